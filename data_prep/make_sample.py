@@ -1,0 +1,138 @@
+"""Write the committed sample data: toy-clinic vignettes in MEDEC's official nine-column CSV format.
+
+Run once by hand; the same arguments always give the same bytes. The facts in the notes are
+simplified for a game and are NOT medical advice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.toy.clinic import Note, sample_clean_note, with_error
+
+COLUMNS = (
+    "Text ID",
+    "Text",
+    "Sentences",
+    "Error Flag",
+    "Error Type",
+    "Error Sentence ID",
+    "Error Sentence",
+    "Corrected Sentence",
+    "Corrected Text",
+)
+SAMPLE = Path(__file__).parent / "sample" / "medserl_sample.csv"
+VIGNETTES = 160
+SEED = 20250
+TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in MEDEC
+_NEAR_DUPLICATE = 0.5  # 4-gram overlap at which MEDEC preparation calls two notes near-duplicates
+_MAX_TRIES = 200
+
+
+@dataclass(frozen=True)
+class Vignette:
+    """One case: its error note, its clean note, and which sentence differs and how."""
+
+    error: Note
+    clean: Note
+    index: int
+    kind: ErrorType
+
+
+def _four_grams(text: str) -> frozenset[tuple[str, ...]]:
+    words = text.lower().split()
+    return frozenset(zip(words, words[1:], words[2:], words[3:], strict=False))
+
+
+def _overlap(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> float:
+    return len(a & b) / len(a | b)
+
+
+def sample_vignettes(count: int, seed: int) -> Iterator[Vignette]:
+    """Distinct vignettes.
+
+    The five error types take turns, and no two vignettes are near-duplicates of each other.
+
+    Raises:
+        ValueError: The world is too small for ``count`` distinct vignettes.
+    """
+    rng = random.Random(seed)
+    kinds = list(ErrorType)
+    known: list[frozenset[tuple[str, ...]]] = []
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        for _ in range(_MAX_TRIES):
+            clean = sample_clean_note(rng)
+            index = next((i for i, s in enumerate(clean.sentences) if s.kind is kind), None)
+            if index is None:
+                continue
+            error = with_error(rng, clean, index)
+            grams = [_four_grams(clean.text), _four_grams(error.text)]
+            if all(_overlap(a, b) < _NEAR_DUPLICATE for a in grams for b in known):
+                break
+        else:
+            raise ValueError(
+                f"no vignette {number} that differs enough from the others was found in {_MAX_TRIES} "
+                f"tries; ask for fewer than {count} vignettes"
+            )
+        known += grams
+        yield Vignette(error, clean, index, kind)
+
+
+def _error_row(text_id: str, vignette: Vignette) -> list[str]:
+    wrong, right = vignette.error.sentences[vignette.index], vignette.clean.sentences[vignette.index]
+    note = vignette.error
+    location = [vignette.kind.value, str(vignette.index)]
+    return [text_id, note.text, _numbered(note), "1", *location, wrong.text, right.text, vignette.clean.text]
+
+
+def _clean_row(text_id: str, note: Note) -> list[str]:
+    return [text_id, note.text, _numbered(note), "0", "NA", "-1", "NA", "NA", "NA"]
+
+
+def _numbered(note: Note) -> str:
+    return "\n".join(f"{i} {s.text}" for i, s in enumerate(note.sentences))
+
+
+def sample_rows(vignettes: int = VIGNETTES, seed: int = SEED) -> Iterator[list[str]]:
+    """The rows of the sample: every vignette's error note, most followed by the clean twin."""
+    rng = random.Random(f"twins of {seed}")
+    number = 0
+    for vignette in sample_vignettes(vignettes, seed):
+        yield _error_row(f"toy-train-{number}", vignette)
+        number += 1
+        if rng.random() < TWIN_SHARE:
+            yield _clean_row(f"toy-train-{number}", vignette.clean)
+            number += 1
+
+
+def write_sample(output: Path, vignettes: int = VIGNETTES, seed: int = SEED) -> int:
+    """Write the sample; returns its number of rows."""
+    rows = list(sample_rows(vignettes, seed))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+    return len(rows)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=SAMPLE, help="CSV file to write")
+    parser.add_argument("--vignettes", type=int, default=VIGNETTES, help="number of distinct cases")
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    rows = write_sample(arguments.output, arguments.vignettes, arguments.seed)
+    print(f"{arguments.output}: {rows} rows of {arguments.vignettes} vignettes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Self-play RL for medical error detection, as a plugin for verl."""

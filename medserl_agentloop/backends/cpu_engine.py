@@ -1,0 +1,60 @@
+"""verl's FSDP2 training engines for device ``cpu``: actor, reference policy and critic.
+
+verl's EngineRegistry hands them to training workers of a run with ``VERL_PLATFORM=cpu`` and
+``actor_rollout_ref.actor.strategy=fsdp2``. FSDP1 needs an accelerator and is not offered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from transformers import AutoModelForTokenClassification
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+
+class _WithoutPinnedMemory:
+    """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
+
+    engine_config: Any
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        # verl/workers/engine/fsdp/transformer_impl.py answers `forward_only` (the reference policy) and
+        # `offload_policy` with CPUOffloadPolicy(pin_memory=True). There is nothing to offload from here,
+        # so both are off while the module is wrapped, and back on for everything that follows.
+        config = self.engine_config
+        self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
+        try:
+            return super()._build_fsdp_module(module)  # type: ignore[misc]
+        finally:
+            self.engine_config = config
+
+
+@EngineRegistry.register("language_model", "fsdp2", device="cpu")
+class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
+    """Actor and reference policy."""
+
+
+@EngineRegistry.register("value_model", "fsdp2", device="cpu")
+class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
+    """Critic."""
+
+    def _build_module(self) -> Any:
+        # verl/utils/model.py (load_valuehead_model) hard-codes attn_implementation="flash_attention_2".
+        hf_config = self.model_config.hf_config
+        hf_config.num_labels = 1
+        hf_config.classifier_dropout = 0.0
+        hf_config.hidden_dropout = 0.0
+        dtype = PrecisionType.to_dtype(self.engine_config.model_dtype or "fp32")
+        module = AutoModelForTokenClassification.from_pretrained(
+            str(self.model_config.local_path),
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=self.model_config.trust_remote_code,
+        )
+        if self.model_config.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return module

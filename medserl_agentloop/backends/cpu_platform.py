@@ -1,0 +1,174 @@
+"""The platform ``cpu`` for verl's PlatformRegistry: no accelerator, gloo, one logical Ray "GPU" per worker.
+
+verl's ``get_platform()`` builds it in every process of a run started with ``VERL_PLATFORM=cpu``.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+
+class _CpuDeviceModule(types.ModuleType):
+    """``torch.cpu`` plus the memory and RNG calls that verl makes on every ``torch.<device>``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        return "CPU"
+
+    @staticmethod
+    def set_device(device: Any) -> None:
+        """Nothing to select."""
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        """Nothing runs ahead of Python on a CPU."""
+
+    @staticmethod
+    def empty_cache() -> None:
+        """The C allocator keeps no cache that could be emptied."""
+
+    @staticmethod
+    def ipc_collect() -> None:
+        """There are no IPC handles."""
+
+    @staticmethod
+    def memory_allocated(device: Any = None) -> int:
+        """Resident bytes of this process: what verl's memory metrics show on a CPU."""
+        return int(psutil.Process().memory_info().rss)
+
+    memory_reserved = memory_allocated
+    max_memory_allocated = memory_allocated
+    max_memory_reserved = memory_allocated
+
+    @staticmethod
+    def reset_peak_memory_stats(device: Any = None) -> None:
+        """No peak is kept."""
+
+    @staticmethod
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return int(memory.available), int(memory.total)
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def manual_seed(seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+
+_DEVICE_MODULE = _CpuDeviceModule("torch_cpu_for_verl")
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    """verl on a CPU. Chosen with ``VERL_PLATFORM=cpu`` and in no other way."""
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        return _DEVICE_MODULE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never auto-detected: the head node of a GPU cluster often has no GPU itself.
+        return False
+
+    def current_device(self) -> str:
+        # verl feeds this to tensor.to() and torch.device() only, where an index would mean an accelerator.
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """Nothing to select."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing runs ahead of Python on a CPU."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The C allocator takes no settings."""
+
+    def empty_cache(self) -> None:
+        """The C allocator keeps no cache that could be emptied."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        # verl/utils/distributed.py (initialize_global_process_group_ray) formats "cpu:gloo,{device}:{this}",
+        # and torch rejects the "cpu" key that then appears twice. It asks for this name right before its own
+        # `if not torch.distributed.is_initialized()`, so a training worker's gloo group is created here,
+        # with the same env:// rendezvous that verl would use. WG_BACKEND=ray marks a verl worker process
+        # (verl/single_controller/ray/base.py); nobody else gets a process group as a side effect.
+        if os.environ.get("WG_BACKEND") == "ray" and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(
+                "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+            )
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        # Ray sets this one for the logical GPUs that ray_resource_name() asks for.
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        """There is no device profiler."""
+
+    def profiler_stop(self) -> None:
+        """There is no device profiler."""
+
+    def ray_resource_name(self) -> str:
+        # verl's ResourcePoolManager counts only "GPU" and "NPU"; Ray lets a node without accelerators
+        # declare logical GPUs: +ray_kwargs.ray_init.num_gpus=N.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None

@@ -1,0 +1,272 @@
+"""Token-in token-out sampling on Transformers, for runs without an accelerator.
+
+verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that
+LLMServerClient asks to ``generate`` and cpu_weights.ServerAdapter feeds with weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import get_max_position_embeddings
+
+from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, sample_batch
+
+logger = logging.getLogger(__name__)
+
+# How long the first request of a batch waits for the others that verl's agent loops send at the same time.
+GATHER_S = 0.01
+
+
+def server_name(replica_rank: int) -> str:
+    """Name under which the replica's server is found in Ray."""
+    return f"cpu_hf_server_{replica_rank}"
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A request in the queue."""
+
+    request: SamplingRequest
+    settings: SamplingSettings
+    answer: asyncio.Future[TokenOutput]
+
+
+class CpuRolloutServer:
+    """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in tests.
+
+    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step and the
+    request's place in the order of arrival, not on which requests it shares a batch with.
+
+    Args:
+        config: verl's rollout node.
+        model_config: verl's model node.
+        replica_rank: rank of the replica that this server serves.
+    """
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
+        self.config: RolloutConfig = omega_conf_to_dataclass(config)
+        model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        hf_config = model_config.hf_config
+        self.context_length = get_max_position_embeddings(hf_config)
+        """Most tokens that a prompt and its completion may have together."""
+        if self.config.max_model_len is not None:
+            self.context_length = min(self.context_length, self.config.max_model_len)
+        dtype = PrecisionType.to_dtype(self.config.dtype)
+        self.model = AutoModelForCausalLM.from_config(
+            hf_config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=model_config.trust_remote_code,
+        ).eval()
+        self.eos_token_ids = _eos_token_ids(hf_config, model_config.generation_config)
+        self.replica_rank = replica_rank
+        self.global_steps: int | None = None
+        """Training step of the loaded weights; None until the first push."""
+        self._served_since_push = 0
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
+        self._serving: asyncio.Task[None] | None = None
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        request_id: str,
+        image_data: Sequence[Any] | None = None,
+        video_data: Sequence[Any] | None = None,
+    ) -> TokenOutput:
+        """Sample one completion.
+
+        Raises:
+            RuntimeError: No weights were pushed yet.
+            ValueError: The request cannot be served as it stands; the message names the numbers.
+        """
+        if self.global_steps is None:
+            raise RuntimeError(
+                f"rollout server {server_name(self.replica_rank)} has no weights yet: "
+                "update_weights must run before generate"
+            )
+        if image_data or video_data:
+            raise ValueError(f"request {request_id} carries images or videos; rollout cpu_hf is text only")
+        prompt = [int(token) for token in prompt_ids]
+        params = dict(sampling_params)
+        max_tokens = self._token_budget(request_id, len(prompt), params)
+        settings = SamplingSettings.from_params(params)
+        answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        request = SamplingRequest(prompt, max_tokens, self._next_generator())
+        self._queue.put_nowait(_Waiting(request, settings, answer))
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        return await answer
+
+    def _token_budget(self, request_id: str, prompt_length: int, params: dict[str, Any]) -> int:
+        """Take the budget out of ``params``; without one it is verl's default for servers."""
+        if prompt_length == 0:
+            raise ValueError(f"request {request_id} has an empty prompt")
+        limits = [params.pop(name, None) for name in ("max_new_tokens", "max_tokens")]
+        budget = next((limit for limit in limits if limit is not None), None)
+        origin = "max_tokens"
+        if budget is None:
+            response_length = self.config.response_length
+            total = self.config.prompt_length + response_length
+            budget = min(response_length, total - prompt_length)
+            origin = f"min(rollout.response_length {response_length}, prompt and response {total} - prompt)"
+        if budget <= 0:
+            raise ValueError(
+                f"request {request_id} has a token budget of {budget} ({origin}) after a prompt of "
+                f"{prompt_length} tokens; at least 1 is needed"
+            )
+        if prompt_length + budget > self.context_length:
+            raise ValueError(
+                f"request {request_id} needs {prompt_length} prompt tokens + {budget} new tokens ({origin}) "
+                f"= {prompt_length + budget}, and the model's context holds {self.context_length}: "
+                "shorten the prompt, or lower max_tokens or actor_rollout_ref.rollout.response_length"
+            )
+        return int(budget)
+
+    def _next_generator(self) -> torch.Generator:
+        # The step is part of the seed so that a resumed run draws what the uninterrupted one would have.
+        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._served_since_push}"
+        self._served_since_push += 1
+        return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
+
+    async def _serve(self) -> None:
+        """Answer requests for as long as the server lives."""
+        while True:
+            waiting = [await self._queue.get()]
+            await asyncio.sleep(GATHER_S)
+            while not self._queue.empty():
+                waiting.append(self._queue.get_nowait())
+            groups: dict[SamplingSettings, list[_Waiting]] = {}
+            for item in waiting:
+                groups.setdefault(item.settings, []).append(item)
+            async with self._model_lock:
+                for settings, group in groups.items():
+                    for start in range(0, len(group), self.config.max_num_seqs):
+                        await self._answer(group[start : start + self.config.max_num_seqs], settings)
+
+    async def _answer(self, batch: Sequence[_Waiting], settings: SamplingSettings) -> None:
+        steps = self.global_steps
+        # Metrics code casts all three to int (trainer_base.py, min_global_steps).
+        extra = {"global_steps": steps, "min_global_steps": steps, "max_global_steps": steps}
+        try:
+            completions = await asyncio.to_thread(
+                sample_batch,
+                self.model,
+                [w.request for w in batch],
+                settings,
+                eos_token_ids=self.eos_token_ids,
+            )
+        except Exception as error:
+            logger.exception("sampling failed; the error goes to all %d requests of the batch", len(batch))
+            for waiting in batch:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
+            return
+        for waiting, done in zip(batch, completions, strict=True):
+            if not waiting.answer.done():  # a caller may have given up
+                waiting.answer.set_result(TokenOutput(**vars(done), extra_fields=dict(extra)))
+
+    async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
+        """Replace all weights, once the completions under way are done.
+
+        Args:
+            state: full tensors by their name in the model.
+            global_steps: training step of these weights; None keeps the step of the last push.
+
+        Raises:
+            ValueError: Names or shapes do not match the model; nothing was loaded.
+        """
+        own = self.model.state_dict()
+        _check_weights(own, state)
+        async with self._model_lock:
+            with torch.no_grad():
+                for name, tensor in state.items():
+                    own[name].copy_(tensor)
+            self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
+            self._served_since_push = 0
+
+    # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a push waits
+    # for the completions under way, so there is nothing to free, to abort or to resume.
+
+    async def wake_up(self) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None: ...
+
+    async def resume_generation(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **kwargs: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+
+def _check_weights(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    unexpected = sorted(set(state) - set(own))
+    pushed = {own[name].data_ptr() for name in state if name in own}
+    # Tied weights have two names for one tensor, and either name is enough.
+    missing = sorted(name for name in own if name not in state and own[name].data_ptr() not in pushed)
+    misshapen = sorted(n for n in state if n in own and state[n].shape != own[n].shape)
+    problems = [
+        f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for kind, names in (("unexpected", unexpected), ("missing", missing), ("of another shape", misshapen))
+        if names
+    ]
+    if problems:
+        raise ValueError(
+            f"the pushed weights do not fit the rollout model: {'; '.join(problems)}. Trainer and rollout "
+            "must build the same architecture from actor_rollout_ref.model.path"
+        )
+
+
+def _eos_token_ids(*configs: Any) -> frozenset[int]:
+    """All end-of-sequence ids that the model's configurations name."""
+    found: set[int] = set()
+    for config in configs:
+        eos = getattr(config, "eos_token_id", None)
+        found.update(eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos])
+    return frozenset(found)
+
+
+class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
+    """One server process for one training rank."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.world_size != 1:
+            raise ValueError(
+                f"rollout cpu_hf runs a replica in one process, and the configured parallel sizes need "
+                f"{self.world_size}: set tensor_model_parallel_size, data_parallel_size and "
+                "pipeline_model_parallel_size of actor_rollout_ref.rollout to 1"
+            )
+        if self.is_reward_model or self.is_teacher_model:
+            raise ValueError("rollout cpu_hf serves the policy only, not reward or teacher models")
+
+    async def launch_servers(self) -> None:
+        name = server_name(self.replica_rank)
+        actor_class: Any = ray.remote(num_cpus=0)(CpuRolloutServer)
+        self._server_handle = actor_class.options(name=name, max_concurrency=self.max_concurrency).remote(
+            self.config, self.model_config, self.replica_rank
+        )
+        self._server_address = name
+        self.servers = [self._server_handle]

@@ -1,0 +1,169 @@
+"""Batched sampling with log-probs on a Transformers model; cpu_rollout's server calls ``sample_batch``.
+
+No Ray and no verl in here: tensors in, token ids and log-probs out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+# Parameters that other servers know and this one does not, with the values at which they change nothing.
+_NEUTRAL_VALUES = {
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_p": (0.0,),
+    "n": (1,),
+    "logprobs": (True, False, 0, 1),  # log-probs of the sampled tokens are returned in any case
+}
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How tokens are drawn. Requests with equal settings share a batch."""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = -1
+    """-1 or 0 means all tokens."""
+    top_p: float = 1.0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or positive")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
+        """Read verl's sampling parameters, without the token budget.
+
+        Raises:
+            ValueError: A parameter asks for something that this server cannot do.
+        """
+        known = {name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None}
+        for name, value in params.items():
+            changes_something = value is not None and value not in _NEUTRAL_VALUES.get(name, ())
+            if changes_something and name not in known:
+                raise ValueError(
+                    f"rollout cpu_hf cannot honour the sampling parameter {name}={value!r}; "
+                    f"it knows max_tokens, max_new_tokens and {', '.join(cls.__dataclass_fields__)}"
+                )
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """One prompt with its own budget and its own random numbers."""
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    generator: torch.Generator
+
+
+@dataclass
+class Completion:
+    """What was sampled for one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    """Of the distribution the tokens were drawn from, which is verl's logprobs_mode=processed_logprobs."""
+    stop_reason: str = "length"
+    """"completed" after an end-of-sequence token, "length" when the budget is spent."""
+
+
+@torch.inference_mode()
+def sample_batch(
+    model: Any,
+    requests: Sequence[SamplingRequest],
+    settings: SamplingSettings,
+    *,
+    eos_token_ids: frozenset[int],
+    pad_token_id: int = 0,
+) -> list[Completion]:
+    """Sample one completion per request, all with the same settings.
+
+    The batch shrinks as requests finish: a row that met its end or its budget leaves the KV cache, so
+    a few long completions do not cost full-batch steps.
+    """
+    completions = [Completion() for _ in requests]
+    running = list(range(len(requests)))  # running[b] is the request that batch row b works on
+    input_ids, mask = _left_padded([r.prompt_ids for r in requests], pad_token_id)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    while True:
+        logits = model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        log_probs = processed_log_probs(logits.float(), settings)  # (B, V)
+        if settings.temperature == 0:
+            next_ids = log_probs.argmax(-1)
+        else:
+            draws = [
+                torch.multinomial(p, 1, generator=requests[r].generator)
+                for p, r in zip(log_probs.exp(), running, strict=True)
+            ]
+            next_ids = torch.cat(draws)
+        next_log_probs = log_probs.gather(1, next_ids[:, None])[:, 0]
+
+        unfinished = []
+        rows = zip(running, next_ids.tolist(), next_log_probs.tolist(), strict=True)
+        for row, (request, token, log_prob) in enumerate(rows):
+            completion = completions[request]
+            completion.token_ids.append(token)
+            completion.log_probs.append(log_prob)
+            if token in eos_token_ids and not settings.ignore_eos:
+                completion.stop_reason = "completed"
+            elif len(completion.token_ids) < requests[request].max_tokens:
+                unfinished.append(row)
+        if not unfinished:
+            return completions
+        if len(unfinished) < len(running):
+            keep = torch.tensor(unfinished)
+            cache.batch_select_indices(keep)
+            next_ids, mask, positions = next_ids[keep], mask[keep], positions[keep]
+            running = [running[row] for row in unfinished]
+        input_ids = next_ids[:, None]
+        mask = torch.cat([mask, mask.new_ones(len(running), 1)], dim=1)
+        positions = positions[:, -1:] + 1
+
+
+def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Log-probs (B, V) of the distribution after temperature, top-k and top-p, in that order.
+
+    Greedy sampling has no such distribution; its log-probs are those of the raw logits.
+    """
+    if settings.temperature == 0:
+        return logits.log_softmax(-1)
+    logits = logits / settings.temperature
+    if 0 < settings.top_k < logits.shape[-1]:
+        kth_largest = logits.topk(settings.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
+    if settings.top_p < 1:
+        probs, order = logits.softmax(-1).sort(-1, descending=True)
+        outside = probs.cumsum(-1) - probs >= settings.top_p
+        outside[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both (B, longest prompt)."""
+    width = max(len(p) for p in prompts)
+    input_ids = torch.full((len(prompts), width), pad_token_id)
+    mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return input_ids, mask

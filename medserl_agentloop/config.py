@@ -1,0 +1,185 @@
+"""The ``selfplay:`` node of a run: typed, documented, checked before anything starts.
+
+:func:`check_run` also checks the keys of verl's that the game depends on. It runs twice: from the
+recipe's Hydra callback, before Ray is up, and in the trainer, for runs without a recipe.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rules import EditLimits
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.judges import JUDGES
+from medserl_agentloop.prompting import load_profile
+
+logger = logging.getLogger(__name__)
+
+PACKED_POSITION_STRATEGIES = ("fsdp", "fsdp2")
+"""Actor strategies whose forward pass reads a restart of ``position_ids`` as a new sequence."""
+
+REWARD_MANAGER = "PerTurnRewardManager"
+TRAINER_MODES = ("selfplay_sync",)
+ROLE_ESTIMATOR_NAMES = ("role_grpo", "role_reinforce_pp")
+
+
+class ConfigError(ValueError):
+    """A run was configured in a way that cannot work; the message says what to write instead."""
+
+
+class TokenBudget(BaseModel):
+    """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning.
+
+    The attacker's turn may hold ``attacker_reasoning`` tokens and the note grown by
+    ``note_growth``; the assessor's may hold ``assessor`` tokens. Start-up checks that every row's
+    plan fits into ``data.max_response_length``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attacker_reasoning: int = Field(default=512, ge=1, description="Tokens for the attacker's reasoning and tags.")
+    note_growth: float = Field(default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's.")
+    assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
+
+    def attacker(self, note_tokens: int) -> int:
+        """Most tokens of an attacker's turn on a note of ``note_tokens`` tokens."""
+        return self.attacker_reasoning + self.rewritten_note(note_tokens)
+
+    def rewritten_note(self, note_tokens: int) -> int:
+        """Most tokens that a rewritten note is expected to have."""
+        return int(note_tokens * self.note_growth) + 16  # 16: short notes grow by more than a share
+
+
+class SelfPlayConfig(BaseModel):
+    """Everything the game needs to know that verl has no key for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
+    context: Literal["isolated", "shared"] = Field(
+        default="isolated",
+        description="isolated: each role has its own context. shared: one conversation, which lets the "
+        "assessor read the attacker's turn; for comparison only.",
+    )
+    train: Literal["both", "attacker", "assessor"] = Field(
+        default="both", description="Whose tokens the loss sees. The other role still plays."
+    )
+    reward: str = Field(default="medserl", description="Reward scheme.")
+    judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
+    budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
+    edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
+    records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
+
+    def trains(self, role: Role) -> bool:
+        """Whether the loss sees the tokens of ``role``."""
+        return self.train in ("both", role.value)
+
+    @classmethod
+    def from_run(cls, config: DictConfig) -> SelfPlayConfig:
+        """Read and validate the ``selfplay`` node of a whole run's config.
+
+        Raises:
+            ConfigError: Names each wrong key and, where it is a slip, the nearest right one.
+        """
+        node = OmegaConf.select(config, "selfplay")
+        if node is None:
+            raise ConfigError(
+                "the run has no 'selfplay' node. Start from a recipe, e.g. +recipes=quickstart, "
+                "or add +selfplay.context=isolated for the defaults."
+            )
+        values = OmegaConf.to_container(node, resolve=True)
+        try:
+            parsed = cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+        _one_of("selfplay.reward", parsed.reward, SCHEMES)
+        _one_of("selfplay.judge", parsed.judge, JUDGES)
+        try:
+            load_profile(parsed.profile)
+        except ValueError as error:
+            raise ConfigError(f"selfplay.profile: {error}") from None
+        return parsed
+
+
+def check_run(config: DictConfig) -> SelfPlayConfig:
+    """Validate the ``selfplay`` node and the keys of verl's that it depends on.
+
+    Raises:
+        ConfigError: Says which key is wrong, why, and what to write instead.
+    """
+    selfplay = SelfPlayConfig.from_run(config)
+    actor_rollout_ref = config.actor_rollout_ref
+    if selfplay.context == "isolated":
+        strategy = actor_rollout_ref.actor.strategy
+        ways_out = (
+            "Either run with actor_rollout_ref.actor.strategy=fsdp2 (or fsdp) and "
+            "actor_rollout_ref.model.use_remove_padding=True, or set selfplay.context=shared and accept "
+            "that the assessor is trained on a context that holds the attacker's turn."
+        )
+        if strategy not in PACKED_POSITION_STRATEGIES:
+            raise ConfigError(
+                f"selfplay.context=isolated cannot run with actor_rollout_ref.actor.strategy={strategy}: "
+                f"that engine ignores position restarts, so the assessor would see the attacker. {ways_out}"
+            )
+        if not actor_rollout_ref.model.get("use_remove_padding", False):
+            raise ConfigError(
+                "selfplay.context=isolated cannot run with actor_rollout_ref.model.use_remove_padding=False: "
+                f"padded batches ignore position restarts, so the assessor would see the attacker. {ways_out}"
+            )
+    mode = config.trainer.v1.trainer_mode
+    if not config.trainer.use_v1 or mode not in TRAINER_MODES:
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode} (trainer.use_v1={config.trainer.use_v1}) does not know the game's "
+            f"roles. Set trainer.use_v1=True and trainer.v1.trainer_mode to one of {', '.join(TRAINER_MODES)}."
+        )
+    estimator = config.algorithm.adv_estimator
+    if estimator not in ROLE_ESTIMATOR_NAMES:
+        if selfplay.train != "both":
+            raise ConfigError(
+                f"selfplay.train={selfplay.train} needs an estimator that knows roles, and "
+                f"algorithm.adv_estimator={estimator} does not{_nearest(estimator, ROLE_ESTIMATOR_NAMES)}. "
+                f"Set it to one of {', '.join(ROLE_ESTIMATOR_NAMES)}."
+            )
+        logger.warning(
+            "algorithm.adv_estimator=%s mixes the rewards of attacker and assessor; use one of %s unless "
+            "that is what you want to compare with.",
+            estimator,
+            ", ".join(ROLE_ESTIMATOR_NAMES),
+        )
+    manager = config.reward.reward_manager
+    if manager.source != "importlib":
+        raise ConfigError(
+            f"reward.reward_manager.source={manager.source} gives one score for the whole trajectory. Set "
+            f"reward.reward_manager.source=importlib, .name={REWARD_MANAGER} and "
+            ".module.path=pkg://medserl_agentloop.training.reward_manager (or a subclass of yours)."
+        )
+    return selfplay
+
+
+def _one_of(key: str, value: str, allowed: Any) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}={value}: expected one of {', '.join(sorted(allowed))}{_nearest(value, allowed)}")
+
+
+def _explain(error: Any) -> str:
+    key = ".".join(["selfplay", *map(str, error["loc"])])
+    if error["type"] != "extra_forbidden":
+        return f"{key}={error['input']!r}: {error['msg']}"
+    model: Any = SelfPlayConfig
+    for part in error["loc"][:-1]:
+        model = model.model_fields[part].annotation
+    return (
+        f"{key} is not a key of this node{_nearest(str(error['loc'][-1]), model.model_fields)}; "
+        f"it has {', '.join(sorted(model.model_fields))}"
+    )
+
+
+def _nearest(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

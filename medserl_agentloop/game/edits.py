@@ -1,0 +1,76 @@
+"""What an attacker changed: a sentence-aligned difference of seed note and rewritten note.
+
+Called by ``game.rules`` to decide whether an attack did what it was asked to do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rapidfuzz import fuzz
+from rapidfuzz.distance import Levenshtein
+
+# A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins;
+# a line break always does (laboratory tables). "38.5 C" and "e.g. aspirin" stay whole.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])|\s*\n\s*")
+
+
+def split_sentences(note: str) -> list[str]:
+    """The sentences of ``note``, white space normalised, empty ones left out."""
+    return [" ".join(s.split()) for s in _SENTENCE_END.split(note) if s.strip()]
+
+
+def same_text(a: str, b: str) -> bool:
+    """Whether two texts differ in white space at most."""
+    return a.split() == b.split()
+
+
+def same_sentence(a: str, b: str, *, threshold: float = 90.0) -> bool:
+    """Whether ``a`` is ``b`` up to slips of copying (rapidfuzz ratio at or above ``threshold``)."""
+    return fuzz.ratio(" ".join(a.lower().split()), " ".join(b.lower().split())) >= threshold
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A difference between two notes.
+
+    Attributes:
+        inserted: Sentences of the new note that the old one does not have, in order.
+        removed: Sentences of the old note that the new one does not have, in order.
+        sentences: Number of sentences touched: of each changed run, the longer side.
+        words: Words inserted, deleted or replaced inside the changed runs.
+    """
+
+    inserted: tuple[str, ...]
+    removed: tuple[str, ...]
+    sentences: int
+    words: int
+
+
+def compare_notes(old: str, new: str) -> Edit:
+    """Align two notes sentence by sentence and count what differs."""
+    before, after = split_sentences(old), split_sentences(new)
+    inserted: list[str] = []
+    removed: list[str] = []
+    sentences = words = 0
+    for op in _changed_runs(before, after):
+        gone, come = before[op[0] : op[1]], after[op[2] : op[3]]
+        removed += gone
+        inserted += come
+        sentences += max(len(gone), len(come))
+        words += Levenshtein.distance(" ".join(gone).split(), " ".join(come).split())
+    return Edit(tuple(inserted), tuple(removed), sentences, words)
+
+
+def _changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
+    """Maximal runs of differing sentences as (start, end) in ``before`` and in ``after``."""
+    runs: list[tuple[int, int, int, int]] = []
+    for op in Levenshtein.opcodes(before, after):
+        if op.tag == "equal":
+            continue
+        if runs and runs[-1][1] == op.src_start and runs[-1][3] == op.dest_start:
+            runs[-1] = (runs[-1][0], op.src_end, runs[-1][2], op.dest_end)
+        else:
+            runs.append((op.src_start, op.src_end, op.dest_start, op.dest_end))
+    return runs

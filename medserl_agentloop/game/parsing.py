@@ -1,0 +1,140 @@
+"""Reading what a player wrote, in the output format of the ``medserl`` profile.
+
+Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to
+the other role. Called by ``game.rules``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from medserl_agentloop.game.types import ErrorType, Label
+
+
+@dataclass(frozen=True)
+class ParsedAttack:
+    """An attacker's turn.
+
+    Attributes:
+        note: The rewritten note, or None where no note can be told apart from the rest.
+        reasoning: What stood before the note.
+        violations: Ways in which the turn departs from the format; empty if it keeps it.
+    """
+
+    note: str | None
+    reasoning: str
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ParsedAssessment:
+    """An assessor's turn.
+
+    Attributes:
+        verdict: The label given to the note, or None where there is no readable one.
+        sentence: The sentence said to be wrong, as the assessor copied it.
+        error_type: The error's type, where it is one of MEDEC's five.
+        correction: The sentence as the assessor would write it.
+        reasoning: What stood before the answer.
+        violations: Ways in which the turn departs from the format; empty if it keeps it.
+    """
+
+    verdict: Label | None
+    sentence: str | None
+    error_type: ErrorType | None
+    correction: str | None
+    reasoning: str
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Sections:
+    reasoning: str
+    body: str | None
+    violations: tuple[str, ...]
+
+
+def _split_sections(text: str, tag: str) -> _Sections:
+    """Split ``<think>…</think><tag>…</tag>`` at its outer tags.
+
+    The opening ``<think>`` may be missing because thinking models get it with the prompt. Tag
+    look-alikes inside the body belong to the body: a note may contain them.
+    """
+    violations = []
+    head, closed, rest = text.partition("</think>")
+    if not closed:
+        head, rest = "", text
+        violations.append("no_reasoning")
+    reasoning = head.strip().removeprefix("<think>").strip()
+    if closed and not reasoning:
+        violations.append("empty_reasoning")
+    if "<think>" in reasoning:
+        violations.append("nested_reasoning")
+
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    start, end = rest.find(opening), rest.rfind(closing)
+    if start < 0 or end < start + len(opening):
+        return _Sections(reasoning, None, (*violations, f"no_{tag}"))
+    if rest[:start].strip():
+        violations.append(f"text_before_{tag}")
+    if rest[end + len(closing) :].strip():
+        violations.append(f"text_after_{tag}")
+    body = rest[start + len(opening) : end].strip()
+    if not body:
+        return _Sections(reasoning, None, (*violations, f"empty_{tag}"))
+    return _Sections(reasoning, body, tuple(violations))
+
+
+def parse_attack(text: str) -> ParsedAttack:
+    """Read an attacker's turn: reasoning in ``<think>``, the whole note in ``<note>``."""
+    sections = _split_sections(text, "note")
+    return ParsedAttack(sections.body, sections.reasoning, sections.violations)
+
+
+_ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE)
+
+
+def parse_assessment(text: str) -> ParsedAssessment:
+    """Read an assessor's turn: reasoning in ``<think>``, fields line by line in ``<answer>``.
+
+    A field's value runs to the next field, so that a copied sentence may span lines. The first
+    occurrence of a field counts; a second one is a violation.
+    """
+    sections = _split_sections(text, "answer")
+    violations = list(sections.violations)
+    fields: dict[str, str] = {}
+    if sections.body is not None:
+        found = list(_ANSWER_FIELD.finditer(sections.body))
+        if sections.body[: found[0].start() if found else None].strip():
+            violations.append("text_before_verdict")
+        for match, after in zip(found, [*found[1:], None]):
+            value = sections.body[match.end() : after.start() if after else None].strip()
+            if match[1] in fields:
+                violations.append(f"repeated_{match[1]}")
+            else:
+                fields[match[1]] = value
+
+    verdict = _verdict(fields.get("verdict", ""))
+    if verdict is None and sections.body is not None:
+        violations.append("no_verdict")
+    error_type = ErrorType.parse(fields.get("error_type", ""))
+    if verdict is Label.HARMFUL:
+        violations += [f"no_{f}" for f in ("sentence", "correction") if not fields.get(f)]
+        if error_type is None:
+            violations.append("no_error_type")
+    return ParsedAssessment(
+        verdict=verdict,
+        sentence=fields.get("sentence") or None,
+        error_type=error_type,
+        correction=fields.get("correction") or None,
+        reasoning=sections.reasoning,
+        violations=tuple(violations),
+    )
+
+
+def _verdict(value: str) -> Label | None:
+    try:
+        return Label(value.strip().strip(".\"'").lower())
+    except ValueError:
+        return None

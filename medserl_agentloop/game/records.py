@@ -1,0 +1,173 @@
+"""The record of one game: everything needed to read it, judge it and score it again.
+
+``game.rules`` fills it turn by turn, a judge and ``game.rewards`` complete it, the trainer writes
+it as one JSON line.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
+
+SCHEMA_VERSION = 1
+
+Rewards = dict[Role, dict[str, float]]
+"""For each role that is rewarded, its components by name; a role's reward is their sum."""
+
+
+class InvalidAttack(str, Enum):
+    """Why an attack does not count."""
+
+    TRUNCATED = "truncated"
+    UNPARSED = "unparsed"
+    UNCHANGED = "unchanged"
+    TOO_MANY_SENTENCES = "too_many_sentences"
+    TOO_MANY_WORDS = "too_many_words"
+    ERROR_REMOVED = "error_removed"
+
+
+class Outcome(str, Enum):
+    """How a game ended."""
+
+    VOID = "void"
+    INVALID_ATTACK = "invalid_attack"
+    UNREADABLE = "unreadable_assessment"
+    CORRECT_DETECTION = "correct_detection"
+    MISSED_ERROR = "missed_error"
+    CORRECT_REJECTION = "correct_rejection"
+    FALSE_POSITIVE = "false_positive"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AttackRecord(_Record):
+    """The attacker's turn.
+
+    Attributes:
+        response: What the model wrote, special tokens included as text.
+        tokens: Length of the response in tokens.
+        truncated: Whether the token budget cut it off.
+        note: The rewritten note, where one could be told apart.
+        reasoning: The attacker's private reasoning; never shown to the assessor.
+        violations: Departures from the output format.
+        changed_sentences: Sentences of the rewritten note that the seed note does not have.
+        changed_words: Words inserted, deleted or replaced.
+        edit_share: ``changed_words`` as a share of what the limits allow.
+        invalid: Why the attack does not count; None if it does.
+    """
+
+    response: str
+    tokens: int
+    truncated: bool
+    note: str | None
+    reasoning: str
+    violations: list[str]
+    changed_sentences: list[str] = []
+    changed_words: int = 0
+    edit_share: float = 0.0
+    invalid: InvalidAttack | None = None
+
+
+class AssessmentRecord(_Record):
+    """The assessor's turn; fields as in :class:`game.parsing.ParsedAssessment`."""
+
+    response: str
+    tokens: int
+    truncated: bool
+    verdict: Label | None
+    sentence: str | None
+    error_type: ErrorType | None
+    correction: str | None
+    reasoning: str
+    violations: list[str]
+
+
+class Judgement(_Record):
+    """What a judge said of the presented note.
+
+    Attributes:
+        judge: Name of the judge.
+        label: Whether the presented note is harmful; None if the judge abstains.
+        realistic: Whether the change is realistic; None if the judge does not say.
+        reason: The judge's own words.
+    """
+
+    judge: str
+    label: Label | None
+    realistic: bool | None = None
+    reason: str = ""
+
+
+class GameRecord(_Record):
+    """One game from seed note to rewards.
+
+    Attributes:
+        spec: The facts of the row.
+        presented_note: The note the assessor saw; None if the game ended before.
+        error_sentences: Sentences of the presented note known to be wrong.
+        attack: The attacker's turn, in games that have one.
+        assessment: The assessor's turn, if it was reached.
+        judgement: The judge's word on the presented note.
+        rewards: Reward components by role; empty until scored and in void games.
+        scheme: Name of the reward scheme.
+        void: Why the game does not count for anyone; None if it does.
+        profile: Prompt profile the turns were rendered with.
+        context: ``isolated`` or ``shared``.
+        step: Training step that used the game, -1 before it is known.
+        uid: Identifier of the prompt group.
+        session: Number of the game within its group.
+        policy_version: Weights that played: the training step they were pushed after.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    spec: GameSpec
+    presented_note: str | None = None
+    error_sentences: list[str] = []
+    attack: AttackRecord | None = None
+    assessment: AssessmentRecord | None = None
+    judgement: Judgement | None = None
+    rewards: Rewards = {}
+    scheme: str = ""
+    void: str | None = None
+    profile: str = ""
+    context: str = ""
+    step: int = -1
+    uid: str = ""
+    session: int = 0
+    policy_version: int | None = None
+
+    @property
+    def category(self) -> Category:
+        return self.spec.category
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the game ended, by the judge's label for the presented note."""
+        if self.void is not None:
+            return Outcome.VOID
+        if self.attack is not None and self.attack.invalid is not None:
+            return Outcome.INVALID_ATTACK
+        if self.assessment is None or self.judgement is None or self.judgement.label is None:
+            return Outcome.VOID
+        if self.assessment.verdict is None:
+            return Outcome.UNREADABLE
+        harmful = self.judgement.label is Label.HARMFUL
+        said_harmful = self.assessment.verdict is Label.HARMFUL
+        if harmful:
+            return Outcome.CORRECT_DETECTION if said_harmful else Outcome.MISSED_ERROR
+        return Outcome.FALSE_POSITIVE if said_harmful else Outcome.CORRECT_REJECTION
+
+    def reward(self, role: Role) -> float | None:
+        """The role's reward: the sum of its components, None if the role is not rewarded."""
+        components = self.rewards.get(role)
+        return None if components is None else sum(components.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, for transport and for the games file."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,141 @@
+"""The rules: who speaks next, what the assessor sees, when an attack does not count.
+
+A :class:`Game` is driven by the interaction with nothing but text; it knows no tokens and no
+framework.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from medserl_agentloop.game.edits import Edit, compare_notes, same_text
+from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
+from medserl_agentloop.game.types import Category, GameSpec, Label, Role
+
+
+class EditLimits(BaseModel):
+    """How much an attack may change.
+
+    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that
+    touch two sentences: the edits there are 3 words at the median, 14 at the 99th percentile and
+    21 at most.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_changed_sentences: int = Field(default=1, ge=1, description="Sentences an attack may touch.")
+    max_changed_words: int = Field(default=24, ge=1, description="Words an attack may insert, delete or replace.")
+
+
+class Game:
+    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn."""
+
+    def __init__(self, spec: GameSpec, limits: EditLimits) -> None:
+        self._limits = limits
+        self.record = GameRecord(spec=spec)
+        self.next_role: Role | None = Role.ATTACKER
+        if not spec.category.has_attack:
+            self._present(spec.seed_note, edit=None)
+
+    @property
+    def note(self) -> str:
+        """The note that the player whose turn it is reads."""
+        return self.record.presented_note or self.record.spec.seed_note
+
+    def play(self, text: str, *, tokens: int = 0, truncated: bool = False) -> None:
+        """Take the turn of ``next_role``.
+
+        Args:
+            text: What the player wrote.
+            tokens: Its length, for the record.
+            truncated: Whether a token budget cut it off.
+
+        Raises:
+            RuntimeError: The game is over.
+        """
+        if self.next_role is None:
+            raise RuntimeError("the game is over: nobody's turn is left to play")
+        if self.next_role is Role.ATTACKER:
+            self._attack(text, tokens, truncated)
+        else:
+            self._assess(text, tokens, truncated)
+
+    def make_void(self, reason: str) -> None:
+        """End the game without a result: nobody is rewarded, nothing is trained on."""
+        self.record.void = reason
+        self.next_role = None
+
+    def _attack(self, text: str, tokens: int, truncated: bool) -> None:
+        parsed = parse_attack(text)
+        spec = self.record.spec
+        edit = compare_notes(spec.seed_note, parsed.note) if parsed.note is not None else None
+        attack = AttackRecord(
+            response=text,
+            tokens=tokens,
+            truncated=truncated,
+            note=parsed.note,
+            reasoning=parsed.reasoning,
+            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
+            changed_sentences=list(edit.inserted) if edit else [],
+            changed_words=edit.words if edit else 0,
+            edit_share=min(1.0, edit.words / self._limits.max_changed_words) if edit else 0.0,
+        )
+        self.record.attack = attack
+        attack.invalid = self._why_invalid(parsed.note, edit, truncated)
+        if attack.invalid is None:
+            assert parsed.note is not None
+            self._present(parsed.note, edit)
+        else:
+            self.next_role = None
+
+    def _why_invalid(self, note: str | None, edit: Edit | None, truncated: bool) -> InvalidAttack | None:
+        spec = self.record.spec
+        if truncated:
+            return InvalidAttack.TRUNCATED
+        if note is None or edit is None:
+            return InvalidAttack.UNPARSED
+        if same_text(note, spec.seed_note) or edit.words == 0:
+            return InvalidAttack.UNCHANGED
+        if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
+            return InvalidAttack.ERROR_REMOVED
+        if edit.sentences > self._limits.max_changed_sentences:
+            return InvalidAttack.TOO_MANY_SENTENCES
+        if edit.words > self._limits.max_changed_words:
+            return InvalidAttack.TOO_MANY_WORDS
+        return None
+
+    def _repairs_the_error(self, note: str, edit: Edit) -> bool:
+        """Whether an attack on an error note gives the correct note back."""
+        spec = self.record.spec
+        if spec.clean_note is not None and same_text(note, spec.clean_note):
+            return True
+        corrected = spec.corrected_sentence
+        return corrected is not None and any(same_text(s, corrected) for s in edit.inserted)
+
+    def _present(self, note: str, edit: Edit | None) -> None:
+        spec = self.record.spec
+        self.record.presented_note = note
+        if spec.target_label is Label.HARMFUL:
+            old_error = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
+            changed = list(edit.inserted) if edit else []
+            if old_error and not (edit and any(same_text(old_error, s) for s in edit.removed)):
+                self.record.error_sentences = [old_error]
+            else:
+                self.record.error_sentences = changed
+        self.next_role = Role.ASSESSOR
+
+    def _assess(self, text: str, tokens: int, truncated: bool) -> None:
+        parsed = parse_assessment(text)
+        self.record.assessment = AssessmentRecord(
+            response=text,
+            tokens=tokens,
+            truncated=truncated,
+            verdict=parsed.verdict,
+            sentence=parsed.sentence,
+            error_type=parsed.error_type,
+            correction=parsed.correction,
+            reasoning=parsed.reasoning,
+            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
+        )
+        self.next_role = None

@@ -1,0 +1,156 @@
+"""The vocabulary of the game: roles, labels, categories and the facts of one row.
+
+Everything else in ``game/`` builds on these names. No framework is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Role(str, Enum):
+    """Who speaks in a turn."""
+
+    ATTACKER = "attacker"
+    ASSESSOR = "assessor"
+
+    @property
+    def id(self) -> int:
+        """Value of this role in the per-token ``role_ids`` column; 0 means no role."""
+        return _ROLE_IDS[self]
+
+
+_ROLE_IDS = {Role.ATTACKER: 1, Role.ASSESSOR: 2}
+NO_ROLE_ID = 0
+
+
+class Label(str, Enum):
+    """Whether a note contains a medical error."""
+
+    SAFE = "safe"
+    HARMFUL = "harmful"
+
+
+class ErrorType(str, Enum):
+    """MEDEC's five error types, in MEDEC's own spelling."""
+
+    DIAGNOSIS = "diagnosis"
+    MANAGEMENT = "management"
+    TREATMENT = "treatment"
+    PHARMACOTHERAPY = "pharmacotherapy"
+    CAUSAL_ORGANISM = "causalOrganism"
+
+    @classmethod
+    def parse(cls, text: str) -> ErrorType | None:
+        """The type that ``text`` names, whatever its case and spacing; None if it names none."""
+        return _ERROR_TYPES.get("".join(c for c in text.lower() if c.isalpha()))
+
+
+_ERROR_TYPES = {t.value.lower(): t for t in ErrorType}
+
+
+class Category(str, Enum):
+    """The kind of game a row asks for (DESIGN section 3.1)."""
+
+    VANILLA_HARMFUL = "vanilla_harmful"
+    ADVERSARIAL_HARMFUL = "adversarial_harmful"
+    VANILLA_BENIGN = "vanilla_benign"
+    ADVERSARIAL_BENIGN = "adversarial_benign"
+    DECOY_BENIGN = "decoy_benign"
+
+    @property
+    def has_attack(self) -> bool:
+        """Whether the attacker rewrites the note before the assessor sees it."""
+        return not self.value.startswith("vanilla")
+
+    @property
+    def seed_label(self) -> Label:
+        """Label of the note the game starts from."""
+        return Label.HARMFUL if self.value.endswith("harmful") else Label.SAFE
+
+    @property
+    def default_target_label(self) -> Label:
+        """Label of the presented note if the attack does what it was asked to do.
+
+        Rows store their own label; only data preparation may use this default.
+        """
+        return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
+
+
+@dataclass(frozen=True)
+class GameSpec:
+    """The facts of one game, as a parquet row's ``extra_info`` holds them.
+
+    Attributes:
+        category: Kind of game.
+        target_label: What the presented note is if the attack is valid.
+        seed_note: Note the game starts from.
+        error_note: The vignette's note with its error, where known.
+        clean_note: The vignette's correct note, where known.
+        error_type: Type of the vignette's error, where known.
+        error_sentence: The wrong sentence of ``error_note``.
+        corrected_sentence: That sentence put right.
+        text_id: Identifier of the source row; never part of a prompt.
+        vignette_id: Identifier of the case; the unit of splitting.
+        index: Unique number of the row in its file.
+    """
+
+    category: Category
+    target_label: Label
+    seed_note: str
+    error_note: str | None = None
+    clean_note: str | None = None
+    error_type: ErrorType | None = None
+    error_sentence: str | None = None
+    corrected_sentence: str | None = None
+    text_id: str = ""
+    vignette_id: str = ""
+    index: int = -1
+
+    @classmethod
+    def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:
+        """Read the facts of one parquet row.
+
+        Raises:
+            ValueError: A required key is missing or holds a value the game does not know; the
+                message names the row, the key and what is allowed.
+        """
+
+        def fail(key: str, allowed: str) -> ValueError:
+            where = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
+            return ValueError(
+                f"{where}: extra_info[{key!r}] is {extra_info.get(key)!r}; expected {allowed}. "
+                "Write the file again with data_prep/medec_to_parquet.py."
+            )
+
+        def one_of(key: str, values: type[Enum]) -> Any:
+            try:
+                return values(extra_info.get(key))
+            except ValueError:
+                raise fail(key, "one of " + ", ".join(str(v.value) for v in values)) from None
+
+        def text(key: str) -> str | None:
+            value = extra_info.get(key)
+            if value is not None and not isinstance(value, str):
+                raise fail(key, "text or nothing")
+            return value or None
+
+        seed_note = text("seed_note")
+        if seed_note is None:
+            raise fail("seed_note", "the text of a note")
+        return cls(
+            category=one_of("category", Category),
+            target_label=one_of("target_label", Label),
+            seed_note=seed_note,
+            error_note=text("error_note"),
+            clean_note=text("clean_note"),
+            error_type=one_of("error_type", ErrorType) if extra_info.get("error_type") else None,
+            error_sentence=text("error_sentence"),
+            corrected_sentence=text("corrected_sentence"),
+            text_id=text("text_id") or "",
+            vignette_id=text("vignette_id") or "",
+            index=int(extra_info.get("index", -1)),
+        )

@@ -1,0 +1,199 @@
+"""Reading single values of a MEDEC file: absent cells, whole numbers, notes, error types.
+
+Called by the readers of every input format, so that all of them accept and refuse the same things.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.medec.vignettes import Sentence, Vignette
+
+_LARGEST_ID_GAP = 3
+_NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
+
+
+class MedecFormatError(ValueError):
+    """An input file is not what it should be; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """An input file's name, its hash and its text, with line ends as they are in the file."""
+
+    name: str
+    sha256: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where a row stands, for error messages. ``row`` counts records (not lines) from 1."""
+
+    file: str
+    row: int
+    text_id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}, row {self.row}" + (f" ({_shown(self.text_id)})" if self.text_id else "")
+
+    def error(self, column: str, found: str, instead: str) -> MedecFormatError:
+        """An error about one value; a long value is described, because it may be a patient's note."""
+        return MedecFormatError(f"{self}, column {column!r}: found {_shown(found)}; {instead}.")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a format's reader returns.
+
+    Attributes:
+        places: The place of every row with content, one per text id.
+        vignettes: The cases; every row of ``places`` belongs to one.
+        dropped_empty: Records without any content.
+    """
+
+    places: tuple[RowPlace, ...]
+    vignettes: tuple[Vignette, ...]
+    dropped_empty: int
+
+
+def read_source(path: Path) -> SourceFile:
+    """Read a file as UTF-8.
+
+    Raises:
+        MedecFormatError: It cannot be opened, is empty, or is in another encoding.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise MedecFormatError(
+            f"{path}: cannot be read ({error.strerror or error}); give the path of a MEDEC file."
+        ) from error
+    if not content.strip():
+        raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
+    try:
+        # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
+        text = content.decode("utf-8", errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise MedecFormatError(
+            f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; "
+            "save the file as UTF-8 and try again."
+        ) from error
+    return SourceFile(path.name, hashlib.sha256(content).hexdigest(), text.removeprefix("\ufeff"))
+
+
+def usable_text(place: RowPlace, column: str, value: str) -> str:
+    """``value`` with LF line ends and no outer white space.
+
+    Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes
+    and would give the label away.
+    """
+    for code, name in ((r"[\ud800-\udfff]", "a lone surrogate"), ("\x00", "a NUL character")):
+        if bad := re.search(code, value):
+            raise MedecFormatError(
+                f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
+                "which no tokenizer can read; write the intended character or remove it."
+            )
+    return value.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def optional_text(place: RowPlace, column: str, value: str) -> str | None:
+    """The text of a cell; None where it is empty or the literal ``NA``."""
+    text = usable_text(place, column, value)
+    return None if text in ("", "NA") else text
+
+
+def required_text(place: RowPlace, column: str, value: str, what: str) -> str:
+    """The text of a cell that must have one; ``what`` says what belongs there."""
+    text = optional_text(place, column, value)
+    if text is None:
+        raise place.error(column, value, f"write {what}")
+    return text
+
+
+def error_flag(place: RowPlace, column: str, value: str) -> bool:
+    """Whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
+    text = value.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    number = _whole_number(text)
+    if number not in (0, 1):
+        raise place.error(column, value, "write 1 for a note with an error and 0 for a correct one")
+    return number == 1
+
+
+def sentence_number(place: RowPlace, column: str, value: str) -> int:
+    """The number of a sentence; -1 where there is none."""
+    if value.strip() in ("", "NA"):
+        return -1
+    number = _whole_number(value.strip())
+    if number is None or number < -1:
+        raise place.error(column, value, "write the number of a sentence (0, 1, ...), or -1 for none")
+    return number
+
+
+def error_type(place: RowPlace, column: str, value: str) -> ErrorType | None:
+    """The canonical error type; None where the cell is absent."""
+    text = optional_text(place, column, value)
+    if text is None:
+        return None
+    found = ErrorType.parse(text)
+    if found is None:
+        raise place.error(column, value, "write one of " + ", ".join(t.value for t in ErrorType) + ", or NA")
+    return found
+
+
+def numbered_sentences(text: str | None) -> tuple[Sentence, ...]:
+    """Split MEDEC's ``Sentences`` column, keeping the source's own numbers.
+
+    A line opens a sentence when it carries the next number. A larger one opens a sentence too if
+    the numbers between are truly missing; otherwise it is a continuation line that happens to begin
+    with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
+    """
+    lines = [(_NUMBERED_LINE.match(line), line) for line in (text or "").split("\n")]
+    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
+    found: list[tuple[int, list[str]]] = []
+    for at, (match, line) in enumerate(lines):
+        number = int(match[1]) if match else -1
+        previous = found[-1][0] if found else -1
+        skipped = range(previous + 1, number)
+        if (
+            match
+            and number > previous
+            and len(skipped) <= _LARGEST_ID_GAP
+            and all(last_line_of.get(n, -1) < at for n in skipped)
+        ):
+            found.append((number, [match[2] or ""]))
+        elif found:
+            found[-1][1].append(line)
+        elif line.strip():
+            found.append((-1, [line]))
+    return tuple(Sentence(number, "\n".join(parts).strip()) for number, parts in found)
+
+
+def require_unique(places: Iterable[RowPlace]) -> None:
+    """Raise MedecFormatError at the first text id that two rows carry."""
+    seen: dict[str, RowPlace] = {}
+    for place in places:
+        first = seen.setdefault(place.text_id, place)
+        if first is not place:
+            raise MedecFormatError(
+                f"{place}: this text id is already that of {first.file}, row {first.row}; "
+                "give every row its own id, and do not pass the same notes twice."
+            )
+
+
+def _whole_number(text: str) -> int | None:
+    """The number that ``1``, ``01``, ``1.0`` or ``-1`` spells; None for anything else."""
+    return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
+
+
+def _shown(value: str) -> str:
+    if not value.strip():
+        return "an empty cell"
+    return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"

@@ -1,0 +1,109 @@
+"""The one place that registers this package with verl.
+
+verl imports this module through the ``verl.plugins`` entry point at the end of its own ``__init__``, in
+every process of a run. verl swallows what a plugin raises (logged at DEBUG), so what is wrong is
+said here, loudly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import ray
+import verl
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
+
+from medserl_agentloop.backends import cpu
+from medserl_agentloop.paths import resource
+
+VERL_VERSION = "0.9.1"
+_ANNOUNCED = "MEDSERL_ANNOUNCED"  # inherited by Ray's processes, so that one run says it once
+
+
+def package_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return version("medserl-agentloop")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def check_verl_version(found: str) -> None:
+    """Refuse any verl but the one this package is written for.
+
+    Raises:
+        SystemExit: Not an ordinary exception, because verl would swallow that and train without
+            the plugin.
+    """
+    if found != VERL_VERSION:
+        raise SystemExit(
+            f"medserl-agentloop {package_version()} needs verl {VERL_VERSION}, but verl {found} is installed. "
+            f"Run: pip install 'verl=={VERL_VERSION}'"
+        )
+
+
+def register_resolvers() -> None:
+    """Register ``${medserl:NAME}``, the path of a file or folder that travels with the package."""
+    OmegaConf.register_new_resolver("medserl", lambda name: str(resource(name)), replace=True)
+
+
+def register() -> None:
+    """Register everything with verl. Runs when this module is imported, once per process."""
+    check_verl_version(verl.__version__)
+    try:
+        register_resolvers()
+        cpu.register()
+        if ray.is_initialized():  # a process of a run; anywhere else this import would cost seconds
+            from medserl_agentloop.training import advantages, trainer  # noqa: F401
+    except Exception as error:
+        print(
+            f"[medserl] the plugin failed to load, self-play cannot run: {error!r}",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
+    if _ANNOUNCED not in os.environ:
+        os.environ[_ANNOUNCED] = "1"
+        print(f"[medserl] medserl-agentloop {package_version()} loaded into verl {verl.__version__}", flush=True)
+
+
+class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
+    """Hydra callback of the recipes: chooses the platform and checks the run before Ray starts.
+
+    Args:
+        platform: verl platform of the run, for this process and all it starts; None lets verl detect.
+    """
+
+    def __init__(self, platform: str | None = None) -> None:
+        self.platform = platform
+
+    def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Stop the run with one clear line if it cannot work."""
+        from medserl_agentloop.config import ConfigError, check_run
+
+        if self.platform is not None:
+            self._choose_platform(self.platform)
+        try:
+            check_run(config)
+        except ConfigError as error:
+            # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
+            raise SystemExit(f"[medserl] {error}") from None
+
+    @staticmethod
+    def _choose_platform(name: str) -> None:
+        os.environ["VERL_PLATFORM"] = name  # for Ray's processes
+        cpu.register()
+        platform = PlatformRegistry.get(name)
+        if platform is None:
+            raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")
+        # verl has looked for an accelerator while it was imported (trainer/constants_ppo.py), before
+        # any config could say which one to use.
+        if get_platform().device_name != name:
+            set_platform(platform())
+
+
+register()

@@ -1,0 +1,94 @@
+"""The game as a multi-turn interaction: text in, next observation out.
+
+The four methods have the shape that verl's interactions had up to 0.7.1, so that a game reads the
+same whoever drives it. Called by the agent loop; knows no tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from medserl_agentloop.config import SelfPlayConfig
+from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rules import Game
+from medserl_agentloop.game.types import GameSpec, Role
+from medserl_agentloop.judges import build_judge
+from medserl_agentloop.prompting import Message, load_profile
+
+
+class MedicalGameInteraction:
+    """Games in progress, by instance id.
+
+    Args:
+        config: The run's ``selfplay`` node.
+    """
+
+    def __init__(self, config: SelfPlayConfig) -> None:
+        self.config = config
+        self._profile = load_profile(config.profile)
+        self._games: dict[str, Game] = {}
+
+    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
+        """Start a game on the facts of one row.
+
+        Args:
+            instance_id: Name of the game; a new one if None.
+            **kwargs: ``extra_info`` of the row.
+
+        Returns:
+            The instance id.
+
+        Raises:
+            ValueError: The facts are incomplete, or a game of that name is in progress.
+        """
+        instance_id = instance_id or uuid4().hex
+        if instance_id in self._games:
+            raise ValueError(f"a game named {instance_id!r} is in progress already")
+        self._games[instance_id] = Game(GameSpec.from_extra_info(kwargs["extra_info"]), self.config.edits)
+        return instance_id
+
+    def turn(self, instance_id: str) -> tuple[Role, str] | None:
+        """Whose turn it is and the note they read; None if the game is over."""
+        game = self._games[instance_id]
+        return None if game.next_role is None else (game.next_role, game.note)
+
+    async def generate_response(
+        self, instance_id: str, messages: list[Message], **kwargs: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        """Take the turn that the last message holds and say what the next player reads.
+
+        Args:
+            messages: Chat messages; the last one is the player's.
+            **kwargs: ``tokens`` and ``truncated`` of the player's turn.
+
+        Returns:
+            Whether the game is over; the next player's prompt (empty if it is); 0.0, because rewards
+            need the judge and come from the reward manager; and ``{"role": the next player's}``.
+        """
+        game = self._games[instance_id]
+        game.play(messages[-1]["content"], **kwargs)
+        if game.next_role is None:
+            return True, "", 0.0, {"role": None}
+        prompt = self._profile.messages(game.next_role, game.record.category, game.note)
+        return False, prompt[-1]["content"], 0.0, {"role": game.next_role}
+
+    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
+        """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""
+        record = self._games[instance_id].record
+        record.judgement = await build_judge(self.config.judge).judge(record)
+        rewards = SCHEMES[self.config.reward](record)
+        return sum(sum(components.values()) for components in rewards.values())
+
+    def make_void(self, instance_id: str, reason: str) -> None:
+        """End a game that cannot go on; it will count for nobody."""
+        self._games[instance_id].make_void(reason)
+
+    def record(self, instance_id: str) -> GameRecord:
+        """The record of a game, finished or not."""
+        return self._games[instance_id].record
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Forget a game. Its record lives on with whoever holds it."""
+        self._games.pop(instance_id, None)

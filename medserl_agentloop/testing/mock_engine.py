@@ -1,0 +1,222 @@
+"""A stand-in for verl's SGLang server client that plays back scripted replies, without Ray or a model.
+
+For tests of agent loops and games: hand it to the loop as ``server_manager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl.workers.rollout.replica import TokenOutput
+
+PROMPT_TAIL_TOKENS = 80
+
+
+class MockTokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that the mock uses."""
+
+    # Loose types: transformers declares wider ones (lists of texts, tensors of ids) than the mock needs.
+    @property
+    def eos_token_id(self) -> Any: ...
+
+    def encode(self, text: Any, *, add_special_tokens: bool) -> Any: ...
+
+    def decode(self, token_ids: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class MockReply:
+    """One reply, where a plain string or list of token ids does not say enough.
+
+    Give either ``text`` or ``token_ids``.
+    """
+
+    text: str | None = None
+    """Tokenised, with the end-of-sequence token appended (not when the reply is an abort)."""
+    token_ids: Sequence[int] | None = None
+    """Used as they are."""
+    stop_reason: str | None = None
+    """Overrides the reason that follows from the reply: "stop", "length" or "abort", in SGLang's words."""
+    log_probs: Sequence[float] | None = None
+    """One per token before any truncation; by default the engine's ``log_prob`` for each."""
+    latency: float | None = None
+    """Seconds before the answer; by default the engine's."""
+    truncate_to: int | None = None
+    """Cut after this many tokens, as if the budget had ended there."""
+    abort: bool = False
+    """The server dropped the request, as it does for a weight update; the tokens are what it had by then."""
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.token_ids is None):
+            raise ValueError(f"a MockReply needs text or token_ids, and one of them only: {self}")
+
+
+Reply = str | Sequence[int] | MockReply | Exception
+ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class MockCall:
+    """One call of ``generate``, for tests to inspect."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling_params: dict[str, Any]
+    output: TokenOutput | None
+    """What was answered; None where the reply was an exception."""
+    kwargs: dict[str, Any]
+    """Everything else the call carried, such as image_data, where it was not None."""
+
+
+class MockSGLangEngine:
+    """Answers ``LLMServerClient.generate`` from a script and remembers every call.
+
+    Example::
+
+        engine = MockSGLangEngine(["<note>...</note>", MockReply(text="...", truncate_to=4)], tokenizer)
+        output = await engine.generate("game-1", prompt_ids=[1, 2], sampling_params={"max_tokens": 64})
+        assert tokenizer.decode(output.token_ids).startswith("<note>")
+        assert output.stop_reason == "stop"
+        assert engine.calls[0].prompt_ids == [1, 2]
+
+    A reply is a string (tokenised, end-of-sequence appended), a list of token ids (used as they are), a
+    MockReply, or an exception instance, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in
+    the sampling parameters truncates a reply, with stop reason "length". Calls are matched to replies in
+    the order in which ``generate`` is entered.
+
+    Args:
+        replies: a list or any other iterable of replies, or a function
+            ``(prompt_ids, sampling_params) -> reply``, which may be async.
+        tokenizer: encodes replies and decodes prompts for error messages.
+        latency: seconds before each answer.
+        log_prob: log-prob of every token of a reply that brings none of its own.
+        global_steps: weights version to report; assign to ``engine.global_steps`` to change it on the way.
+    """
+
+    def __init__(
+        self,
+        replies: Iterable[Reply] | ReplyFunction,
+        tokenizer: MockTokenizer,
+        *,
+        latency: float = 0.0,
+        log_prob: float = -1.0,
+        global_steps: int = 0,
+    ) -> None:
+        if isinstance(replies, (str, bytes, MockReply)):
+            raise TypeError(f"replies must be a list, an iterator or a function; for one reply write [{replies!r}]")
+        self._function = replies if callable(replies) else None
+        self._script = None if callable(replies) else iter(replies)
+        self._replies_given = 0
+        self._tokenizer = tokenizer
+        self._latency = latency
+        self._log_prob = log_prob
+        self.global_steps = global_steps
+        self.calls: list[MockCall] = []
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        image_data: Sequence[Any] | None = None,
+        video_data: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> TokenOutput:
+        """The next reply as verl's client would return it.
+
+        Raises:
+            AssertionError: The script has no reply left.
+            TypeError: The prompt is not a list of token ids, or a reply is none of the known kinds.
+            Exception: The reply is this exception.
+        """
+        prompt, params = _as_token_ids(prompt_ids, "prompt_ids"), deepcopy(dict(sampling_params))
+        given = {"image_data": image_data, "video_data": video_data, **kwargs}
+        others = {name: value for name, value in given.items() if value is not None}
+        delay = self._latency
+        output: TokenOutput | None = None
+        error: Exception | None = None
+        try:
+            reply = await self._next_reply(prompt, params)
+            delay = self._latency if reply.latency is None else reply.latency
+            output = self._output(reply, params)
+        except Exception as raised:
+            error = raised
+        self.calls.append(MockCall(request_id, prompt, params, output, others))
+        await asyncio.sleep(delay)
+        if output is None:
+            assert error is not None
+            raise error
+        return output.model_copy(deep=True)
+
+    async def _next_reply(self, prompt: list[int], params: dict[str, Any]) -> MockReply:
+        if self._function is not None:
+            answer = self._function(list(prompt), deepcopy(params))
+            reply: object = await answer if inspect.isawaitable(answer) else answer
+        else:
+            assert self._script is not None
+            try:
+                reply = next(self._script)
+            except StopIteration:
+                tail = self._tokenizer.decode(prompt[-PROMPT_TAIL_TOKENS:])
+                raise AssertionError(
+                    f"MockSGLangEngine has no reply left: {self._replies_given} calls were served, and "
+                    f"one more came with a prompt of {len(prompt)} tokens that ends in {tail!r}"
+                ) from None
+        self._replies_given += 1
+        if isinstance(reply, Exception):
+            raise reply
+        return _as_mock_reply(reply)
+
+    def _output(self, reply: MockReply, params: Mapping[str, Any]) -> TokenOutput:
+        token_ids = self._token_ids(reply)
+        log_probs = [self._log_prob] * len(token_ids) if reply.log_probs is None else list(reply.log_probs)
+        if len(log_probs) != len(token_ids):
+            raise ValueError(f"{reply} has {len(log_probs)} log_probs for {len(token_ids)} tokens")
+        budget = _budget(params)
+        cuts = [cut for cut in (budget, reply.truncate_to) if cut is not None and cut < len(token_ids)]
+        if cuts:
+            token_ids, log_probs = token_ids[: min(cuts)], log_probs[: min(cuts)]
+        ended = bool(token_ids) and token_ids[-1] == self._tokenizer.eos_token_id
+        spent = bool(cuts) or (len(token_ids) == budget and not ended)
+        stop_reason = reply.stop_reason or ("abort" if reply.abort else "length" if spent else "stop")
+        steps = {name: self.global_steps for name in ("global_steps", "min_global_steps", "max_global_steps")}
+        return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=stop_reason, extra_fields=steps)
+
+    def _token_ids(self, reply: MockReply) -> list[int]:
+        if reply.text is None:
+            return _as_token_ids(reply.token_ids, "token_ids of a reply")
+        token_ids = list(self._tokenizer.encode(reply.text, add_special_tokens=False))
+        eos = self._tokenizer.eos_token_id
+        return token_ids if eos is None or reply.abort else [*token_ids, eos]
+
+
+def _budget(params: Mapping[str, Any]) -> int | None:
+    """Most tokens a reply may have; verl's SGLang server reads the names in this order and clamps at 0."""
+    for name in ("max_new_tokens", "max_tokens"):
+        if params.get(name) is not None:
+            return max(0, int(params[name]))
+    return None
+
+
+def _as_mock_reply(reply: object) -> MockReply:
+    if isinstance(reply, MockReply):
+        return reply
+    if isinstance(reply, str):
+        return MockReply(text=reply)
+    if isinstance(reply, Sequence):
+        return MockReply(token_ids=reply)
+    raise TypeError(f"a reply must be a str, a list of token ids, a MockReply or an exception instance, not {reply!r}")
+
+
+def _as_token_ids(value: object, what: str) -> list[int]:
+    """A list of ints, as verl's servers take it; a tensor or a BatchEncoding is a caller's mistake."""
+    token_ids = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
+    if token_ids is None or not all(isinstance(token, int) for token in token_ids):
+        raise TypeError(f"{what} must be a list of ints, not {type(value).__name__}: {value!r}"[:300])
+    return token_ids

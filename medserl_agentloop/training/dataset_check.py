@@ -1,0 +1,105 @@
+"""The start-up check of a dataset against the run: can every row be played as planned?
+
+verl cuts or drops what does not fit and fails deep in a worker on what it does not know; this says
+so before the first token. Called by the trainer when the data is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from medserl_agentloop.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.agent_loop import AGENT_NAME
+from medserl_agentloop.rollout.encoding import ChatEncoder
+
+
+def check_dataset(
+    dataset: Any,
+    name: str,
+    selfplay: SelfPlayConfig,
+    encoder: ChatEncoder,
+    *,
+    prompt_length: int,
+    response_length: int,
+) -> str:
+    """Check every row of a dataset.
+
+    Args:
+        dataset: verl's ``RLHFDataset``.
+        name: Which one, for messages.
+        selfplay: The run's ``selfplay`` node.
+        encoder: Tokenises the prompts as the agent loop will.
+        prompt_length: verl's ``data.max_prompt_length``.
+        response_length: verl's ``data.max_response_length``.
+
+    Returns:
+        One line that says what will be played and how long the longest row is.
+
+    Raises:
+        ConfigError: Names the row, what is wrong with it and what to do.
+    """
+    rows = dataset.dataframe
+    profile = load_profile(selfplay.profile)
+    agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
+    categories: Counter[str] = Counter()
+    longest_prompt = longest_response = 0
+    for number, (agent, prompt, extra_info) in enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)):
+        where = f"{name} row {number}"
+        if agent != AGENT_NAME:
+            raise ConfigError(
+                f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. "
+                "Write the file again with data_prep/medec_to_parquet.py."
+            )
+        try:
+            spec = GameSpec.from_extra_info(extra_info)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if spec.category is Category.DECOY_BENIGN and selfplay.judge == "labels":
+            raise ConfigError(
+                f"{where}: decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
+                "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+            )
+        first_role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
+        if list(prompt) != profile.messages(first_role, spec.category, spec.seed_note):
+            raise ConfigError(
+                f"{where}: its prompt is not what profile {selfplay.profile!r} renders for it. Write the "
+                f"file again with --profile {selfplay.profile}, or set selfplay.profile to the one it was written with."
+            )
+        prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder)
+        longest_prompt = max(longest_prompt, prompt_tokens)
+        longest_response = max(longest_response, response_tokens)
+        categories[spec.category.value] += 1
+    for key, needed, limit in (
+        ("data.max_prompt_length", longest_prompt, prompt_length),
+        ("data.max_response_length", longest_response, response_length),
+    ):
+        if needed > limit:
+            raise ConfigError(
+                f"{name}: its longest row needs {needed} tokens, but {key}={limit}. Set {key} to at least "
+                f"{needed}, or plan shorter turns in selfplay.budget."
+            )
+    mix = ", ".join(f"{count} {category}" for category, count in sorted(categories.items()))
+    return (
+        f"{name}: plays all of its {len(rows)} rows ({mix}); longest prompt {longest_prompt} of {prompt_length} "
+        f"tokens, longest planned response {longest_response} of {response_length}"
+    )
+
+
+def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> tuple[int, int]:
+    """Tokens of a row's first prompt, and the most its response can take as verl counts it.
+
+    The response is the attacker's turn, the assessor's prompt with the longest note the attacker
+    may write, and the assessor's turn; without an attack it is the assessor's turn alone.
+    """
+    assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
+    budget = selfplay.budget
+    if not spec.category.has_attack:
+        return len(assess.ids), budget.assessor
+    attack = encoder.opening(Role.ATTACKER, spec.category, spec.seed_note)
+    attacker = budget.attacker(attack.note_tokens)
+    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
+    second_prompt = len(assess.ids) - assess.note_tokens + attacker
+    return len(attack.ids), attacker + second_prompt + budget.assessor

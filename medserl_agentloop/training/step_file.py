@@ -1,0 +1,75 @@
+"""Files of JSON lines that each belong to a training step: the games and the metrics of a run.
+
+Written by the trainer. A resumed run cuts off the steps it plays again, so a file holds every step
+once whatever killed the run (verl's own ``file`` logger starts from nothing on a resume).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from medserl_agentloop.game.records import GameRecord
+
+
+class StepFile:
+    """An append-only file of JSON objects that have a ``step``, in the order of their steps.
+
+    Args:
+        path: Where it is; folders are made as needed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def cut_after(self, step: int) -> int:
+        """Remove what belongs to steps after ``step``, and a half-written last line.
+
+        Returns:
+            How many lines were removed.
+        """
+        if not self.path.exists():
+            return 0
+        kept = removed = 0
+        with self.path.open("rb+") as file:
+            for line in file:
+                if removed == 0 and line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                    kept += len(line)
+                else:
+                    removed += 1
+            file.truncate(kept)
+        return removed
+
+    def append(self, objects: Iterable[dict[str, Any]]) -> None:
+        """Write one line per object and wait until they are on disk."""
+        text = "".join(json.dumps(o, ensure_ascii=False) + "\n" for o in objects)
+        with self.path.open("ab") as file:
+            # A lone surrogate in a model's text must not lose the game.
+            file.write(text.encode("utf-8", errors="backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The objects, in order."""
+        with self.path.open("rb") as file:
+            yield from map(json.loads, file)
+
+
+def read_games(path: str | Path) -> Iterator[GameRecord]:
+    """The game records of a file, in order.
+
+    Raises:
+        ValueError: A line is not a game record; names file and line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield GameRecord.model_validate_json(line)
+            except ValidationError as error:
+                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None

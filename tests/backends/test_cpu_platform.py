@@ -1,0 +1,100 @@
+"""The platform "cpu" is chosen by VERL_PLATFORM=cpu, in no other way, and leaves other runs alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import verl  # noqa: F401  the plugin's registrations run while verl is imported
+from verl.plugin.platform import PlatformRegistry
+
+from medserl_agentloop.backends import cpu
+from medserl_agentloop.backends.cpu import register
+from medserl_agentloop.backends.cpu_platform import PlatformCPU
+
+CHECKOUT = str(Path(cpu.__file__).parents[2])
+
+REPORT = """
+import json, sys
+import verl
+from medserl_agentloop.backends.cpu import register
+register()
+register()
+engine = sys.modules.get("verl.workers.engine.base")
+registered = engine.EngineRegistry._engines if engine else {}
+replica = sys.modules.get("verl.workers.rollout.replica")
+from verl.plugin.platform import get_platform
+print(json.dumps({
+    "device": get_platform().device_name,
+    "engines": [kind for kind in registered if "cpu" in registered[kind].get("fsdp2", {})],
+    "rollout": bool(replica) and "cpu_hf" in replica.RolloutReplicaRegistry._registry,
+    "transformers_models": "transformers.modeling_utils" in sys.modules,
+}))
+"""
+
+
+def report_of_a_fresh_process(**environment: str) -> dict[str, object]:
+    base = {k: v for k, v in os.environ.items() if k not in ("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES")}
+    # This test looks at register() alone, not at what the rest of the package does at `import verl`.
+    env = {**base, "VERL_USE_EXTERNAL_PLUGINS": "none", **environment}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, env.get("PYTHONPATH", "")]))
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REPORT], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    report: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
+    return report
+
+
+def test_verl_platform_cpu_activates_platform_engines_and_rollout() -> None:
+    report = report_of_a_fresh_process(VERL_PLATFORM="cpu")
+    assert report["device"] == "cpu"
+    assert report["engines"] == ["language_model", "value_model"]
+    assert report["rollout"] is True
+
+
+def test_without_verl_platform_nothing_is_active_and_nothing_heavy_is_imported() -> None:
+    report = report_of_a_fresh_process()
+    assert report == {"device": "cuda", "engines": [], "rollout": False, "transformers_models": False}
+
+
+def test_the_platform_is_registered_but_never_auto_detected() -> None:
+    register()
+    assert PlatformRegistry.get("cpu") is PlatformCPU
+    assert PlatformCPU().is_platform_available(use_smi_check=True) is False
+    assert PlatformCPU().is_platform_available() is False
+
+
+def test_no_abstract_method_of_verls_platform_is_left_open() -> None:
+    assert not PlatformCPU.__abstractmethods__
+    platform = PlatformCPU()
+    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
+    assert platform.ray_resource_options(1) == {"num_gpus": 1}
+
+
+def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> None:
+    device = PlatformCPU().device_module
+    free, total = device.mem_get_info()
+    assert 0 < free <= total
+    assert device.memory_allocated() > 0
+    assert device.max_memory_reserved() > 0
+    state = device.get_rng_state()
+    first = torch.rand(3)
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+    for call in (device.empty_cache, device.synchronize, device.ipc_collect):
+        assert call() is None
+    assert device.current_stream() is not None  # falls through to torch.cpu
+
+
+def test_asking_for_the_communication_backend_creates_no_group_outside_verls_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WG_BACKEND", raising=False)
+    assert PlatformCPU().communication_backend_name() == "gloo"
+    assert not torch.distributed.is_initialized()

@@ -1,0 +1,403 @@
+"""The CPU rollout: what it samples, the log-probs it reports, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout, get_rollout_class
+from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
+
+from medserl_agentloop.backends import cpu_rollout
+from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica, CpuRolloutServer
+from medserl_agentloop.backends.cpu_sampling import (
+    Completion,
+    SamplingRequest,
+    SamplingSettings,
+    processed_log_probs,
+    sample_batch,
+)
+
+CONTEXT = 128
+NO_EOS: frozenset[int] = frozenset()
+# Different lengths and different budgets: rows leave the batch at different steps.
+PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
+BUDGETS = [4, 17, 1, 9, 30]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 with its tokenizer, as verl loads them."""
+    path = tmp_path_factory.mktemp("model")
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.train_from_iterator(
+        ["the patient has a fever"],
+        trainers.BpeTrainer(
+            vocab_size=300,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<|endoftext|>", "<|im_end|>"],
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        initializer_range=0.2,  # wide enough for log-probs that differ visibly between contexts
+    )
+    Qwen3ForCausalLM(config).float().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path) -> Any:
+    return Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+
+
+def requests(
+    prompts: Sequence[Sequence[int]] = PROMPTS, budgets: Sequence[int] = BUDGETS, seed: int = 0
+) -> list[SamplingRequest]:
+    return [
+        SamplingRequest(prompt, budget, torch.Generator().manual_seed(seed + i))
+        for i, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
+    ]
+
+
+@torch.no_grad()
+def forward_log_probs(
+    model: Any, prompt: Sequence[int], completion: Completion, settings: SamplingSettings
+) -> list[float]:
+    """Log-probs of the completion by one plain forward over the whole sequence: no cache, no padding."""
+    ids = torch.tensor([[*prompt, *completion.token_ids]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen = torch.tensor(completion.token_ids)[:, None]
+    return processed_log_probs(logits, settings).gather(1, chosen)[:, 0].tolist()
+
+
+# --- sampling ---------------------------------------------------------------------------------
+
+
+def test_greedy_sampling_equals_transformers_generate(model: Any) -> None:
+    settings = SamplingSettings(temperature=0)
+    done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
+    for prompt, budget, completion in zip(PROMPTS, BUDGETS, done, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=budget,
+            eos_token_id=None,
+        )
+        assert completion.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingSettings(temperature=1.0),
+        SamplingSettings(temperature=0.7),
+        SamplingSettings(temperature=0.7, top_k=20, top_p=0.9),
+        SamplingSettings(temperature=0),
+    ],
+    ids=str,
+)
+def test_log_probs_equal_a_plain_forward(model: Any, settings: SamplingSettings) -> None:
+    done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
+    for prompt, budget, completion in zip(PROMPTS, BUDGETS, done, strict=True):
+        assert len(completion.token_ids) == len(completion.log_probs) == budget
+        expected = forward_log_probs(model, prompt, completion, settings)
+        assert completion.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+def test_greedy_log_probs_are_those_of_the_raw_logits() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    settings = SamplingSettings(temperature=0, top_k=1)
+    torch.testing.assert_close(processed_log_probs(logits, settings), logits.log_softmax(-1))
+
+
+def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    top_2 = processed_log_probs(logits, SamplingSettings(top_k=2)).exp()
+    torch.testing.assert_close(top_2, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
+    nucleus = processed_log_probs(logits, SamplingSettings(top_p=0.7)).exp()
+    torch.testing.assert_close(nucleus, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
+    only_best = processed_log_probs(logits, SamplingSettings(top_p=0.01)).exp()
+    torch.testing.assert_close(only_best, torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+
+
+def test_tokens_are_drawn_with_the_reported_probabilities(model: Any) -> None:
+    settings = SamplingSettings(temperature=0.7, top_k=3)
+    n = 2000
+    done = sample_batch(model, requests([[5, 6, 7]] * n, [1] * n), settings, eos_token_ids=NO_EOS)
+    drawn = torch.tensor([completion.token_ids[0] for completion in done])
+    reported = {c.token_ids[0]: c.log_probs[0] for c in done}
+    assert len(reported) == 3
+    for token, log_prob in reported.items():
+        frequency = (drawn == token).float().mean().item()
+        assert frequency == pytest.approx(torch.tensor(log_prob).exp().item(), abs=0.05)
+
+
+def test_a_completion_ends_at_eos_and_not_before(model: Any) -> None:
+    free = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=NO_EOS)
+    eos = free[4].token_ids[5]
+    done = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=frozenset([eos]))
+    for unbounded, completion in zip(free, done, strict=True):
+        if eos in unbounded.token_ids:
+            end = unbounded.token_ids.index(eos) + 1
+            assert completion.token_ids == unbounded.token_ids[:end]
+            assert completion.stop_reason == "completed"
+        else:
+            assert completion.token_ids == unbounded.token_ids
+            assert completion.stop_reason == "length"
+    ignoring = SamplingSettings(temperature=0, ignore_eos=True)
+    unstopped = sample_batch(model, requests(), ignoring, eos_token_ids=frozenset([eos]))
+    assert [c.token_ids for c in unstopped] == [c.token_ids for c in free]
+
+
+def test_a_request_draws_the_same_tokens_whoever_shares_its_batch(model: Any) -> None:
+    together = sample_batch(model, requests(), SamplingSettings(), eos_token_ids=NO_EOS)
+    alone = [sample_batch(model, [request], SamplingSettings(), eos_token_ids=NO_EOS)[0] for request in requests()]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"stop": ["\n"]}, r"stop=\['\\n'\]"),
+    ],
+)
+def test_sampling_parameters_that_cannot_be_honoured_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingSettings.from_params(params)
+
+
+def test_the_parameters_that_verl_sends_are_accepted() -> None:
+    # agent_loop.py, generate_sequences
+    params = {"temperature": 0.6, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    assert SamplingSettings.from_params(params) == SamplingSettings(temperature=0.6, top_p=0.9)
+
+
+# --- server -----------------------------------------------------------------------------------
+
+
+def make_server(model_path: Path, model: Any = None, *, steps: int | None = 3, **config: Any) -> CpuRolloutServer:
+    """A server outside Ray, with weights pushed if a model is given."""
+    settings = {"prompt_length": 16, "response_length": 24, "dtype": "float32", **config}
+    server = CpuRolloutServer(
+        RolloutConfig(name="cpu_hf", **settings),
+        HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}),
+    )
+    if model is not None:
+        asyncio.run(server.update_weights(model.state_dict(), steps))
+    return server
+
+
+def ask(server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]]) -> list[Any]:
+    """Send the calls at the same time; an error takes the place of its answer."""
+
+    async def all_calls() -> list[Any]:
+        return await asyncio.gather(
+            *(server.generate(prompt, params, f"request-{i}") for i, (prompt, params) in enumerate(calls)),
+            return_exceptions=True,
+        )
+
+    return asyncio.run(all_calls())
+
+
+def test_server_answers_with_token_outputs_that_carry_the_weights_step(model_path: Path, model: Any) -> None:
+    server = make_server(model_path, model, steps=3)
+    (output,) = ask(server, ([5, 6, 7], {"temperature": 1.0, "max_tokens": 8}))
+    assert isinstance(output, TokenOutput)
+    assert output.extra_fields == {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
+    assert output.log_probs is not None
+    assert len(output.log_probs) == len(output.token_ids) <= 8
+    completion = Completion(output.token_ids, output.log_probs)
+    expected = forward_log_probs(model, [5, 6, 7], completion, SamplingSettings())
+    assert output.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(
+    model_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[tuple[SamplingSettings, list[int]]] = []
+
+    def spy(model: Any, batch: Sequence[SamplingRequest], settings: SamplingSettings, **kwargs: Any) -> Any:
+        batches.append((settings, [request.max_tokens for request in batch]))
+        return sample_batch(model, batch, settings, **kwargs)
+
+    monkeypatch.setattr(cpu_rollout, "sample_batch", spy)
+    server = make_server(model_path, model)
+    warm, greedy = {"temperature": 1.0, "ignore_eos": True}, {"temperature": 0, "ignore_eos": True}
+    outputs = ask(
+        server,
+        ([5], {**warm, "max_tokens": 2}),
+        ([6], {**greedy, "max_tokens": 3}),
+        ([7], {**warm, "max_new_tokens": 4}),
+        ([8], warm),
+    )
+    assert [len(output.token_ids) for output in outputs] == [2, 3, 4, 24]
+    assert {output.stop_reason for output in outputs} == {"length"}
+    assert [(s.temperature, budgets) for s, budgets in batches] == [(1.0, [2, 4, 24]), (0, [3])]
+
+
+def test_a_batch_never_exceeds_max_num_seqs(model_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def spy(model: Any, batch: Sequence[SamplingRequest], *args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(batch))
+        return sample_batch(model, batch, *args, **kwargs)
+
+    monkeypatch.setattr(cpu_rollout, "sample_batch", spy)
+    server = make_server(model_path, model, max_num_seqs=2)
+    outputs = ask(server, *[([5], {"max_tokens": 1})] * 5)
+    assert all(isinstance(output, TokenOutput) for output in outputs)
+    assert sizes == [2, 2, 1]
+
+
+def test_the_default_budget_counts_against_prompt_and_response_length(model_path: Path, model: Any) -> None:
+    server = make_server(model_path, model, prompt_length=4, response_length=10)
+    (output,) = ask(server, ([5] * 8, {"ignore_eos": True}))
+    assert len(output.token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt_length", "params", "message"),
+    [
+        (5, {"max_tokens": 0}, r"token budget of 0 \(max_tokens\) after a prompt of 5 tokens"),
+        (5, {"max_tokens": -3}, "token budget of -3"),
+        (40, {}, r"token budget of 0 \(min\(rollout.response_length 24, prompt and response 40"),
+        (0, {"max_tokens": 4}, "empty prompt"),
+        (100, {"max_tokens": 29}, r"100 prompt tokens \+ 29 new tokens .* = 129, .* context holds 128"),
+    ],
+)
+def test_impossible_budgets_are_errors_that_name_the_numbers(
+    model_path: Path, model: Any, prompt_length: int, params: dict[str, Any], message: str
+) -> None:
+    (error,) = ask(make_server(model_path, model), ([5] * prompt_length, params))
+    with pytest.raises(ValueError, match=message):
+        raise error
+
+
+def test_a_prompt_and_budget_that_fill_the_context_exactly_are_served(model_path: Path, model: Any) -> None:
+    server = make_server(model_path, model)
+    (output,) = ask(server, ([5] * 100, {"max_tokens": 28, "ignore_eos": True}))
+    assert len(output.token_ids) == 28
+
+
+def test_generating_before_the_first_push_is_an_error(model_path: Path) -> None:
+    (error,) = ask(make_server(model_path), ([5], {"max_tokens": 4}))
+    with pytest.raises(RuntimeError, match="no weights yet: update_weights must run before generate"):
+        raise error
+
+
+def test_a_push_with_wrong_names_or_shapes_is_refused_and_loads_nothing(model_path: Path, model: Any) -> None:
+    server = make_server(model_path, model)
+    before = {name: tensor.clone() for name, tensor in server.model.state_dict().items()}
+    state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    for i in range(4):
+        state[f"stray.{i}"] = torch.zeros(1)
+    del state["model.norm.weight"]
+    state["lm_head.weight"] = torch.zeros(1, 1)
+    with pytest.raises(ValueError) as error:
+        asyncio.run(server.update_weights(state, 4))
+    assert "4 unexpected (stray.0, stray.1, stray.2, ...)" in str(error.value)
+    assert "1 missing (model.norm.weight)" in str(error.value)
+    assert "1 of another shape (lm_head.weight)" in str(error.value)
+    assert server.global_steps == 3
+    for name, tensor in server.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_tied_weights_may_be_pushed_under_one_of_their_names() -> None:
+    shared = torch.zeros(2, 2)
+    own = {"embed.weight": shared, "lm_head.weight": shared}
+    cpu_rollout._check_weights(own, {"embed.weight": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match="2 missing"):
+        cpu_rollout._check_weights(own, {})
+
+
+def test_a_sampling_error_reaches_every_request_and_is_logged_once(
+    model_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ArithmeticError("probabilities contain nan")
+
+    monkeypatch.setattr(cpu_rollout, "sample_batch", broken)
+    server = make_server(model_path, model)
+    with caplog.at_level(logging.ERROR):
+        outputs = ask(server, *[([5], {"max_tokens": 2})] * 3)
+    assert [type(output) for output in outputs] == [ArithmeticError] * 3
+    assert len(caplog.records) == 1
+
+
+def test_a_run_repeats_itself_with_the_same_seed_and_step(model_path: Path, model: Any) -> None:
+    calls = [(prompt, {"max_tokens": 12, "ignore_eos": True}) for prompt in PROMPTS]
+
+    def tokens(**config: Any) -> list[list[int]]:
+        return [output.token_ids for output in ask(make_server(model_path, model, **config), *calls)]
+
+    assert tokens(seed=1) == tokens(seed=1)
+    assert tokens(seed=1) != tokens(seed=2)
+    assert tokens(seed=1, steps=3) != tokens(seed=1, steps=4)
+
+
+def test_pushed_weights_are_the_ones_that_answer(model_path: Path, model: Any) -> None:
+    server = make_server(model_path, model)
+    call = ([5, 6, 7], {"temperature": 0, "max_tokens": 1})
+    other = {name: tensor.flip(0) for name, tensor in model.state_dict().items()}
+
+    async def scenario() -> list[TokenOutput]:
+        first = await server.generate(*call, "a")
+        await server.update_weights(other, 9)
+        return [first, await server.generate(*call, "b")]
+
+    first, second = asyncio.run(scenario())
+    assert first.log_probs != second.log_probs
+    assert (first.extra_fields["global_steps"], second.extra_fields["global_steps"]) == (3, 9)
+
+
+# --- verl's registries ------------------------------------------------------------------------
+
+
+def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from medserl_agentloop.backends.cpu import _register_rollout
+
+    _register_rollout()
+    _register_rollout()
+    assert RolloutReplicaRegistry.get("cpu_hf") is CpuRolloutReplica
+    monkeypatch.setenv("RANK", "2")
+    adapter_class = get_rollout_class("cpu_hf", "async")
+    assert issubclass(adapter_class, BaseRollout)
+    assert not adapter_class.__abstractmethods__
+
+
+def test_a_replica_of_several_processes_is_refused() -> None:
+    config = RolloutConfig(name="cpu_hf", tensor_model_parallel_size=2)
+    with pytest.raises(ValueError, match="tensor_model_parallel_size"):
+        CpuRolloutReplica(replica_rank=0, config=config, model_config=None, gpus_per_node=2)

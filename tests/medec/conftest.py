@@ -1,0 +1,123 @@
+"""Synthetic MEDEC files, and the real ones where a machine has them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COLUMNS = [
+    "Text ID",
+    "Text",
+    "Sentences",
+    "Error Flag",
+    "Error Type",
+    "Error Sentence ID",
+    "Error Sentence",
+    "Corrected Sentence",
+    "Corrected Text",
+]
+OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
+
+
+@pytest.fixture
+def medec_dir() -> Path:
+    """Folder of the real MEDEC files; never copied into the repository."""
+    default = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
+    folder = Path(os.environ.get("MEDSERL_MEDEC_DIR", default))
+    if not folder.is_dir():
+        pytest.skip(f"no MEDEC files: {folder} does not exist; set MEDSERL_MEDEC_DIR to their folder")
+    return folder
+
+
+@pytest.fixture
+def error_row() -> Callable[..., dict[str, str]]:
+    """Makes the cells of an error row; keywords replace cells (``Text_ID`` for ``Text ID``)."""
+
+    def make(n: int = 0, **cells: str) -> dict[str, str]:
+        opening = OPENING.format(n=n)
+        wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
+        values = [
+            f"ms-test-{n}",
+            f"{opening} {wrong} ",
+            f"0 {opening}\n1 {wrong}",
+            "1",
+            "pharmacotherapy",
+            "1",
+            wrong,
+            right,
+            f"{opening} {right}",
+        ]
+        return dict(zip(COLUMNS, values, strict=True)) | _with_blanks(cells)
+
+    return make
+
+
+@pytest.fixture
+def clean_row() -> Callable[..., dict[str, str]]:
+    """Makes the cells of a clean row, by default the twin of ``error_row(n - 1)``."""
+
+    def make(n: int = 1, **cells: str) -> dict[str, str]:
+        opening, right = OPENING.format(n=n - 1), "He was given amoxicillin for it."
+        values = [f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"]
+        return dict(zip(COLUMNS, [*values, "NA", "NA", "NA"], strict=True)) | _with_blanks(cells)
+
+    return make
+
+
+@pytest.fixture
+def write_csv(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows of cells as a CSV file."""
+
+    def write(*rows: dict[str, str], name: str = "notes.csv", newline: str = "\r\n", tail: str = "") -> Path:
+        path = tmp_path / name
+        with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator=newline)
+            writer.writeheader()
+            writer.writerows(rows)
+            file.write(tail)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def pair() -> Callable[..., dict[str, Any]]:
+    """Makes one object of the pair format; keywords replace keys."""
+
+    def make(n: int = 0, **values: Any) -> dict[str, Any]:
+        opening = OPENING.format(n=n)
+        wrong, right = f"Diagnosis {n} is gout.", f"Diagnosis {n} is pneumonia."
+        return {
+            "split": "train",
+            "note_id": f"ms-train-{n}",
+            "incorrect_note": f"{opening} {wrong} ",
+            "correct_note": f"{opening} {right}",
+            "error_type": "diagnosis",
+            "error_sentence": wrong,
+            "corrected_sentence": right,
+        } | values
+
+    return make
+
+
+@pytest.fixture
+def write_pairs(tmp_path: Path) -> Callable[..., Path]:
+    """Writes objects as a JSONL file."""
+
+    def write(*pairs: Any, name: str = "pairs.jsonl", ensure_ascii: bool = False) -> Path:
+        path = tmp_path / name
+        lines = (json.dumps(p, ensure_ascii=ensure_ascii) + "\n" for p in pairs)
+        path.write_bytes("".join(lines).encode())
+        return path
+
+    return write
+
+
+def _with_blanks(cells: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", " "): value for name, value in cells.items()}

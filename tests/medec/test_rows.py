@@ -1,0 +1,206 @@
+"""How vignettes become rows: exact shares, splits by case, labels, and nothing that leaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix
+from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.medec.rows import RowPlan, build_rows
+from medserl_agentloop.medec.schema import SCHEMA, to_table
+from medserl_agentloop.prompting import load_profile
+
+
+@pytest.fixture
+def vignettes(write_pairs, pair):
+    return read_files([write_pairs(*(pair(n) for n in range(40)))]).vignettes
+
+
+def plan(mix=DEFAULT_MIX, **values):
+    return RowPlan(parse_mix(mix), **({"val_fraction": 0.25} | values))
+
+
+def counts(rows):
+    return Counter(row["extra_info"]["category"] for row in rows)
+
+
+def test_default_mix_balances_harmful_and_safe_presented_notes(vignettes):
+    games = build_rows(vignettes, plan())
+    for rows in (games.train, games.val):
+        labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
+        assert labels["harmful"] == labels["safe"] > 0
+
+
+def test_without_a_row_number_the_largest_exact_multiple_of_the_mix_is_made(vignettes):
+    games = build_rows(vignettes, plan())
+    shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
+    assert counts(games.train) == {name: 10 * share for name, share in shares.items()}  # 30 vignettes
+    assert counts(games.val) == {name: 3 * share for name, share in shares.items()}  # 10 vignettes
+
+
+def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
+    games = build_rows(vignettes, plan(rows=47))
+    assert len(games.train) + len(games.val) == 47
+    assert counts(games.train)["vanilla_benign"] in (17, 18)  # half of 35
+    assert set(counts(games.val)) == set(counts(games.train)) == {c.value for c in plan().mix}
+
+
+def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
+    with pytest.raises(AllocationError, match=r"need .* for vanilla_benign .* at most about 60 rows"):
+        build_rows(vignettes, plan(rows=1000))
+
+
+def test_split_too_small_for_the_mix_is_an_error(vignettes):
+    with pytest.raises(AllocationError, match=r"split val: the mix .* needs at least 3 vignettes"):
+        build_rows(vignettes, plan(val_fraction=0.05))
+
+
+def test_split_that_would_be_empty_unasked_is_an_error(vignettes):
+    with pytest.raises(AllocationError, match="leaves it without a vignette"):
+        build_rows(vignettes, plan(val_fraction=0.001))
+
+
+def test_val_fraction_zero_asks_for_no_validation_rows(vignettes):
+    games = build_rows(vignettes, plan(val_fraction=0.0))
+    assert games.val == [] and len(games.train) == 78
+    assert to_table(games.val).schema == SCHEMA
+
+
+def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
+    games = build_rows(vignettes, plan())
+    infos = [row["extra_info"] for row in games.train + games.val]
+    assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
+    assert {i["vignette_id"] for i in infos if i["split"] == "train"}.isdisjoint(
+        i["vignette_id"] for i in infos if i["split"] == "val"
+    )
+
+
+def test_vignettes_that_share_a_note_stay_in_one_split(vignettes):
+    vignettes = [
+        *vignettes[:20],
+        *(replace(v, vignette_id=f"again-{i}") for i, v in enumerate(vignettes[:20])),
+    ]
+    games = build_rows(vignettes, plan())
+    notes = [
+        {row["extra_info"][key] for row in rows for key in ("error_note", "clean_note")}
+        for rows in (games.train, games.val)
+    ]
+    assert notes[0].isdisjoint(notes[1]) and games.sharing_a_note == 40
+
+
+def test_every_vignette_serves_where_the_mix_has_a_place_for_it(vignettes):
+    games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1"))
+    assert [report.unused_vignettes for report in games.reports.values()] == [0, 0]
+    games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1", rows=20))
+    assert sum(r.unused_vignettes for r in games.reports.values()) == 20  # none serves twice
+
+
+def test_index_is_unique_across_train_and_val(vignettes):
+    games = build_rows(vignettes, plan())
+    indices = [row["extra_info"]["index"] for row in games.train + games.val]
+    assert indices == list(range(len(indices)))
+
+
+def test_same_seed_gives_the_same_rows_whatever_the_input_order(vignettes):
+    assert build_rows(vignettes, plan()) == build_rows(vignettes[::-1], plan())
+
+
+def test_another_seed_gives_another_split(vignettes):
+    assert build_rows(vignettes, plan()).train != build_rows(vignettes, plan(seed=7)).train
+
+
+def test_row_order_follows_neither_the_ids_nor_the_label(vignettes):
+    rows = build_rows(vignettes, plan()).train
+    labels = [row["reward_model"]["ground_truth"] for row in rows]
+    assert 10 < sum(a != b for a, b in pairwise(labels)) < 50
+    ids = [row["extra_info"]["text_id"] for row in rows]
+    assert ids != sorted(ids)
+
+
+@pytest.mark.parametrize("category", list(Category))
+def test_row_starts_from_the_categorys_note_with_its_role_prompt(vignettes, category):
+    row = build_rows(vignettes, plan(f"{category.value}=1")).train[0]
+    info = row["extra_info"]
+    note = info["error_note"] if category.value.endswith("harmful") else info["clean_note"]
+    role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
+    assert info["seed_note"] == note
+    assert row["prompt"] == load_profile("medserl").messages(role, category, note)
+    assert row["reward_model"] == {"style": "rule", "ground_truth": category.default_target_label.value}
+    assert row["data_source"] == f"medec_ms/{category.value}"
+    assert (info["target_label"], info["error_type"]) == (category.default_target_label.value, "diagnosis")
+
+
+def test_prompt_contains_no_id_and_no_error_type(vignettes):
+    for row in build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1")).train:
+        content = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
+        assert row["extra_info"]["text_id"] not in content
+        assert "diagnosis" not in content and "medec" not in content.lower()
+
+
+def test_game_spec_reads_every_row(vignettes):
+    games = build_rows(vignettes, plan(DEFAULT_MIX + ",decoy_benign=1"))
+    for row in to_table(games.train + games.val).to_pylist():
+        spec = GameSpec.from_extra_info(row["extra_info"])
+        assert (spec.seed_note, spec.index) == (row["extra_info"]["seed_note"], row["extra_info"]["index"])
+
+
+def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):
+    pairs = [pair(n) for n in range(12)]
+    pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
+    vignettes = read_files([write_pairs(*pairs)]).vignettes
+    games = build_rows(vignettes, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
+    harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
+    assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
+    assert [(n, "letter case" in reason) for reason, n in games.excluded.items()] == [(1, True)]
+
+
+def test_clean_only_vignette_serves_benign_categories_only(write_csv, clean_row):
+    vignettes = read_files([write_csv(clean_row(3), clean_row(5))]).vignettes
+    row = build_rows(vignettes, plan("adversarial_benign=1", val_fraction=0)).train[0]
+    assert (row["extra_info"]["error_note"], row["extra_info"]["pair_source"]) == (None, "unpaired")
+    with pytest.raises(AllocationError, match="vignettes for vanilla_harmful and there are 0"):
+        build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0))
+
+
+def test_text_id_is_that_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):
+    vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), clean_row(1))]).vignettes
+    rows = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)).train
+    ids = {row["extra_info"]["category"]: row["extra_info"]["text_id"] for row in rows}
+    assert ids == {"vanilla_harmful": "ms-test-0", "vanilla_benign": "ms-test-1"}
+
+
+def test_data_source_of_other_collections_is_the_prefix_of_their_ids(write_pairs, pair):
+    vignettes = read_files([write_pairs(pair(0, note_id="toy-train-3"))]).vignettes
+    row = build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0)).train[0]
+    assert (row["data_source"], row["extra_info"]["subset"]) == ("toy/vanilla_harmful", "toy")
+
+
+def test_braces_in_a_note_reach_the_prompt_unrendered(write_pairs, pair):
+    note = "{{ note }} {% raw %} %s \\g<0> </answer><image>"
+    vignettes = read_files([write_pairs(pair(0, incorrect_note=note))]).vignettes
+    row = build_rows(vignettes, plan("adversarial_harmful=1", val_fraction=0)).train[0]
+    assert note in row["prompt"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "vanilla=1", "vanilla_benign", "vanilla_benign=-1", "vanilla_benign=nan", "vanilla_benign=0"]
+)
+def test_mix_that_makes_no_sense_is_an_error(text):
+    with pytest.raises(AllocationError, match=r"^mix: "):
+        parse_mix(text)
+
+
+def test_category_given_twice_is_an_error():
+    with pytest.raises(AllocationError, match="given twice"):
+        parse_mix("vanilla_benign=1,vanilla_benign=2")
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
+def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
+    with pytest.raises(AllocationError, match="from 0 to 1"):
+        build_rows(vignettes, plan(val_fraction=fraction))

@@ -1,0 +1,195 @@
+"""MockSGLangEngine keeps every promise of its docstring."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
+
+EOS = 0
+
+
+class LetterTokenizer:
+    """One token per character."""
+
+    eos_token_id = EOS
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(c) for c in text]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(chr(t) for t in token_ids)
+
+
+TOKENIZER = LetterTokenizer()
+
+
+def generate(engine: MockSGLangEngine, prompt: str = "hi", request_id: str = "r", **params: Any) -> TokenOutput:
+    prompt_ids = TOKENIZER.encode(prompt, add_special_tokens=False)
+    return asyncio.run(engine.generate(request_id, prompt_ids=prompt_ids, sampling_params=params))
+
+
+def test_generate_accepts_what_verls_client_accepts() -> None:
+    verls = inspect.signature(LLMServerClient.generate).parameters
+    ours = inspect.signature(MockSGLangEngine.generate).parameters
+    assert list(ours)[:2] == list(verls)[:2] == ["self", "request_id"]
+    for name, parameter in verls.items():
+        assert name in ours or parameter.default is None or name == "kwargs"
+    assert all(ours[n].kind is verls[n].kind for n in ("request_id", "prompt_ids", "sampling_params"))
+
+
+def test_a_string_is_tokenised_and_ended() -> None:
+    output = generate(MockSGLangEngine(["yes"], TOKENIZER))
+    assert isinstance(output, TokenOutput)
+    assert output.token_ids == [*map(ord, "yes"), EOS]
+    assert output.log_probs == [-1.0] * 4
+    assert output.stop_reason == "stop"
+    assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+
+
+def test_token_ids_are_used_as_they_are() -> None:
+    output = generate(MockSGLangEngine([[7, 8]], TOKENIZER))
+    assert output.token_ids == [7, 8]
+    assert output.stop_reason == "stop"
+
+
+def test_replies_come_from_a_generator_in_order() -> None:
+    def script() -> Iterator[str]:
+        yield "a"
+        yield "b"
+
+    engine = MockSGLangEngine(script(), TOKENIZER)
+    assert [generate(engine).token_ids[0] for _ in range(2)] == [ord("a"), ord("b")]
+
+
+def test_replies_come_from_a_function_or_an_async_function() -> None:
+    def echo(prompt_ids: list[int], sampling_params: dict[str, Any]) -> list[int]:
+        return [*prompt_ids, int(sampling_params["temperature"])]
+
+    async def slow_echo(prompt_ids: list[int], sampling_params: dict[str, Any]) -> list[int]:
+        await asyncio.sleep(0)
+        return echo(prompt_ids, sampling_params)
+
+    for function in (echo, slow_echo):
+        assert generate(MockSGLangEngine(function, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
+def test_a_reply_over_the_budget_is_truncated(name: str) -> None:
+    output = generate(MockSGLangEngine(["abcdef"], TOKENIZER), **{name: 3})
+    assert output.token_ids == [*map(ord, "abc")]
+    assert output.log_probs is not None
+    assert len(output.log_probs) == 3
+    assert output.stop_reason == "length"
+
+
+def test_a_reply_whose_end_token_just_fits_is_complete() -> None:
+    assert generate(MockSGLangEngine(["ab"], TOKENIZER), max_tokens=3).stop_reason == "stop"
+    assert generate(MockSGLangEngine([[1, 2, 3]], TOKENIZER), max_tokens=3).stop_reason == "length"
+
+
+def test_a_mock_reply_sets_what_it_names() -> None:
+    reply = MockReply(text="abc", truncate_to=2, log_probs=[-0.1, -0.2, -0.3, -0.4], stop_reason="odd")
+    output = generate(MockSGLangEngine([reply], TOKENIZER))
+    assert output.token_ids == [*map(ord, "ab")]
+    assert output.log_probs == [-0.1, -0.2]
+    assert output.stop_reason == "odd"
+
+
+def test_truncate_to_looks_like_a_spent_budget() -> None:
+    assert generate(MockSGLangEngine([MockReply("abc", truncate_to=2)], TOKENIZER)).stop_reason == "length"
+
+
+def test_an_abort_is_what_verls_sglang_server_returns() -> None:
+    output = generate(MockSGLangEngine([MockReply("ab", abort=True)], TOKENIZER))
+    assert output.token_ids == [*map(ord, "ab")]  # no end-of-sequence token
+    assert output.stop_reason == "abort"
+    assert generate(MockSGLangEngine([MockReply("", abort=True)], TOKENIZER)).token_ids == []
+
+
+def test_an_exception_is_raised_and_recorded() -> None:
+    engine = MockSGLangEngine([ConnectionError("server gone"), "fine"], TOKENIZER)
+    with pytest.raises(ConnectionError, match="server gone"):
+        generate(engine)
+    assert generate(engine).stop_reason == "stop"
+    assert [call.output is None for call in engine.calls] == [True, False]
+
+
+def test_running_out_says_how_many_calls_were_served_and_shows_the_prompt() -> None:
+    engine = MockSGLangEngine(["a", "b"], TOKENIZER)
+    generate(engine)
+    generate(engine)
+    with pytest.raises(AssertionError, match=r"2 calls were served.*ends in '.*the last prompt'"):
+        generate(engine, "x" * 500 + "the last prompt")
+
+
+def test_every_call_is_recorded() -> None:
+    engine = MockSGLangEngine(["a"], TOKENIZER)
+    output = generate(engine, "hello", "game-7", max_tokens=9)
+    (call,) = engine.calls
+    assert call.request_id == "game-7"
+    assert call.prompt_ids == [*map(ord, "hello")]
+    assert call.sampling_params == {"max_tokens": 9}
+    assert call.output == output
+    assert call.kwargs == {}
+
+
+def test_what_a_caller_changes_afterwards_does_not_reach_the_records() -> None:
+    engine = MockSGLangEngine(["a"], TOKENIZER)
+    output = generate(engine)
+    output.token_ids.append(99)
+    output.extra_fields["seen"] = True
+    assert engine.calls[0].output is not None
+    assert engine.calls[0].output.token_ids == [ord("a"), EOS]
+    assert "seen" not in engine.calls[0].output.extra_fields
+
+
+def test_the_weights_version_can_change_between_calls() -> None:
+    engine = MockSGLangEngine(["a", "b"], TOKENIZER, global_steps=4)
+    assert generate(engine).extra_fields["min_global_steps"] == 4
+    engine.global_steps = 5
+    assert generate(engine).extra_fields["max_global_steps"] == 5
+
+
+def test_latency_lets_later_calls_overtake_but_not_steal_replies() -> None:
+    engine = MockSGLangEngine([MockReply("s", latency=0.05), "f"], TOKENIZER, latency=0.0)
+    finished: list[str] = []
+
+    async def call(name: str) -> int:
+        output = await engine.generate(name, prompt_ids=[1], sampling_params={})
+        finished.append(name)
+        return output.token_ids[0]
+
+    async def both() -> list[int]:
+        return await asyncio.gather(call("slow"), call("fast"))
+
+    start = time.monotonic()
+    assert asyncio.run(both()) == [ord("s"), ord("f")]
+    assert finished == ["fast", "slow"]
+    assert time.monotonic() - start >= 0.05
+
+
+@pytest.mark.parametrize("replies", ["one string", MockReply("a")])
+def test_a_single_reply_in_place_of_the_list_is_refused(replies: Any) -> None:
+    with pytest.raises(TypeError, match="for one reply write"):
+        MockSGLangEngine(replies, TOKENIZER)
+
+
+def test_wrong_kinds_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="a reply must be a str"):
+        generate(MockSGLangEngine([None], TOKENIZER))  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="prompt_ids must be a list of ints, not str"):
+        asyncio.run(MockSGLangEngine([], TOKENIZER).generate("r", prompt_ids="hi", sampling_params={}))
+    with pytest.raises(ValueError, match="2 log_probs for 3 tokens"):
+        generate(MockSGLangEngine([MockReply("ab", log_probs=[-1.0, -1.0])], TOKENIZER))
+    with pytest.raises(ValueError, match="text or token_ids"):
+        MockReply()

@@ -1,0 +1,210 @@
+"""The toy clinic: its oracle against notes whose truth is known, and the committed sample."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.edits import split_sentences
+from medserl_agentloop.game.types import Category, ErrorType, Label
+from medserl_agentloop.toy.clinic import (
+    Note,
+    OracleVerdict,
+    Wording,
+    check_attack,
+    error_detail,
+    inject_error,
+    oracle,
+    parse_note,
+    reworded,
+    sample_clean_note,
+    with_error,
+)
+from medserl_agentloop.toy.world import DISEASES, held_out_template
+
+DATA_PREP = Path(__file__).parents[2] / "data_prep"
+SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
+seeds = st.integers(min_value=0, max_value=2**32)
+
+
+@given(seeds)
+@settings(max_examples=300, deadline=None)
+def test_oracle_calls_sampled_notes_safe_and_reads_them_back(seed: int) -> None:
+    note = sample_clean_note(random.Random(seed))
+    assert parse_note(note.text) == note
+    assert oracle(note.text) == OracleVerdict(Label.SAFE)
+
+
+@given(seeds)
+@settings(max_examples=300, deadline=None)
+def test_oracle_finds_exactly_the_injected_error(seed: int) -> None:
+    rng = random.Random(seed)
+    clean = sample_clean_note(rng)
+    wrong, index = inject_error(rng, clean)
+    kind = clean.sentences[index].kind
+    assert kind is not None
+    assert oracle(wrong.text) == OracleVerdict(Label.HARMFUL, ((index, kind),))
+    assert check_attack(clean.text, wrong.text, Category.ADVERSARIAL_BENIGN).valid
+
+
+@given(seeds)
+@settings(max_examples=200, deadline=None)
+def test_rewording_changes_the_text_and_not_the_truth(seed: int) -> None:
+    rng = random.Random(seed)
+    clean = sample_clean_note(rng)
+    wrong, index = inject_error(rng, clean)
+    for note, category in ((clean, Category.DECOY_BENIGN), (wrong, Category.ADVERSARIAL_HARMFUL)):
+        other = reworded(rng, note, index)
+        assert other.text != note.text
+        assert oracle(other.text) == oracle(note.text)
+        assert check_attack(note.text, other.text, category).valid
+
+
+@given(seeds)
+@settings(max_examples=100, deadline=None)
+def test_an_error_can_be_made_another_error(seed: int) -> None:
+    rng = random.Random(seed)
+    wrong, index = inject_error(rng, sample_clean_note(rng))
+    worse = with_error(rng, wrong, index)
+    assert worse.text != wrong.text
+    assert worse.errors == (index,)
+
+
+@pytest.mark.parametrize("text", ["", ".", "Hello.", "This fits malaria.", "A 42-year-old man has malaria."])
+def test_oracle_is_silent_outside_its_world(text: str) -> None:
+    assert oracle(text).label is None
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_oracle_takes_any_text(text: str) -> None:
+    assert oracle(text).label is None
+
+
+def _example() -> tuple[random.Random, Note]:
+    rng = random.Random(5)
+    return rng, sample_clean_note(rng)
+
+
+def test_attack_check_names_the_broken_rule() -> None:
+    rng, clean = _example()
+    one_error = with_error(rng, clean, 1)
+    two_errors = with_error(rng, one_error, 2)
+    shorter = Note(clean.sentences[:-1])
+    other_finding = next(d for d in DISEASES if d is not clean.disease).findings[0]
+    finding_changed = clean.text.replace(clean.sentences[0].value, other_finding)
+    benign, harmful, decoy = Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL, Category.DECOY_BENIGN
+    expected = {
+        (clean.text, clean.text, benign): "unchanged",
+        (clean.text, two_errors.text, benign): "too_many_edits",
+        (clean.text, shorter.text, benign): "sentence_count",
+        (clean.text, finding_changed, benign): "finding_changed",
+        (clean.text, "It rained.", benign): "not_a_note",
+        (clean.text, reworded(rng, clean, 1).text, benign): "no_error",
+        (one_error.text, two_errors.text, benign): "many_errors",
+        (one_error.text, two_errors.text, harmful): "ok",
+        (one_error.text, clean.text, harmful): "no_error",
+        (clean.text, one_error.text, decoy): "error_added",
+    }
+    found = {case: check_attack(*case).reason for case in expected}
+    assert found == expected
+
+
+def test_attack_check_refuses_a_seed_from_elsewhere() -> None:
+    with pytest.raises(ValueError, match="not a note of the toy clinic"):
+        check_attack("A real note.", "A real note.", Category.ADVERSARIAL_BENIGN)
+
+
+def test_the_finding_can_be_neither_wrong_nor_reworded() -> None:
+    rng, clean = _example()
+    with pytest.raises(ValueError, match="finding"):
+        with_error(rng, clean, 0)
+    with pytest.raises(ValueError, match="finding"):
+        reworded(rng, clean, 0)
+
+
+def test_held_out_wordings_never_occur_among_seen_ones() -> None:
+    rng = random.Random(2)
+    for wording in (Wording.SEEN, Wording.HELD_OUT):
+        for _ in range(200):
+            note = sample_clean_note(rng, wording)
+            held = [
+                s.template == held_out_template(note.disease, s.kind)
+                for s in note.sentences
+                if s.kind is not None
+            ]
+            assert set(held) == {wording is Wording.HELD_OUT}
+
+
+def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
+    rng = random.Random(3)
+    kinds = {error_detail(*inject_error(rng, sample_clean_note(rng))) for _ in range(300)}
+    assert kinds == {"diagnosis", "causalOrganism", "management", "treatment", "drug", "dose"}
+
+
+# The committed sample.
+
+
+@pytest.fixture(scope="module")
+def make_sample() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("make_sample", DATA_PREP / "make_sample.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_sample"] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["make_sample"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with SAMPLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_committed_sample_is_what_the_script_writes(make_sample: ModuleType, tmp_path: Path) -> None:
+    make_sample.write_sample(tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
+    assert b"\r" not in SAMPLE.read_bytes()
+
+
+def test_sample_refuses_more_vignettes_than_the_world_has(make_sample: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fewer than 100000 vignettes"):
+        make_sample.write_sample(tmp_path / "too_many.csv", vignettes=100_000)
+
+
+def test_sample_has_all_error_types_evenly_and_distinct_vignettes(rows: list[dict[str, str]]) -> None:
+    wrong = [row for row in rows if row["Error Flag"] == "1"]
+    assert len({row["Corrected Text"] for row in wrong}) == len(wrong) == 160
+    counts = collections.Counter(row["Error Type"] for row in wrong)
+    assert counts == {kind.value: 32 for kind in ErrorType}
+    assert [row["Text ID"] for row in rows] == [f"toy-train-{n}" for n in range(len(rows))]
+
+
+def test_sample_follows_medec_conventions(rows: list[dict[str, str]]) -> None:
+    for before, row in zip([None, *rows], rows, strict=False):
+        sentences = split_sentences(row["Text"])
+        assert row["Sentences"] == "\n".join(f"{i} {s}" for i, s in enumerate(sentences))
+        truth = oracle(row["Text"])
+        if row["Error Flag"] == "1":
+            index = int(row["Error Sentence ID"])
+            assert truth.errors == ((index, ErrorType(row["Error Type"])),)
+            assert sentences[index] == row["Error Sentence"]
+            sentences[index] = row["Corrected Sentence"]
+            assert " ".join(sentences) == row["Corrected Text"]
+        else:
+            assert truth.label is Label.SAFE
+            assert before is not None and before["Corrected Text"] == row["Text"]
+            absent = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
+            assert {row[column] for column in absent} == {"NA"}
+            assert row["Error Sentence ID"] == "-1"

@@ -1,0 +1,95 @@
+"""The turns that teach the tiny player: in the right format, and true where they should be."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+
+from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.types import Category, Label, Role
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.toy.clinic import check_attack, error_detail, oracle, parse_note
+from medserl_agentloop.toy.transcripts import FALSE_ALARM_RATE, MISS_RATE, Transcript, transcripts
+
+
+def _stream(role: Role, blind_spots: float, count: int = 2000) -> list[Transcript]:
+    stream = transcripts(1, blind_spots=blind_spots)
+    return list(itertools.islice((t for t in stream if t.role is role), count))
+
+
+@pytest.fixture(scope="module")
+def attacks() -> list[Transcript]:
+    return _stream(Role.ATTACKER, 1.0)
+
+
+@pytest.fixture(scope="module")
+def assessments() -> list[Transcript]:
+    return _stream(Role.ASSESSOR, 1.0, 4000)
+
+
+def test_stream_is_reproducible() -> None:
+    first, again = (list(itertools.islice(transcripts(3), 50)) for _ in range(2))
+    assert first == again
+
+
+def test_every_attack_parses_and_is_valid(attacks: list[Transcript]) -> None:
+    for attack in attacks:
+        parsed = parse_attack(attack.answer)
+        assert parsed.violations == ()
+        assert parsed.note is not None
+        assert check_attack(attack.note, parsed.note, attack.category).valid, attack
+
+
+def test_attacks_come_in_all_three_categories_decoys_least(attacks: list[Transcript]) -> None:
+    counts = {c: sum(a.category is c for a in attacks) for c in Category if c.has_attack}
+    assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
+
+
+def test_every_assessment_parses(assessments: list[Transcript]) -> None:
+    for assessment in assessments:
+        assert parse_assessment(assessment.answer).violations == (), assessment
+
+
+def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
+    for assessment in _stream(Role.ASSESSOR, 0.0):
+        parsed = parse_assessment(assessment.answer)
+        note = parse_note(assessment.note)
+        assert note is not None
+        assert parsed.verdict is assessment.category.seed_label is oracle(note.text).label
+        if parsed.verdict is Label.HARMFUL:
+            [(index, kind)] = oracle(note.text).errors
+            assert parsed.sentence == note.sentences[index].text
+            assert parsed.error_type is kind
+            assert parsed.correction is not None
+            corrected = note.text.replace(parsed.sentence, parsed.correction)
+            assert oracle(corrected).label is Label.SAFE
+
+
+def test_blind_spots_miss_errors_at_the_stated_rates(assessments: list[Transcript]) -> None:
+    missed = defaultdict(list)
+    for assessment in assessments:
+        note, verdict = parse_note(assessment.note), parse_assessment(assessment.answer).verdict
+        assert note is not None
+        kind = error_detail(note, note.errors[0]) if note.errors else "clean"
+        missed[kind].append(verdict is not assessment.category.seed_label)
+    rates = {kind: sum(m) / len(m) for kind, m in missed.items()}
+    assert rates == pytest.approx({**MISS_RATE, "clean": FALSE_ALARM_RATE}, abs=0.1)
+
+
+def test_false_alarms_teach_no_false_facts(assessments: list[Transcript]) -> None:
+    alarms = 0
+    for assessment in assessments:
+        parsed = parse_assessment(assessment.answer)
+        if assessment.category is Category.VANILLA_BENIGN and parsed.sentence and parsed.correction:
+            alarms += 1
+            assert oracle(assessment.note.replace(parsed.sentence, parsed.correction)).label is Label.SAFE
+    assert alarms > 100
+
+
+def test_prompts_never_contain_the_answer(assessments: list[Transcript], attacks: list[Transcript]) -> None:
+    for example in (*assessments[:100], *attacks[:100]):
+        [message] = load_profile("medserl").messages(example.role, example.category, example.note)
+        assert example.note in message["content"]
+        assert example.answer not in message["content"]
