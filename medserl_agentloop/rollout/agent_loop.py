@@ -143,9 +143,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     def _was_cut(self, output: TokenOutput, budget: int) -> bool:
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if output.stop_reason in ("length", "stop"):
-            return output.stop_reason == "length"
-        ended = bool(output.token_ids[-1] == self.tokenizer.eos_token_id)
-        return len(output.token_ids) >= budget and not ended
+            return bool(output.stop_reason == "length")
+        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self.tokenizer.eos_token_id)
 
 
 def _versions(output: TokenOutput) -> tuple[int | None, int | None]:

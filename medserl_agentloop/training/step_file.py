@@ -16,6 +16,9 @@ from pydantic import ValidationError
 
 from medserl_agentloop.game.records import GameRecord
 
+GAMES_FILE = "games.jsonl"
+METRICS_FILE = "metrics.jsonl"
+
 
 class StepFile:
     """An append-only file of JSON objects that have a ``step``, in the order of their steps.

@@ -31,10 +31,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.training.dataset_check import check_dataset
-from medserl_agentloop.training.step_file import StepFile
-
-GAMES_FILE = "games.jsonl"
-METRICS_FILE = "metrics.jsonl"
+from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
 class SelfPlayMixin:
@@ -154,7 +151,10 @@ class SelfPlayMixin:
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)  # type: ignore[misc]
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
-        self.metrics_file.append([{"step": self.global_steps, **numbers}])  # type: ignore[attr-defined]
+        step = self.global_steps  # type: ignore[attr-defined]
+        self.metrics_file.append([{"step": step, **numbers}])
+        total = self.total_training_steps  # type: ignore[attr-defined]
+        print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
 
     def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
@@ -171,6 +171,21 @@ class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc] 
 
     # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
     trainer_mode = property(lambda self: "sync", lambda self, _: None)
+
+
+def step_line(metrics: dict[str, float]) -> str:
+    """The numbers that say whether a step is healthy, on one line; what a step lacks is left out."""
+    shown = (
+        ("attacker reward", "selfplay/attacker/reward"),
+        ("valid", "selfplay/attacker/valid_rate"),
+        ("undetected", "selfplay/attacker/success_rate"),
+        ("assessor reward", "selfplay/assessor/reward"),
+        ("accuracy", "selfplay/assessor/accuracy"),
+        ("grad norm", "actor/grad_norm"),
+        ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
+        ("seconds", "timing_s/step"),
+    )
+    return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown if name in metrics)
 
 
 def restart_positions(batch: KVBatchMeta) -> None:

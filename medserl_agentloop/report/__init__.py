@@ -1,0 +1,1 @@
+"""What people look at after a run: games as text, metrics side by side."""

@@ -1,0 +1,101 @@
+"""Small real things for tests: tokenizers of two chat families, a random model, a composed run.
+
+Built in memory, no network. Users' tests of their own games may import them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+FAMILIES = {
+    "chatml": (CHATML, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>"),
+    "llama3": (
+        LLAMA3,
+        ["<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        "<|eot_id|>",
+    ),
+}
+
+
+def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer, one token per byte, with the special tokens and chat template of a family.
+
+    ``<think>`` and its like are added tokens that are not special, as in Qwen3.
+
+    Args:
+        family: ``chatml`` (Qwen) or ``llama3``.
+    """
+    template, special, eos = FAMILIES[family]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, pad_token="<|endoftext|>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def tiny_model(vocab_size: int, *, seed: int = 0, attention: str = "sdpa") -> Qwen3ForCausalLM:
+    """A random Qwen3 of about 100,000 parameters in fp32, in evaluation mode."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=8192,
+        initializer_range=0.2,  # large enough that a wrong context shows in the log-probs
+        attn_implementation=attention,
+    )
+    return Qwen3ForCausalLM(config).float().eval()
+
+
+def compose_run(*overrides: str) -> DictConfig:
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, Hydra's own node included.
+
+    Args:
+        *overrides: As on the command line, e.g. ``+recipes=quickstart``.
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config: DictConfig = compose("ppo_trainer", overrides=list(overrides))
+    return config
+
+
+def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:
+    """The self-play agent loop as verl's worker builds it, on ``engine`` as its server client."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
+
+    return SelfPlayAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=engine,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+    )

@@ -1,0 +1,183 @@
+"""The agent loop on a scripted engine: what each role is shown, what the trajectory holds."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import NOTE, REWRITTEN, RUN, TOKENIZER, assessment_text, attack_text, play, run_with
+
+from medserl_agentloop.game.records import InvalidAttack
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.trajectory import SelfPlayOutput
+from medserl_agentloop.testing.mock_engine import MockReply
+
+shared = partial(play, run=run_with(selfplay__context="shared"))
+
+
+def assert_well_formed(output: SelfPlayOutput) -> None:
+    """What verl relies on, whatever was played."""
+    length = len(output.response_ids)
+    assert length >= 1
+    assert length <= RUN.data.max_response_length
+    assert len(output.response_mask) == len(output.role_ids) == len(output.response_logprobs or []) == length
+    assert sum(output.context_lengths) == len(output.prompt_ids) + length
+    assert [bool(m) for m in output.response_mask] == [r != 0 for r in output.role_ids]
+
+
+def test_a_game_is_one_trajectory_of_two_turns() -> None:
+    output, record, engine = play([attack_text(), assessment_text()])
+    attacker, assessor = engine.calls
+    assert output.prompt_ids == attacker.prompt_ids
+    assert output.response_ids == [
+        *attacker.output.token_ids, *assessor.prompt_ids, *assessor.output.token_ids,
+    ]  # fmt: skip
+    assert output.role_ids == (
+        [Role.ATTACKER.id] * len(attacker.output.token_ids)
+        + [0] * len(assessor.prompt_ids)
+        + [Role.ASSESSOR.id] * len(assessor.output.token_ids)
+    )
+    assert output.context_lengths == [
+        len(attacker.prompt_ids) + len(attacker.output.token_ids),
+        len(assessor.prompt_ids) + len(assessor.output.token_ids),
+    ]
+    assert output.num_turns == 4
+    assert record.presented_note == REWRITTEN
+    assert record.assessment is not None and record.assessment.verdict == "harmful"
+    assert_well_formed(output)
+
+
+def test_log_probs_are_the_engines_and_zero_on_the_observation() -> None:
+    output, _, engine = play([attack_text(), assessment_text()])
+    attacker, assessor = engine.calls
+    assert output.response_logprobs == [
+        *attacker.output.log_probs, *[0.0] * len(assessor.prompt_ids), *assessor.output.log_probs,
+    ]  # fmt: skip
+
+
+@given(
+    reasoning=st.text(max_size=300),
+    before=st.text(max_size=100),
+    after=st.text(max_size=100),
+    change=st.sampled_from(["giardia", "vibrio", "borrelia"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_assessor_prompt_is_the_one_of_the_presented_note_whatever_the_attacker_writes(
+    reasoning: str, before: str, after: str, change: str
+) -> None:
+    """No attacker token, no word of the attacker's prompt, no reasoning: nothing but the note goes in."""
+    note = NOTE.replace("candida", change)
+    text = f"{before}<think>{reasoning}</think>\n<note>{note}</note>{after}"
+    replies = iter([text, assessment_text()])
+    _, record, engine = play(lambda *_: next(replies))
+    if record.presented_note is None:
+        assert len(engine.calls) == 1
+        return
+    expected = load_profile("medserl").messages(Role.ASSESSOR, record.category, record.presented_note)
+    rendered = TOKENIZER.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
+    assert TOKENIZER.decode(engine.calls[1].prompt_ids) == rendered
+
+
+def test_the_attackers_secrets_do_not_reach_the_assessor() -> None:
+    output, _, engine = play([attack_text(reasoning="SECRET-PLAN"), assessment_text()])
+    seen = TOKENIZER.decode(engine.calls[1].prompt_ids)
+    assert "SECRET-PLAN" in TOKENIZER.decode(output.response_ids)
+    assert "SECRET-PLAN" not in seen
+    assert "attacker" not in seen
+    assert "candida" not in seen  # the original note
+
+
+def test_the_shared_context_shows_the_assessor_everything() -> None:
+    output, _, engine = shared([attack_text(reasoning="SECRET-PLAN"), assessment_text()])
+    attacker, assessor = engine.calls
+    assert assessor.prompt_ids[: len(attacker.prompt_ids)] == attacker.prompt_ids
+    assert "SECRET-PLAN" in TOKENIZER.decode(assessor.prompt_ids)
+    assert [*output.prompt_ids, *output.response_ids] == [*assessor.prompt_ids, *assessor.output.token_ids]
+    assert output.context_lengths == [len(output.prompt_ids) + len(output.response_ids)]
+    assert_well_formed(output)
+
+
+@pytest.mark.parametrize("category", ["vanilla_harmful", "vanilla_benign"])
+def test_vanilla_games_skip_the_attacker(category: str) -> None:
+    output, record, engine = play([assessment_text()], category)
+    assert len(engine.calls) == 1
+    assert record.attack is None
+    assert set(output.role_ids) == {Role.ASSESSOR.id}
+    assert output.num_turns == 2
+    assert_well_formed(output)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("no tags at all", InvalidAttack.UNPARSED),
+        (attack_text(NOTE), InvalidAttack.UNCHANGED),
+        (attack_text("Something else entirely. It has nothing to do with it."), InvalidAttack.TOO_MANY_SENTENCES),
+        (MockReply(text=attack_text(), truncate_to=20), InvalidAttack.TRUNCATED),
+    ],
+)
+def test_an_invalid_attack_ends_the_game(reply: Any, reason: InvalidAttack) -> None:
+    output, record, engine = play([reply])
+    assert len(engine.calls) == 1
+    assert record.attack is not None and record.attack.invalid is reason
+    assert set(output.role_ids) == {Role.ATTACKER.id}
+    assert_well_formed(output)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_an_aborted_turn_makes_the_game_void(turn: int) -> None:
+    aborted = MockReply(token_ids=[5, 6], abort=True)
+    output, record, _ = play([aborted] if turn == 0 else [attack_text(), aborted])
+    assert record.void is not None and "aborted" in record.void
+    assert_well_formed(output)
+
+
+def test_an_abort_before_the_first_token_still_gives_verl_a_row() -> None:
+    output, record, _ = play([MockReply(token_ids=[], abort=True)])
+    assert record.void is not None
+    assert output.response_mask == [0]
+    assert_well_formed(output)
+
+
+def test_budgets_follow_the_note() -> None:
+    _, _, engine = play([attack_text(), assessment_text()])
+    attacker, assessor = engine.calls
+    note_tokens = len(NOTE.encode())
+    assert attacker.sampling_params["max_tokens"] == 400 + int(note_tokens * RUN.selfplay.budget.note_growth) + 16
+    assert assessor.sampling_params["max_tokens"] == 400
+
+
+@given(
+    response_length=st.integers(1, 3000),
+    attack_tokens=st.integers(1, 1000),
+    context=st.sampled_from(["isolated", "shared"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_game_overruns_the_response_length(response_length: int, attack_tokens: int, context: str) -> None:
+    run = run_with(actor_rollout_ref__rollout__response_length=response_length, selfplay__context=context)
+    text = attack_text(reasoning="r" * attack_tokens)
+    replies = iter([text, assessment_text()])
+    output, _, _ = play(lambda *_: next(replies), run=run)
+    assert len(output.response_ids) <= response_length
+
+
+def test_a_prompt_longer_than_prompt_length_is_void_and_never_cut_for_generation() -> None:
+    output, record, engine = play([], run=run_with(actor_rollout_ref__rollout__prompt_length=50))
+    assert not engine.calls
+    assert record.void == "no room for the attacker's turn"
+    assert len(output.prompt_ids) <= 50
+    assert_well_formed(output)
+
+
+def test_versions_and_identity_are_in_the_record() -> None:
+    output, record, _ = play([attack_text(), assessment_text()])
+    assert (record.uid, record.session) == ("group", 0)
+    assert isinstance(output.extra_fields["min_global_steps"], int)
+    assert record.policy_version == output.extra_fields["min_global_steps"]
+
+
+def test_a_row_without_facts_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
+        play([], seed_note=None)

@@ -1,0 +1,113 @@
+"""The columns that reach verl: each role's reward on its own last token, nothing for void games."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import RUN, TOKENIZER, assessment_text, attack_text, play
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
+
+from medserl_agentloop.game.records import GameRecord, Judgement
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.judges import JUDGES
+from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.testing.tiny import compose_run
+
+
+def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
+    """What verl's agent-loop worker does with an output: reward manager, then as_dict."""
+    manager = load_reward_manager(run, TOKENIZER)
+    data = DataProto.from_dict(
+        tensors={"responses": torch.tensor([output.response_ids])},
+        non_tensors={"tool_extra_fields": np.array([output.extra_fields], dtype=object)},
+    )
+    result = asyncio.run(manager.run_single(data))
+    output.reward_score = result["reward_score"]
+    output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+    return output.as_dict()
+
+
+def test_rewards_sit_on_the_last_token_of_each_role() -> None:
+    output, _, engine = play([attack_text(), assessment_text()])
+    columns = judge(output)
+    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    attacker_end = len(engine.calls[0].output.token_ids) - 1
+    expected = torch.zeros(len(output.response_ids))
+    expected[attacker_end] = record.reward(Role.ATTACKER)
+    expected[-1] = record.reward(Role.ASSESSOR)
+    assert torch.equal(columns["rm_scores"], expected)
+    assert record.reward(Role.ATTACKER) != 0 != record.reward(Role.ASSESSOR)
+    assert columns["rm_scores"].sum().item() == pytest.approx(output.reward_score)
+
+
+def test_columns_have_the_dtypes_and_lengths_verl_needs() -> None:
+    columns = judge(play([attack_text(), assessment_text()])[0])
+    length = columns["responses"].shape
+    for name, dtype in {
+        "response_mask": torch.int64,
+        "role_ids": torch.int64,
+        "rm_scores": torch.float32,
+        "rollout_log_probs": torch.float32,
+    }.items():
+        assert columns[name].shape == length, name
+        assert columns[name].dtype == dtype, name
+
+
+def test_an_invalid_attack_rewards_the_attacker_alone() -> None:
+    columns = judge(play(["nothing"])[0])
+    assert columns["rm_scores"][:-1].eq(0).all()
+    assert columns["rm_scores"][-1] == -2.5  # invalid -2, format -0.5
+
+
+def test_reward_extra_info_holds_numbers_only() -> None:
+    info = judge(play([attack_text(), assessment_text()])[0])["extra_fields"]["reward_extra_info"]
+    assert info["acc"] == 1.0
+    assert all(value is None or isinstance(value, float) for value in info.values())
+
+
+class BrokenJudge:
+    name = "broken"
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        raise TimeoutError("the judge is down")
+
+
+class AbstainingJudge:
+    name = "abstaining"
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        return Judgement(judge=self.name, label=None)
+
+
+@pytest.mark.parametrize("broken", [BrokenJudge, AbstainingJudge])
+def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(JUDGES, "labels", broken)
+    columns = judge(play([attack_text(), assessment_text()])[0])
+    assert columns["response_mask"].eq(0).all()
+    assert columns["rm_scores"].eq(0).all()
+    assert GameRecord.model_validate(columns["extra_fields"][GAME_KEY]).void is not None
+
+
+def test_an_output_without_a_judged_game_is_refused() -> None:
+    output = play([attack_text(), assessment_text()])[0]
+    output.reward_score = 1.0
+    with pytest.raises(ValueError, match="PerTurnRewardManager"):
+        output.as_dict()
+
+
+def test_the_reward_manager_refuses_trajectories_that_are_no_games() -> None:
+    output = play([attack_text(), assessment_text()])[0]
+    del output.extra_fields[GAME_KEY]
+    with pytest.raises(ValueError, match="agent_name=medserl_selfplay"):
+        judge(output)
+
+
+def test_zero_sum_games_sum_to_zero() -> None:
+    run = compose_run("+recipes=quickstart", "selfplay.reward=zero_sum")
+    for verdict in ("harmful", "safe"):
+        columns = judge(play([attack_text(), assessment_text(verdict)])[0], run)
+        assert columns["rm_scores"].sum() == 0
+        assert columns["rm_scores"].abs().sum() == 2

@@ -1,0 +1,71 @@
+"""Builders that several test modules share: a note and its row, turns as text, a game on a scripted engine."""
+
+import asyncio
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.testing.mock_engine import MockSGLangEngine
+from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
+
+NOTE = "A 40-year-old man has fever. Culture grew candida. He receives fluconazole 150 mg. Follow-up is in a week."
+REWRITTEN = NOTE.replace("candida", "giardia")
+ERROR_NOTE = NOTE.replace("fluconazole", "amoxicillin")
+
+
+def extra_info(category: str, **changes: Any) -> dict[str, Any]:
+    """Facts of a row as parquet holds them."""
+    harmful_seed = category.endswith("harmful")
+    facts = {
+        "index": 7,
+        "text_id": "toy-train-7",
+        "vignette_id": "toy-train-7",
+        "category": category,
+        "target_label": "safe" if category in ("vanilla_benign", "decoy_benign") else "harmful",
+        "seed_note": ERROR_NOTE if harmful_seed else NOTE,
+        "error_note": ERROR_NOTE,
+        "clean_note": NOTE,
+        "error_type": "pharmacotherapy",
+        "error_sentence": "He receives amoxicillin 150 mg.",
+        "corrected_sentence": "He receives fluconazole 150 mg.",
+    }
+    return {**facts, **changes}
+
+
+def attack_text(note: str = REWRITTEN, reasoning: str = "SECRET-PLAN: change the organism") -> str:
+    return f"<think>{reasoning}</think>\n<note>{note}</note>"
+
+
+def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giardia.") -> str:
+    fields = "" if verdict == "safe" else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: none"
+    return f"<think>it reads oddly</think>\n<answer>\nverdict: {verdict}{fields}\n</answer>"
+
+
+TOKENIZER = tiny_tokenizer()
+RUN = compose_run("+recipes=quickstart", "data.max_prompt_length=4096", "data.max_response_length=8192")
+RUN.selfplay.budget.attacker_reasoning = 400
+RUN.selfplay.budget.assessor = 400
+ROW = {"uid": "group", "session_id": 0, "global_steps": 3}
+
+
+def run_with(**changes: Any) -> DictConfig:
+    run = RUN.copy()
+    for key, value in changes.items():
+        OmegaConf.update(run, key.replace("__", "."), value)
+    return run
+
+
+def play(
+    replies: Any, category: str = "adversarial_benign", run: DictConfig = RUN, **facts: Any
+) -> tuple[SelfPlayOutput, GameRecord, MockSGLangEngine]:
+    engine = MockSGLangEngine(replies, TOKENIZER)
+
+    async def game() -> SelfPlayOutput:
+        loop = build_agent_loop(engine, TOKENIZER, run)
+        output: SelfPlayOutput = await loop.run({"temperature": 1.0}, extra_info=extra_info(category, **facts), **ROW)
+        return output
+
+    output = asyncio.run(game())
+    return output, GameRecord.model_validate(output.extra_fields[GAME_KEY]), engine
