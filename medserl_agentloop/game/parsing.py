@@ -108,8 +108,9 @@ def parse_assessment(text: str) -> ParsedAssessment:
         found = list(_ANSWER_FIELD.finditer(sections.body))
         if sections.body[: found[0].start() if found else None].strip():
             violations.append("text_before_verdict")
-        for match, after in zip(found, [*found[1:], None], strict=True):
-            value = sections.body[match.end() : after.start() if after else None].strip()
+        ends = [*(match.start() for match in found[1:]), len(sections.body)]
+        for match, end in zip(found, ends, strict=False):  # one end too many where nothing is found
+            value = sections.body[match.end() : end].strip()
             if match[1] in fields:
                 violations.append(f"repeated_{match[1]}")
             else:

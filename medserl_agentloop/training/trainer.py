@@ -141,11 +141,15 @@ class SelfPlayMixin:
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
 
-    def _step_once(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        batch = super()._step_once(metrics, *args, **kwargs)  # type: ignore[misc]
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)  # type: ignore[misc]
         records = self._read_records(batch)
         self.games_file.append(record.to_json() for record in records)
         metrics.update(role_metrics(records))
+        # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
+        lost = sample_batch_size * self.config.actor_rollout_ref.rollout.n - len(records)  # type: ignore[attr-defined]
+        if lost:
+            metrics["selfplay/lost_games"] = float(lost)
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -176,11 +180,14 @@ class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc] 
 def step_line(metrics: dict[str, float]) -> str:
     """The numbers that say whether a step is healthy, on one line; what a step lacks is left out."""
     shown = (
-        ("attacker reward", "selfplay/attacker/reward"),
+        ("lost games", "selfplay/lost_games"),
+        ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),
         ("undetected", "selfplay/attacker/success_rate"),
-        ("assessor reward", "selfplay/assessor/reward"),
+        ("reward", "selfplay/attacker/reward"),
+        ("assessor parsed", "selfplay/assessor/parse_rate"),
         ("accuracy", "selfplay/assessor/accuracy"),
+        ("reward", "selfplay/assessor/reward"),
         ("grad norm", "actor/grad_norm"),
         ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
         ("seconds", "timing_s/step"),
