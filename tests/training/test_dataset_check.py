@@ -1,0 +1,96 @@
+"""The start-up check reads a dataset as verl does and refuses what could not be played as planned."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support import NOTE, TOKENIZER, extra_info
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from medserl_agentloop.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.medec.schema import to_table
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.agent_loop import AGENT_NAME
+from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.training.dataset_check import check_dataset, plan_row
+
+ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
+SELFPLAY = SelfPlayConfig()
+
+
+def row(category: str, **changes: Any) -> dict[str, Any]:
+    facts = extra_info(category)
+    role = Role.ATTACKER if Category(category).has_attack else Role.ASSESSOR
+    return {
+        "data_source": f"toy/{category}",
+        "agent_name": AGENT_NAME,
+        "prompt": load_profile("medserl").messages(role, Category(category), facts["seed_note"]),
+        "ability": "medical_error_detection",
+        "reward_model": {"style": "rule", "ground_truth": facts["target_label"]},
+        "extra_info": {
+            **facts,
+            "split": "train",
+            "subset": "toy",
+            "error_sentence_id": 2,
+            "sentences": [],
+            "pair_source": "in_row",
+            "edit_tag": "local_edit",
+            "source_sha256": "0" * 64,
+        },
+        **changes,
+    }
+
+
+def check(tmp_path: Path, rows: list[dict[str, Any]], *, prompt: int = 4096, response: int = 16384) -> str:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(to_table(rows), path)
+    config = compose_run().data
+    config.dataloader_num_workers = 0
+    dataset = RLHFDataset(str(path), TOKENIZER, config)
+    return check_dataset(dataset, "rows.parquet", SELFPLAY, ENCODER, prompt_length=prompt, response_length=response)
+
+
+def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
+    line = check(tmp_path, [row("vanilla_benign"), row("adversarial_benign"), row("adversarial_benign")])
+    assert "plays all of its 3 rows (2 adversarial_benign, 1 vanilla_benign)" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent_name": "single_turn_agent"}, "row 0: agent_name is 'single_turn_agent', expected 'medserl_selfplay'"),
+        ({"prompt": [{"role": "user", "content": "{{ note }}"}]}, "row 0: its prompt is not what profile 'medserl'"),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, [row("vanilla_benign", **changes)])
+
+
+def test_decoys_need_a_judge_that_reads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="decoy_benign games need a judge"):
+        check(tmp_path, [row("decoy_benign")])
+
+
+@pytest.mark.parametrize(("limits", "key"), [({"prompt": 10}, "max_prompt_length"), ({"response": 10}, "max_response")])
+def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
+    tmp_path: Path, limits: dict[str, int], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"longest row needs \d+ tokens, but data.{key}"):
+        check(tmp_path, [row("adversarial_benign")], **limits)
+
+
+def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:
+    spec = GameSpec.from_extra_info(extra_info("adversarial_benign"))
+    prompt, response = plan_row(spec, SELFPLAY, ENCODER)
+    attack = ENCODER.opening(Role.ATTACKER, spec.category, NOTE)
+    attacker = SELFPLAY.budget.attacker(attack.note_tokens)
+    longest_note = "x" * attacker  # one token a byte: a turn that is nothing but note
+    second = len(ENCODER.opening(Role.ASSESSOR, spec.category, longest_note).ids)
+    assert prompt == len(attack.ids)
+    assert response == attacker + second + SELFPLAY.budget.assessor
