@@ -73,7 +73,8 @@ def test_the_plugins_path_resolver_finds_what_travels_with_the_package() -> None
 
 
 def test_agent_loop_yaml_names_the_loop_that_rows_ask_for() -> None:
-    from medserl_agentloop.rollout.agent_loop import AGENT_NAME, SelfPlayAgentLoop
+    from medserl_agentloop.medec.rows import AGENT_NAME
+    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
 
     (entry,) = OmegaConf.load(resource("tool_configs/agent_loop.yaml"))
     assert entry.name == AGENT_NAME

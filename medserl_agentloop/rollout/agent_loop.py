@@ -23,8 +23,6 @@ from medserl_agentloop.rollout.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.rollout.interaction import MedicalGameInteraction
 from medserl_agentloop.rollout.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
-AGENT_NAME = "medserl_selfplay"
-
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 

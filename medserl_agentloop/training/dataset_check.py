@@ -11,8 +11,8 @@ from typing import Any
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.agent_loop import AGENT_NAME
 from medserl_agentloop.rollout.encoding import ChatEncoder
 
 

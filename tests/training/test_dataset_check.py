@@ -10,9 +10,9 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import to_table
 from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.agent_loop import AGENT_NAME
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
 from medserl_agentloop.training.dataset_check import check_dataset, plan_row
