@@ -26,6 +26,15 @@ PACKED_POSITION_STRATEGIES = ("fsdp", "fsdp2")
 
 REWARD_MANAGER = "PerTurnRewardManager"
 TRAINER_MODES = ("selfplay_sync",)
+_OPEN_NODES = (
+    "selfplay",
+    "hydra",
+    "ray_kwargs.ray_init",  # arguments of ray.init
+    # A field of FSDPEngineConfig that verl's YAML leaves out.
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.fsdp.mixed_precision",
+)
 ROLE_ESTIMATOR_NAMES = ("role_grpo", "role_reinforce_pp")
 
 
@@ -160,6 +169,28 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
             ".module.path=pkg://medserl_agentloop.training.reward_manager (or a subclass of yours)."
         )
     return selfplay
+
+
+def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
+    """Keys of a run that verl's own config does not have, each with the nearest one it has.
+
+    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does
+    nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
+    """
+    found: list[str] = []
+
+    def walk(node: Any, known: Any, path: str) -> None:
+        for name, child in node.items():
+            here = f"{path}{name}"
+            if here in _OPEN_NODES:
+                continue
+            if name not in known:
+                found.append(f"{here}{_nearest(str(name), known)}")
+            elif isinstance(child, dict) and known[name]:
+                walk(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
+
+    walk(OmegaConf.to_container(run, resolve=False), OmegaConf.to_container(schema, resolve=False), "")
+    return found
 
 
 def _one_of(key: str, value: str, allowed: Any) -> None:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import ray
 import verl
+from hydra import compose
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
@@ -58,7 +59,7 @@ def register() -> None:
         register_resolvers()
         cpu.register()
         if ray.is_initialized():  # a process of a run; anywhere else this import would cost seconds
-            from medserl_agentloop.training import advantages, trainer  # noqa: F401
+            _register_for_training()
     except Exception as error:
         print(
             f"[medserl] the plugin failed to load, self-play cannot run: {error!r}",
@@ -69,6 +70,17 @@ def register() -> None:
     if _ANNOUNCED not in os.environ:
         os.environ[_ANNOUNCED] = "1"
         print(f"[medserl] medserl-agentloop {package_version()} loaded into verl {verl.__version__}", flush=True)
+
+
+def _register_for_training() -> None:
+    """Register agent loop, trainer and estimators; the latter two by being imported."""
+    from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
+
+    from medserl_agentloop.medec.rows import AGENT_NAME
+    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
+    from medserl_agentloop.training import advantages, trainer  # noqa: F401
+
+    register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
@@ -83,7 +95,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
-        from medserl_agentloop.config import ConfigError, check_run
+        from medserl_agentloop.config import ConfigError, check_run, unknown_keys
 
         if self.platform is not None:
             self._choose_platform(self.platform)
@@ -92,6 +104,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None
+        for key in unknown_keys(config, compose(config.hydra.job.config_name)):
+            print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)
 
     @staticmethod
     def _choose_platform(name: str) -> None:

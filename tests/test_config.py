@@ -1,6 +1,9 @@
 """A wrong configuration stops before anything starts, and says what to write instead."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig, check_run
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.plugin import StartupCheck, check_verl_version
+from medserl_agentloop.plugin import check_verl_version
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -72,10 +75,18 @@ def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
         check_run(compose_run())
 
 
-def test_the_hydra_callback_stops_the_run_itself() -> None:
+def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
     """Hydra would turn an ordinary exception into a warning and go on."""
-    with pytest.raises(SystemExit, match=r"selfplay\.contxt"):
-        StartupCheck().on_run_start(run(selfplay__contxt="shared"))
+    run = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart", "+selfplay.contxt=shared"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode != 0
+    assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in run.stderr
+    assert "Started a local Ray instance" not in run.stdout + run.stderr
 
 
 def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:

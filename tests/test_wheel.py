@@ -42,11 +42,11 @@ def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         "import medserl_agentloop.paths as p; from hydra import compose, initialize_config_module\n"
-        "assert str(p.PACKAGE).startswith({root!r}), p.PACKAGE\n"
+        f"assert str(p.PACKAGE).startswith({str(tmp_path)!r}), p.PACKAGE\n"
         "import verl\n"
         "initialize_config_module('verl.trainer.config', version_base=None).__enter__()\n"
         "print(compose('ppo_trainer', overrides=['+recipes=quickstart']).actor_rollout_ref.model.path)"
-    ).format(root=str(tmp_path))
+    )
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
