@@ -138,11 +138,7 @@ def test_held_out_wordings_never_occur_among_seen_ones() -> None:
     for wording in (Wording.SEEN, Wording.HELD_OUT):
         for _ in range(200):
             note = sample_clean_note(rng, wording)
-            held = [
-                s.template == held_out_template(note.disease, s.kind)
-                for s in note.sentences
-                if s.kind is not None
-            ]
+            held = [s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None]
             assert set(held) == {wording is Wording.HELD_OUT}
 
 
@@ -178,9 +174,12 @@ def test_committed_sample_is_what_the_script_writes(make_sample: ModuleType, tmp
     assert b"\r" not in SAMPLE.read_bytes()
 
 
-def test_sample_refuses_more_vignettes_than_the_world_has(make_sample: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fewer than 100000 vignettes"):
-        make_sample.write_sample(tmp_path / "too_many.csv", vignettes=100_000)
+def test_sample_refuses_more_vignettes_than_it_can_tell_apart(
+    make_sample: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_sample, "_MAX_TRIES", 1)
+    with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
+        make_sample.write_sample(tmp_path / "too_many.csv", vignettes=160)
 
 
 def test_sample_has_all_error_types_evenly_and_distinct_vignettes(rows: list[dict[str, str]]) -> None:

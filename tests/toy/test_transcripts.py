@@ -15,7 +15,7 @@ from medserl_agentloop.toy.transcripts import FALSE_ALARM_RATE, MISS_RATE, Trans
 
 
 def _stream(role: Role, blind_spots: float, count: int = 2000) -> list[Transcript]:
-    stream = transcripts(1, blind_spots=blind_spots)
+    stream = transcripts(1, blind_spots=blind_spots, practice=0.5)
     return list(itertools.islice((t for t in stream if t.role is role), count))
 
 
