@@ -1,0 +1,116 @@
+"""Small builders for tests of the game core: a note, the facts of a row, turns as text, finished records."""
+
+from typing import Any
+
+from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.rules import EditLimits, Game
+from medserl_agentloop.game.types import Category, GameSpec, Label
+
+CLEAN_NOTE = "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
+ERROR_NOTE = CLEAN_NOTE.replace("heparin", "warfarin")
+CORRECTED_SENTENCE = "She receives heparin 500 units."
+ERROR_SENTENCE = "She receives warfarin 500 units."
+
+DECIDED = [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE]
+"""Outcomes with a readable verdict."""
+
+
+def spec(category: Category | str = Category.VANILLA_HARMFUL, **changes: Any) -> GameSpec:
+    category = Category(category)
+    facts: dict[str, Any] = {
+        "category": category,
+        "target_label": category.default_target_label,
+        "seed_note": ERROR_NOTE if category.seed_label is Label.HARMFUL else CLEAN_NOTE,
+        "error_note": ERROR_NOTE,
+        "clean_note": CLEAN_NOTE,
+        "error_sentence": ERROR_SENTENCE,
+        "corrected_sentence": CORRECTED_SENTENCE,
+    }
+    return GameSpec(**{**facts, **changes})
+
+
+def attack_text(note: str, reasoning: str = "swap the drug") -> str:
+    return f"<think>{reasoning}</think>\n<note>{note}</note>"
+
+
+def assessment_text(*lines: str, reasoning: str = "reads oddly") -> str:
+    return f"<think>{reasoning}</think>\n<answer>\n" + "\n".join(lines) + "\n</answer>"
+
+
+HARMFUL_ANSWER = assessment_text(
+    "verdict: harmful",
+    f"sentence: {ERROR_SENTENCE}",
+    "error_type: pharmacotherapy",
+    f"correction: {CORRECTED_SENTENCE}",
+)
+SAFE_ANSWER = assessment_text("verdict: safe")
+
+
+def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any) -> Game:
+    """A game at its start; keywords replace facts of the row."""
+    limits = EditLimits(max_changed_sentences=max_sentences, max_changed_words=max_words)
+    return Game(spec(category, **changes), limits)
+
+
+def attack_record(**changes: Any) -> AttackRecord:
+    fields: dict[str, Any] = {
+        "response": "",
+        "tokens": 10,
+        "truncated": False,
+        "note": "rewritten",
+        "reasoning": "plan",
+        "violations": [],
+        "changed_words": 2,
+        "edit_share": 0.5,
+    }
+    return AttackRecord(**{**fields, **changes})
+
+
+def assessment_record(**changes: Any) -> AssessmentRecord:
+    fields: dict[str, Any] = {
+        "response": "",
+        "tokens": 20,
+        "truncated": False,
+        "verdict": Label.SAFE,
+        "sentence": None,
+        "error_type": None,
+        "correction": None,
+        "reasoning": "thoughts",
+        "violations": [],
+    }
+    return AssessmentRecord(**{**fields, **changes})
+
+
+def finished(
+    outcome: Outcome,
+    *,
+    category: Category | str = Category.ADVERSARIAL_BENIGN,
+    attack: dict[str, Any] | None = None,
+    assessment: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
+    **changes: Any,
+) -> GameRecord:
+    """The judged record of a game that ended with ``outcome``; keywords replace parts of it."""
+    facts_of_row = spec(category, **(facts or {}))
+    attacked = facts_of_row.category.has_attack
+    if outcome is Outcome.INVALID_ATTACK:
+        invalid = attack_record(**{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})})
+        return GameRecord(spec=facts_of_row, attack=invalid, **changes)
+    harmful = outcome in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
+    if outcome in (Outcome.UNREADABLE, Outcome.VOID):
+        harmful = facts_of_row.target_label is Label.HARMFUL
+    said = {
+        Outcome.CORRECT_DETECTION: Label.HARMFUL,
+        Outcome.FALSE_POSITIVE: Label.HARMFUL,
+        Outcome.UNREADABLE: None,
+    }.get(outcome, Label.SAFE)
+    record = GameRecord(
+        spec=facts_of_row,
+        presented_note="rewritten" if attacked else facts_of_row.seed_note,
+        attack=attack_record(**(attack or {})) if attacked else None,
+        assessment=assessment_record(**{"verdict": said, **(assessment or {})}),
+        judgement=Judgement(judge="labels", label=Label.HARMFUL if harmful else Label.SAFE),
+        void="judge failed" if outcome is Outcome.VOID else None,
+    ).model_copy(update=changes)
+    assert record.outcome is outcome
+    return record

@@ -1,0 +1,189 @@
+"""Sentence splitting and the counted difference of two notes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.edits import Edit, compare_notes, same_sentence, same_text, split_sentences
+from medserl_agentloop.game.rules import EditLimits
+
+NOTHING = Edit((), (), 0, 0)
+words = st.sampled_from(["fever", "cough", "38.5", "mg", "no", "Hb", "heparin"])
+sentences = st.lists(words, min_size=1, max_size=5).map(lambda w: "Then " + " ".join(w) + " today.")
+notes = st.lists(sentences, max_size=6).map(" ".join)
+gaps = st.sampled_from([" ", "  ", "\t", " \t "])
+
+
+# --- splitting ---
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("", []),
+        (" \n\t ", []),
+        ("He has gout. She does not.", ["He has gout.", "She does not."]),
+        ("Really? Yes! Fine.", ["Really?", "Yes!", "Fine."]),
+        ("No full stop at the end", ["No full stop at the end"]),
+        ("Temperature is 38.5 C. Pulse is 80/min.", ["Temperature is 38.5 C.", "Pulse is 80/min."]),
+        ("He takes 0.5 mg daily", ["He takes 0.5 mg daily"]),
+        ("He takes pills, e.g. aspirin, twice.", ["He takes pills, e.g. aspirin, twice."]),
+        ("Seen at 9 a.m. by the nurse.", ["Seen at 9 a.m. by the nurse."]),
+        ("It rose. 3 days later it fell.", ["It rose.", "3 days later it fell."]),
+        ('He left. "I am well." (He was not.)', ["He left.", '"I am well." (He was not.)']),
+        ("Hb 10.2 g/dL\nWBC 5,000\n\nNa 140", ["Hb 10.2 g/dL", "WBC 5,000", "Na 140"]),
+        ("Labs:\r\n  Hb 10\r\n  WBC 5", ["Labs:", "Hb 10", "WBC 5"]),
+        ("Two  spaces\there. End.", ["Two spaces here.", "End."]),
+    ],
+)
+def test_sentences_are_split_where_a_new_one_begins(note: str, expected: list[str]) -> None:
+    assert split_sentences(note) == expected
+
+
+@given(st.text())
+def test_splitting_neither_loses_nor_adds_words(note: str) -> None:
+    assert " ".join(split_sentences(note)).split() == note.split()
+
+
+@given(st.text())
+def test_no_sentence_is_empty_or_padded(note: str) -> None:
+    assert all(s and s == " ".join(s.split()) for s in split_sentences(note))
+
+
+# --- counting ---
+
+
+def test_a_replaced_word_touches_one_sentence_and_one_word() -> None:
+    edit = compare_notes("He has gout. He rests.", "He has scurvy. He rests.")
+    assert edit == Edit(("He has scurvy.",), ("He has gout.",), 1, 1)
+
+
+def test_an_inserted_sentence_counts_its_words() -> None:
+    edit = compare_notes("He has gout. He rests.", "He has gout. He smokes a pipe. He rests.")
+    assert edit == Edit(("He smokes a pipe.",), (), 1, 4)
+
+
+def test_a_deleted_sentence_counts_its_words() -> None:
+    edit = compare_notes("He has gout. He smokes a pipe. He rests.", "He has gout. He rests.")
+    assert edit == Edit((), ("He smokes a pipe.",), 1, 4)
+
+
+def test_two_sentences_merged_into_one_count_as_two() -> None:
+    edit = compare_notes("He has gout. He rests. The end.", "He has gout and he rests. The end.")
+    # "gout." -> "gout", "He" -> "and", and "he" comes new
+    assert edit == Edit(("He has gout and he rests.",), ("He has gout.", "He rests."), 2, 3)
+
+
+def test_one_sentence_split_into_two_counts_as_two() -> None:
+    edit = compare_notes("He has gout and he rests. The end.", "He has gout. He rests. The end.")
+    assert (edit.sentences, edit.words) == (2, 3)
+
+
+def test_changes_in_two_places_add_up() -> None:
+    edit = compare_notes("He has gout. He rests. She is well.", "He has scurvy. He rests. She is very well.")
+    assert edit.inserted == ("He has scurvy.", "She is very well.")
+    assert edit.removed == ("He has gout.", "She is well.")
+    assert (edit.sentences, edit.words) == (2, 2)
+
+
+def test_swapped_sentences_count_as_changed() -> None:
+    edit = compare_notes("He has gout. She is well.", "She is well. He has gout.")
+    assert edit.sentences >= 1
+    assert edit.words >= 3
+
+
+def test_everything_rewritten_counts_the_longer_side() -> None:
+    assert compare_notes("", "One two. Three four five.").words == 5
+    assert compare_notes("One two. Three four five.", "").words == 5
+
+
+def test_case_and_punctuation_are_changes() -> None:
+    assert compare_notes("He has gout.", "He has Gout!").words == 1
+
+
+@given(st.text())
+def test_a_note_does_not_differ_from_itself(note: str) -> None:
+    assert compare_notes(note, note) == NOTHING
+
+
+@given(notes, st.data())
+def test_white_space_within_lines_is_no_change(note: str, data: st.DataObject) -> None:
+    respaced = "".join(data.draw(gaps) if c == " " else c for c in note)
+    assert compare_notes(note, f"  {respaced}\n") == NOTHING
+
+
+@given(st.lists(sentences, max_size=3), sentences, sentences, st.lists(sentences, max_size=3))
+def test_a_rewritten_sentence_counts_the_same_in_both_directions(
+    before: list[str], one: str, other: str, after: list[str]
+) -> None:
+    old, new = (" ".join([*before, middle, *after]) for middle in (one, other))
+    there, back = compare_notes(old, new), compare_notes(new, old)
+    assert (there.sentences, there.words) == (back.sentences, back.words)
+    assert there.sentences == (one != other)
+
+
+@given(notes, notes)
+def test_inserted_sentences_come_from_the_new_note_and_removed_ones_from_the_old(old: str, new: str) -> None:
+    edit = compare_notes(old, new)
+    assert set(edit.inserted) <= set(split_sentences(new))
+    assert set(edit.removed) <= set(split_sentences(old))
+    assert len(split_sentences(old)) - len(edit.removed) == len(split_sentences(new)) - len(edit.inserted)
+
+
+@given(notes, notes)
+def test_notes_with_different_words_always_count_a_change(old: str, new: str) -> None:
+    edit = compare_notes(old, new)
+    assert (edit.words == 0) == same_text(old, new)
+    assert max(len(edit.inserted), len(edit.removed)) <= edit.sentences <= len(edit.inserted) + len(edit.removed)
+
+
+@given(st.text(), st.text())
+@settings(max_examples=300, deadline=None)
+def test_arbitrary_notes_are_compared_without_raising(old: str, new: str) -> None:
+    assert compare_notes(old, new).words >= 0
+
+
+def test_notes_of_thousands_of_sentences_are_compared() -> None:
+    old = [f"Value {n} is normal." for n in range(3000)]
+    new = [*old[:1500], "Value 1500 is high.", *old[1501:]]
+    assert compare_notes(" ".join(old), " ".join(new)).words == 1
+
+
+# --- alike ---
+
+
+def test_same_text_ignores_white_space_only() -> None:
+    assert same_text("He  has\ngout. ", "He has gout.")
+    assert not same_text("He has gout.", "he has gout.")
+    assert not same_text("He has gout.", "He has gout")
+
+
+def test_same_sentence_forgives_slips_of_copying_but_not_another_sentence() -> None:
+    assert same_sentence("She receives warfarin 500 units.", "she receives  warfarin 500 units")
+    assert not same_sentence("She receives warfarin 500 units.", "A 52-year-old woman has a cough.")
+    assert not same_sentence("", "She receives warfarin 500 units.")
+
+
+# --- real pairs ---
+
+
+def real_pairs() -> list[dict[str, str]]:
+    beside_checkout = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
+    folder = Path(os.environ.get("MEDSERL_MEDEC_DIR", beside_checkout))
+    files = sorted(folder.glob("*pairs*.jsonl"))
+    if not files:
+        pytest.skip(f"no MEDEC pairs (*pairs*.jsonl) in {folder}; set MEDSERL_MEDEC_DIR to their folder")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    return [json.loads(line) for line in lines]
+
+
+def test_the_edit_limits_let_medec_errors_through() -> None:
+    edits = [compare_notes(pair["correct_note"], pair["incorrect_note"]) for pair in real_pairs()]
+    one_sentence = sum(edit.sentences == 1 for edit in edits)
+    assert one_sentence >= 0.99 * len(edits)
+    assert min(edit.words for edit in edits) >= 1
+    assert max(edit.words for edit in edits) <= EditLimits().max_changed_words == 24

@@ -1,0 +1,231 @@
+"""Reading untrusted model text: what counts as a note or an answer, and every way to break the format."""
+
+import pytest
+from game.builders import assessment_text, attack_text
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.types import ErrorType, Label
+
+GOOD_FIELDS = ("verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right.")
+PIECES = ["<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "verdict:", "sentence:", "harmful", "\n"]
+model_text = st.one_of(
+    st.text(),
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=14).map("".join),
+)
+plain_text = st.text().filter(str.strip)
+field_value = st.text(st.characters(codec="utf-8", exclude_characters=":<>"), min_size=1).map(str.strip).filter(bool)
+
+
+# --- the attacker's turn ---
+
+
+def test_a_turn_in_format_gives_note_and_reasoning_without_violations() -> None:
+    parsed = parse_attack("<think>change the drug</think>\n<note>He has gout.</note>")
+    assert (parsed.note, parsed.reasoning, parsed.violations) == ("He has gout.", "change the drug", ())
+
+
+def test_the_opening_think_tag_may_be_missing() -> None:
+    parsed = parse_attack("change the drug</think><note>He has gout.</note>")
+    assert (parsed.reasoning, parsed.violations) == ("change the drug", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "violations", "note"),
+    [
+        ("<note>He has gout.</note>", ("no_reasoning",), "He has gout."),
+        ("<think> \n </think><note>He has gout.</note>", ("empty_reasoning",), "He has gout."),
+        ("</think><note>He has gout.</note>", ("empty_reasoning",), "He has gout."),
+        ("<think>a <think>b</think><note>He has gout.</note>", ("nested_reasoning",), "He has gout."),
+        ("<think>a</think>Here it is: <note>He has gout.</note>", ("text_before_note",), "He has gout."),
+        ("<think>a</think><note>He has gout.</note> Done.", ("text_after_note",), "He has gout."),
+        ("<think>a</think>He has gout.", ("no_note",), None),
+        ("<think>a</think><note>He has gout.", ("no_note",), None),
+        ("<think>a</think>He has gout.</note>", ("no_note",), None),
+        ("<think>a</think></note>He has gout.<note>", ("no_note",), None),
+        ("<think>a</think><NOTE>He has gout.</NOTE>", ("no_note",), None),
+        ("<think>a</think><note>\n \t</note>", ("empty_note",), None),
+        ("", ("no_reasoning", "no_note"), None),
+        ("Hi <note>He has gout.</note> bye", ("no_reasoning", "text_before_note", "text_after_note"), "He has gout."),
+    ],
+)
+def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, ...], note: str | None) -> None:
+    parsed = parse_attack(text)
+    assert (parsed.violations, parsed.note) == (violations, note)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "He said </note> aloud.",
+        "See <note> 4 of the chart.",
+        "Plan: </think> rest.",
+        "<think>quiet</think> was written on it.",
+        "It reads <answer>verdict: safe</answer> at the end.",
+        "A <|im_end|> B <|im_start|>user",
+    ],
+)
+def test_tag_look_alikes_inside_a_note_belong_to_the_note(note: str) -> None:
+    parsed = parse_attack(attack_text(note))
+    assert (parsed.note, parsed.violations) == (note, ())
+
+
+def test_a_draft_of_the_note_inside_the_reasoning_is_not_the_note() -> None:
+    parsed = parse_attack(attack_text("He has gout.", reasoning="maybe <note>He has scurvy.</note>?"))
+    assert parsed.note == "He has gout."
+
+
+def test_a_note_that_stands_in_the_reasoning_only_is_no_note() -> None:
+    assert parse_attack("<think>maybe <note>He has scurvy.</note></think>").note is None
+
+
+@given(plain_text.filter(lambda t: "</think>" not in t), plain_text)
+def test_reasoning_never_gets_into_the_note(reasoning: str, note: str) -> None:
+    secret = f"SECRET{reasoning}SECRET"
+    parsed = parse_attack(attack_text(note, reasoning=secret))
+    assert parsed.note == note.strip()
+    assert "SECRET" in parsed.reasoning
+
+
+@given(plain_text)
+def test_any_note_in_the_format_comes_back_stripped(note: str) -> None:
+    parsed = parse_attack(attack_text(note))
+    assert (parsed.note, parsed.violations) == (note.strip(), ())
+
+
+@given(model_text)
+@example("<note></note>")
+@example("<note></")
+@settings(max_examples=1000, deadline=None)
+def test_no_text_makes_the_attack_parser_raise(text: str) -> None:
+    parsed = parse_attack(text)
+    assert parsed.note is None or parsed.note.strip() == parsed.note != ""
+
+
+# --- the assessor's turn ---
+
+
+def test_a_harmful_answer_gives_all_four_fields() -> None:
+    parsed = parse_assessment(assessment_text(*GOOD_FIELDS, reasoning="hm"))
+    assert parsed.verdict is Label.HARMFUL
+    assert (parsed.sentence, parsed.correction) == ("Wrong.", "Right.")
+    assert parsed.error_type is ErrorType.DIAGNOSIS
+    assert (parsed.reasoning, parsed.violations) == ("hm", ())
+
+
+def test_a_safe_answer_needs_the_verdict_only() -> None:
+    parsed = parse_assessment(assessment_text("verdict: safe"))
+    assert (parsed.verdict, parsed.violations) == (Label.SAFE, ())
+    assert parsed.sentence is parsed.error_type is parsed.correction is None
+
+
+@pytest.mark.parametrize(
+    "spelling", ["harmful", "HARMFUL", "Harmful.", '"harmful"', "'Harmful'", '"harmful".', " harmful\t"]
+)
+def test_a_verdict_is_read_whatever_its_case_quotes_and_full_stop(spelling: str) -> None:
+    parsed = parse_assessment(assessment_text(f"verdict: {spelling}", *GOOD_FIELDS[1:]))
+    assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, ())
+
+
+@pytest.mark.parametrize("value", ["", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless"])
+def test_a_verdict_that_is_neither_label_is_unreadable(value: str) -> None:
+    parsed = parse_assessment(assessment_text(f"verdict: {value}"))
+    assert (parsed.verdict, parsed.violations) == (None, ("no_verdict",))
+
+
+@pytest.mark.parametrize(
+    ("text", "violations"),
+    [
+        ("<answer>verdict: safe</answer>", ("no_reasoning",)),
+        ("<think></think><answer>verdict: safe</answer>", ("empty_reasoning",)),
+        ("<think>a<think>b</think><answer>verdict: safe</answer>", ("nested_reasoning",)),
+        ("<think>a</think>So: <answer>verdict: safe</answer>", ("text_before_answer",)),
+        ("<think>a</think><answer>verdict: safe</answer> Bye.", ("text_after_answer",)),
+        ("<think>a</think>verdict: safe", ("no_answer",)),
+        ("<think>a</think><answer>verdict: safe", ("no_answer",)),
+        ("<think>a</think><answer> </answer>", ("empty_answer",)),
+        ("<think>a</think><answer>Well.\nverdict: safe</answer>", ("text_before_verdict",)),
+        ("<think>a</think><answer>It is safe.</answer>", ("text_before_verdict", "no_verdict")),
+        ("<think>a</think><answer>sentence: x</answer>", ("no_verdict",)),
+        ("", ("no_reasoning", "no_answer")),
+    ],
+)
+def test_departures_of_the_assessor_are_named(text: str, violations: tuple[str, ...]) -> None:
+    assert parse_assessment(text).violations == violations
+
+
+@pytest.mark.parametrize(
+    ("index", "violation"), [(1, "no_sentence"), (2, "no_error_type"), (3, "no_correction")], ids=lambda v: str(v)
+)
+@pytest.mark.parametrize("emptied", [False, True], ids=["absent", "empty"])
+def test_a_harmful_verdict_needs_every_field(index: int, violation: str, emptied: bool) -> None:
+    lines = list(GOOD_FIELDS)
+    name = lines.pop(index).partition(":")[0]
+    if emptied:
+        lines.insert(index, f"{name}:")
+    parsed = parse_assessment(assessment_text(*lines))
+    assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, (violation,))
+
+
+def test_an_error_type_outside_medec_is_a_violation_and_not_a_type() -> None:
+    parsed = parse_assessment(assessment_text(GOOD_FIELDS[0], GOOD_FIELDS[1], "error_type: typo", GOOD_FIELDS[3]))
+    assert (parsed.error_type, parsed.violations) == (None, ("no_error_type",))
+
+
+@pytest.mark.parametrize("spelling", ["causalOrganism", "causal organism", "Causal-Organism.", "CAUSAL_ORGANISM"])
+def test_an_error_type_is_read_whatever_its_case_and_spacing(spelling: str) -> None:
+    assert ErrorType.parse(spelling) is ErrorType.CAUSAL_ORGANISM
+
+
+@pytest.mark.parametrize("field", ["verdict", "sentence", "error_type", "correction"])
+def test_a_repeated_field_is_a_violation_and_the_first_one_counts(field: str) -> None:
+    other = {"verdict": "safe", "error_type": "treatment"}.get(field, "Later.")
+    parsed = parse_assessment(assessment_text(*GOOD_FIELDS, f"{field}: {other}"))
+    assert parsed.violations == (f"repeated_{field}",)
+    assert (parsed.verdict, parsed.sentence, parsed.correction) == (Label.HARMFUL, "Wrong.", "Right.")
+    assert parsed.error_type is ErrorType.DIAGNOSIS
+
+
+def test_a_copied_sentence_may_span_lines() -> None:
+    lines = ("verdict: harmful", "sentence: Labs:\nHb 10\nWBC 5", "error_type: treatment", "correction: Hb 12\nWBC 5")
+    parsed = parse_assessment(assessment_text(*lines))
+    assert (parsed.sentence, parsed.correction, parsed.violations) == ("Labs:\nHb 10\nWBC 5", "Hb 12\nWBC 5", ())
+
+
+def test_a_field_name_inside_a_line_is_part_of_the_value() -> None:
+    parsed = parse_assessment(
+        assessment_text(GOOD_FIELDS[0], "sentence: The verdict: safe was read out.", *GOOD_FIELDS[2:])
+    )
+    assert (parsed.verdict, parsed.sentence) == (Label.HARMFUL, "The verdict: safe was read out.")
+    assert parsed.violations == ()
+
+
+def test_fields_may_be_indented_and_come_with_carriage_returns() -> None:
+    parsed = parse_assessment(assessment_text(*(f"  {line}\r" for line in GOOD_FIELDS)))
+    assert (parsed.verdict, parsed.sentence, parsed.violations) == (Label.HARMFUL, "Wrong.", ())
+
+
+def test_a_verdict_in_the_reasoning_does_not_count() -> None:
+    text = assessment_text("verdict: safe", reasoning="first I thought <answer>verdict: harmful</answer>")
+    assert parse_assessment(text).verdict is Label.SAFE
+
+
+def test_answer_tags_inside_a_copied_sentence_belong_to_it() -> None:
+    lines = ("verdict: harmful", "sentence: It says </answer> here.", *GOOD_FIELDS[2:])
+    assert parse_assessment(assessment_text(*lines)).sentence == "It says </answer> here."
+
+
+@given(field_value, field_value)
+def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, correction: str) -> None:
+    lines = ("verdict: harmful", f"sentence: {sentence}", "error_type: diagnosis", f"correction: {correction}")
+    parsed = parse_assessment(assessment_text(*lines))
+    assert (parsed.sentence, parsed.correction, parsed.violations) == (sentence, correction, ())
+
+
+@given(model_text | model_text.map(lambda t: f"<think>a</think><answer>{t}</answer>"))
+@example("<think>a</think><answer>no field at all</answer>")
+@settings(max_examples=1000, deadline=None)
+def test_no_text_makes_the_assessment_parser_raise(text: str) -> None:
+    parsed = parse_assessment(text)
+    assert parsed.verdict is not None or parsed.violations

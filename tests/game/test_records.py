@@ -1,0 +1,166 @@
+"""Records travel as JSON between processes and stay in files: nothing may be lost or slipped in."""
+
+import json
+from typing import Any
+
+import pytest
+from game.builders import attack_record, finished, spec
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from medserl_agentloop.game.records import SCHEMA_VERSION, GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.rewards import medserl
+from medserl_agentloop.game.types import ErrorType, Role
+
+any_text = st.text(st.characters(codec="utf-8"))
+
+
+def full_record(text: str = "free text") -> GameRecord:
+    """A record with every field set."""
+    record = finished(
+        Outcome.CORRECT_DETECTION,
+        category="adversarial_harmful",
+        facts={
+            "error_type": ErrorType.CAUSAL_ORGANISM,
+            "seed_note": text,
+            "text_id": "ms-1",
+            "vignette_id": "ms-1-2",
+            "index": 3,
+        },
+        attack={"response": text, "note": text, "reasoning": text, "violations": ["text_after_note"]},
+        assessment={
+            "response": text,
+            "sentence": text,
+            "correction": text,
+            "error_type": ErrorType.DIAGNOSIS,
+            "reasoning": text,
+        },
+        error_sentences=[text],
+        scheme="medserl",
+        profile="medserl",
+        context="isolated",
+        step=5,
+        uid="u",
+        session=2,
+        policy_version=4,
+    )
+    record.judgement.realistic, record.judgement.reason = True, text
+    record.rewards = medserl(record)
+    return record
+
+
+def through_json(record: GameRecord, **dump: Any) -> GameRecord:
+    return GameRecord.model_validate(json.loads(json.dumps(record.to_json(), **dump)))
+
+
+def test_a_full_record_survives_json() -> None:
+    assert through_json(full_record()) == full_record()
+
+
+def test_a_full_record_leaves_no_field_at_its_default() -> None:
+    defaults = GameRecord(spec=spec()).to_json()
+    unset = {key for key, value in full_record().to_json().items() if value == defaults[key]}
+    assert unset == {"schema_version", "void"}
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_survives_json(outcome: Outcome) -> None:
+    assert through_json(finished(outcome)).outcome is outcome
+
+
+@pytest.mark.parametrize("reason", InvalidAttack)
+def test_every_reason_of_an_invalid_attack_survives_json(reason: InvalidAttack) -> None:
+    record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason})
+    assert through_json(record) == record
+
+
+def test_a_game_before_its_first_turn_survives_json() -> None:
+    record = GameRecord(spec=spec())
+    assert through_json(record) == record
+
+
+@given(any_text, st.booleans())
+def test_any_text_survives_json(text: str, ascii_only: bool) -> None:
+    record = full_record(text)
+    assert through_json(record, ensure_ascii=ascii_only) == record
+
+
+@given(any_text)
+def test_any_text_is_read_back_from_bytes(text: str) -> None:
+    record = full_record(text)
+    line = json.dumps(record.to_json(), ensure_ascii=False).encode()
+    assert GameRecord.model_validate_json(line) == record
+
+
+def test_json_holds_plain_values_only() -> None:
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(type(k) is str and plain(v) for k, v in value.items())
+        if isinstance(value, list):
+            return all(map(plain, value))
+        return type(value) in (str, int, float, bool, type(None))
+
+    assert plain(full_record().to_json())
+
+
+def test_rewards_come_back_under_their_roles() -> None:
+    record = through_json(full_record())
+    assert set(record.rewards) == set(Role)
+    assert record.reward(Role.ASSESSOR) == full_record().reward(Role.ASSESSOR)
+
+
+def test_a_record_says_its_schema_version() -> None:
+    assert full_record().to_json()["schema_version"] == SCHEMA_VERSION == 1
+
+
+@pytest.mark.parametrize("part", [None, "attack", "assessment", "judgement"])
+def test_keys_the_record_does_not_know_are_refused(part: str | None) -> None:
+    raw = full_record().to_json()
+    (raw if part is None else raw[part])["extra"] = 1
+    with pytest.raises(ValidationError, match="extra"):
+        GameRecord.model_validate(raw)
+
+
+@pytest.mark.parametrize("key", ["response", "tokens", "truncated", "note", "reasoning", "violations"])
+def test_an_attack_without_a_required_key_is_refused(key: str) -> None:
+    raw = full_record().to_json()
+    del raw["attack"][key]
+    with pytest.raises(ValidationError, match=key):
+        GameRecord.model_validate(raw)
+
+
+def test_records_do_not_share_their_lists_and_rewards() -> None:
+    one, other = GameRecord(spec=spec()), GameRecord(spec=spec())
+    one.error_sentences.append("x")
+    one.rewards[Role.ATTACKER] = {}
+    assert other.error_sentences == [] and other.rewards == {}
+
+
+# --- the outcome ---
+
+
+def test_a_void_reason_beats_any_result() -> None:
+    record = finished(Outcome.CORRECT_DETECTION).model_copy(update={"void": "judge failed"})
+    assert record.outcome is Outcome.VOID
+
+
+def test_an_invalid_attack_needs_no_judge() -> None:
+    record = GameRecord(spec=spec("adversarial_benign"), attack=attack_record(invalid=InvalidAttack.UNPARSED))
+    assert record.outcome is Outcome.INVALID_ATTACK
+
+
+@pytest.mark.parametrize("missing", [{"judgement": None}, {"assessment": None}])
+def test_a_game_without_assessment_or_judgement_has_no_result(missing: dict[str, None]) -> None:
+    assert finished(Outcome.MISSED_ERROR).model_copy(update=missing).outcome is Outcome.VOID
+
+
+def test_an_abstaining_judge_leaves_no_result() -> None:
+    abstained = {"judgement": Judgement(judge="llm", label=None)}
+    assert finished(Outcome.UNREADABLE).model_copy(update=abstained).outcome is Outcome.VOID
+
+
+def test_a_role_that_is_not_rewarded_has_no_reward() -> None:
+    record = finished(Outcome.MISSED_ERROR, rewards={Role.ATTACKER: {"game": 1.0, "format": -0.5}})
+    assert record.reward(Role.ATTACKER) == 0.5
+    assert record.reward(Role.ASSESSOR) is None

@@ -1,0 +1,276 @@
+"""Who earns what: the full table of both schemes, and the properties that must hold in any game."""
+
+import itertools
+
+import pytest
+from game.builders import DECIDED, ERROR_SENTENCE, finished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.rewards import SCHEMES, RewardScheme, medserl, zero_sum
+from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+
+SLIP = ["no_reasoning"]
+ATTACKED = [c for c in Category if c.has_attack]
+PLAYED = [*DECIDED, Outcome.UNREADABLE]
+
+each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
+
+
+def total(scheme: RewardScheme, record: GameRecord, role: Role) -> float:
+    return sum(scheme(record)[role].values())
+
+
+def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
+    return {"attack": {"violations": SLIP * attacker}, "assessment": {"violations": SLIP * assessor}}
+
+
+@st.composite
+def games(draw: st.DrawFn) -> GameRecord:
+    """Any finished game with an attack or without."""
+    category = draw(st.sampled_from(Category))
+    outcomes = [*PLAYED, Outcome.VOID, *([Outcome.INVALID_ATTACK] if category.has_attack else [])]
+    outcome = draw(st.sampled_from(outcomes))
+    violations = st.lists(st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2)
+    share = draw(st.floats(0, 1))
+    attack = {"violations": draw(violations), "edit_share": share, "changed_words": round(24 * share)}
+    if outcome is Outcome.INVALID_ATTACK:
+        attack["invalid"] = draw(st.sampled_from(InvalidAttack))
+    assessment = {
+        "violations": draw(violations),
+        "sentence": draw(st.sampled_from([None, ERROR_SENTENCE, "She is well."])),
+        "error_type": draw(st.sampled_from([None, *ErrorType])),
+    }
+    facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
+    sentences = draw(st.sampled_from([[], [ERROR_SENTENCE]]))
+    record = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts)
+    return record.model_copy(update={"error_sentences": sentences})
+
+
+# --- the tables ---
+
+GAME = {
+    # outcome: (attacker, assessor)
+    Outcome.CORRECT_DETECTION: (-1.0, 1.0),
+    Outcome.MISSED_ERROR: (1.0, -1.0),
+    Outcome.CORRECT_REJECTION: (-1.0, 1.0),
+    Outcome.FALSE_POSITIVE: (1.0, -1.0),
+    Outcome.UNREADABLE: (0.0, 0.0),
+}
+TABLE = [(o, *v) for o in GAME for v in itertools.product([False, True], repeat=2)]
+
+
+@pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
+def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips: bool, assessor_slips: bool) -> None:
+    record = finished(outcome, **slips(attacker_slips, assessor_slips))
+    format_term = -0.5 if assessor_slips else 0.0
+    assert zero_sum(record) == {
+        Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
+        Role.ASSESSOR: {
+            "game": GAME[outcome][1],
+            "format": -1.5 if outcome is Outcome.UNREADABLE else format_term,
+        },
+    }
+
+
+@pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
+def test_medserl_adds_faithfulness_to_the_same_table(
+    outcome: Outcome, attacker_slips: bool, assessor_slips: bool
+) -> None:
+    record = finished(outcome, **slips(attacker_slips, assessor_slips))
+    expected = zero_sum(record)
+    expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
+    assert medserl(record) == expected
+
+
+@each_scheme
+@pytest.mark.parametrize("outcome", PLAYED)
+def test_the_attacker_is_not_rewarded_where_it_did_not_play(scheme: RewardScheme, outcome: Outcome) -> None:
+    rewards = scheme(finished(outcome, category="vanilla_harmful"))
+    assert list(rewards) == [Role.ASSESSOR]
+    assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
+
+
+@pytest.mark.parametrize("reason", InvalidAttack)
+@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
+@pytest.mark.parametrize("slip", [False, True])
+def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
+    scheme: RewardScheme, penalty: float, reason: InvalidAttack, slip: bool
+) -> None:
+    record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason, "violations": SLIP * slip})
+    assert scheme(record) == {Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}}
+
+
+@each_scheme
+@pytest.mark.parametrize("category", Category)
+def test_a_void_game_gives_nothing(scheme: RewardScheme, category: Category) -> None:
+    assert scheme(finished(Outcome.VOID, category=category)) == {}
+
+
+@each_scheme
+def test_a_game_whose_judge_abstained_gives_nothing(scheme: RewardScheme) -> None:
+    abstained = Judgement(judge="llm", label=None)
+    record = finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": abstained})
+    assert scheme(record) == {}
+
+
+# --- the judge decides ---
+
+
+@each_scheme
+def test_the_judge_s_label_decides_and_not_the_row_s(scheme: RewardScheme) -> None:
+    called_safe = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
+    assert called_safe.spec.target_label is Label.HARMFUL
+    assert scheme(called_safe)[Role.ASSESSOR]["game"] == 1.0
+
+
+# --- partial credit ---
+
+
+def detection(category: str = "vanilla_harmful", *, said: dict | None = None, **changes: object) -> GameRecord:
+    facts = {"error_type": changes.pop("error_type", None)}
+    changes.setdefault("error_sentences", [ERROR_SENTENCE])
+    return finished(Outcome.CORRECT_DETECTION, category=category, assessment=said or {}, facts=facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "credit"),
+    [
+        (ERROR_SENTENCE, 0.5),
+        (ERROR_SENTENCE.lower().rstrip("."), 0.5),
+        ("A 52-year-old woman has a cough.", 0.0),
+        (None, 0.0),
+    ],
+)
+def test_medserl_pays_for_the_wrong_sentence(sentence: str | None, credit: float) -> None:
+    assert medserl(detection(said={"sentence": sentence}))[Role.ASSESSOR]["sentence"] == credit
+
+
+def test_any_of_several_wrong_sentences_earns_the_credit() -> None:
+    record = detection(said={"sentence": "She is well."}, error_sentences=[ERROR_SENTENCE, "She is well."])
+    assert medserl(record)[Role.ASSESSOR]["sentence"] == 0.5
+
+
+def test_there_is_no_sentence_component_where_the_wrong_sentence_is_unknown() -> None:
+    record = detection(said={"sentence": ERROR_SENTENCE}, error_sentences=[])
+    assert "sentence" not in medserl(record)[Role.ASSESSOR]
+
+
+@pytest.mark.parametrize(("said", "credit"), [(ErrorType.DIAGNOSIS, 0.25), (ErrorType.TREATMENT, 0.0), (None, 0.0)])
+def test_medserl_pays_for_the_error_s_type(said: ErrorType | None, credit: float) -> None:
+    record = detection(said={"error_type": said}, error_type=ErrorType.DIAGNOSIS)
+    assert medserl(record)[Role.ASSESSOR]["error_type"] == credit
+
+
+def test_there_is_no_type_component_where_the_type_is_unknown() -> None:
+    record = detection(said={"error_type": ErrorType.DIAGNOSIS}, error_type=None)
+    assert "error_type" not in medserl(record)[Role.ASSESSOR]
+
+
+@pytest.mark.parametrize("category", ["adversarial_harmful", "adversarial_benign"])
+def test_the_seed_s_type_is_not_asked_of_a_rewritten_note(category: str) -> None:
+    record = detection(category, said={"error_type": ErrorType.DIAGNOSIS}, error_type=ErrorType.DIAGNOSIS)
+    assert "error_type" not in medserl(record)[Role.ASSESSOR]
+
+
+@pytest.mark.parametrize("outcome", [o for o in PLAYED if o is not Outcome.CORRECT_DETECTION])
+def test_partial_credit_comes_with_a_detection_only(outcome: Outcome) -> None:
+    said = {"sentence": ERROR_SENTENCE, "error_type": ErrorType.DIAGNOSIS}
+    facts = {"error_type": ErrorType.DIAGNOSIS}
+    record = finished(
+        outcome, category="vanilla_harmful", assessment=said, facts=facts, error_sentences=[ERROR_SENTENCE]
+    )
+    assert set(medserl(record)[Role.ASSESSOR]) == {"game", "format"}
+
+
+def test_zero_sum_knows_no_partial_credit() -> None:
+    said = {"sentence": ERROR_SENTENCE, "error_type": ErrorType.DIAGNOSIS}
+    record = detection(said=said, error_type=ErrorType.DIAGNOSIS)
+    assert set(zero_sum(record)[Role.ASSESSOR]) == {"game", "format"}
+
+
+@pytest.mark.parametrize(("share", "cost"), [(0.0, 0.0), (0.04, -0.01), (1.0, -0.25)])
+def test_faithfulness_costs_the_edit_s_share_of_what_is_allowed(share: float, cost: float) -> None:
+    record = finished(Outcome.MISSED_ERROR, attack={"edit_share": share})
+    assert medserl(record)[Role.ATTACKER]["faithfulness"] == pytest.approx(cost)
+
+
+# --- properties ---
+
+
+@given(games(), st.sampled_from([zero_sum, medserl]))
+def test_the_game_sums_to_zero_wherever_both_are_rewarded(record: GameRecord, scheme: RewardScheme) -> None:
+    rewards = scheme(record)
+    if len(rewards) == 2:
+        assert sum(components["game"] for components in rewards.values()) == 0
+
+
+@given(games(), st.sampled_from([zero_sum, medserl]))
+def test_components_have_known_names(record: GameRecord, scheme: RewardScheme) -> None:
+    rewards = scheme(record)
+    assert set(rewards.get(Role.ATTACKER, ())) <= {"game", "format", "validity", "faithfulness"}
+    assert set(rewards.get(Role.ASSESSOR, ())) <= {"game", "format", "sentence", "error_type"}
+    assert all(isinstance(v, float) for components in rewards.values() for v in components.values())
+
+
+attacked_games = games().filter(lambda g: g.attack is not None and g.outcome is not Outcome.VOID)
+
+
+@given(attacked_games, st.sampled_from([zero_sum, medserl]))
+def test_an_invalid_attack_never_pays_more_than_a_valid_one_of_the_same_form(
+    record: GameRecord, scheme: RewardScheme
+) -> None:
+    assert record.attack is not None
+    invalid = finished(Outcome.INVALID_ATTACK, attack={"violations": record.attack.violations})
+    assert total(scheme, invalid, Role.ATTACKER) < 0
+    assert total(scheme, invalid, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
+
+
+@given(attacked_games.filter(lambda g: g.outcome in PLAYED))
+def test_in_medserl_the_worst_valid_attack_beats_an_invalid_one(record: GameRecord) -> None:
+    assert record.attack is not None
+    invalid = finished(Outcome.INVALID_ATTACK, attack={"violations": record.attack.violations})
+    assert total(medserl, record, Role.ATTACKER) > total(medserl, invalid, Role.ATTACKER)
+
+
+@given(games())
+def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: GameRecord) -> None:
+    attacker = medserl(record).get(Role.ATTACKER, {})
+    assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
+    assert ("faithfulness" in attacker) == ("game" in attacker)
+
+
+@each_scheme
+@pytest.mark.parametrize("slip", [False, True])
+def test_an_unreadable_answer_is_worse_than_a_wrong_one_in_good_form(scheme: RewardScheme, slip: bool) -> None:
+    unreadable = finished(Outcome.UNREADABLE, assessment={"violations": SLIP * slip})
+    for wrong in (Outcome.MISSED_ERROR, Outcome.FALSE_POSITIVE):
+        assert total(scheme, unreadable, Role.ASSESSOR) < total(scheme, finished(wrong), Role.ASSESSOR)
+
+
+@each_scheme
+def test_no_slip_ever_pays(scheme: RewardScheme) -> None:
+    for outcome, role in itertools.product(PLAYED, Role):
+        good, bad = finished(outcome), finished(outcome, **slips(True, True))
+        assert total(scheme, bad, role) <= total(scheme, good, role)
+
+
+@given(games(), st.sampled_from([zero_sum, medserl]))
+def test_scoring_leaves_the_record_as_it_was(record: GameRecord, scheme: RewardScheme) -> None:
+    before = record.model_dump_json()
+    assert scheme(record) == scheme(record)
+    assert record.model_dump_json() == before
+
+
+@given(games(), st.sampled_from([zero_sum, medserl]))
+def test_a_role_s_reward_is_the_sum_of_its_components(record: GameRecord, scheme: RewardScheme) -> None:
+    record.rewards = scheme(record)
+    for role in Role:
+        components = record.rewards.get(role)
+        assert record.reward(role) == (None if components is None else sum(components.values()))
+
+
+def test_schemes_are_found_by_their_name() -> None:
+    assert SCHEMES["zero_sum"] is zero_sum
+    assert SCHEMES["medserl"] is medserl

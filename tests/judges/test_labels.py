@@ -1,0 +1,52 @@
+"""The judge that trusts the row, and how judges are found."""
+
+import asyncio
+
+import pytest
+from game.builders import SAFE_ANSWER, attack_text, game, spec
+
+from medserl_agentloop.game.records import GameRecord, Judgement
+from medserl_agentloop.game.types import Category, Label
+from medserl_agentloop.judges import JUDGES, build_judge
+from medserl_agentloop.judges.labels import LabelJudge
+
+
+def judge(record: GameRecord) -> Judgement:
+    return asyncio.run(LabelJudge().judge(record))
+
+
+@pytest.mark.parametrize("category", Category)
+@pytest.mark.parametrize("label", Label)
+def test_the_row_s_own_label_is_the_judgement(category: Category, label: Label) -> None:
+    record = GameRecord(spec=spec(category, target_label=label))
+    assert judge(record).label is label
+
+
+def test_the_judgement_names_its_judge_and_claims_no_realism() -> None:
+    judgement = judge(GameRecord(spec=spec()))
+    assert (judgement.judge, judgement.realistic, judgement.reason) == ("labels", None, "")
+
+
+def test_what_the_assessor_said_does_not_matter() -> None:
+    played = game("adversarial_benign")
+    played.play(attack_text(played.note.replace("heparin", "warfarin")))
+    before = judge(played.record)
+    played.play(SAFE_ANSWER)
+    assert judge(played.record) == before
+    assert before.label is Label.HARMFUL
+
+
+def test_judging_does_not_touch_the_record() -> None:
+    record = GameRecord(spec=spec())
+    judge(record)
+    assert record == GameRecord(spec=spec())
+
+
+def test_a_judge_is_built_by_its_name() -> None:
+    assert isinstance(build_judge("labels"), LabelJudge)
+
+
+def test_an_unknown_judge_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="'oracle9'") as error:
+        build_judge("oracle9")
+    assert all(name in str(error.value) for name in JUDGES)

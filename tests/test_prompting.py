@@ -1,0 +1,156 @@
+"""Prompt profiles: what a template may use, what a note may hold, what an error says."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.paths import resource
+from medserl_agentloop.prompting import PromptProfile, load_profile
+
+NOTE = "He has gout. He rests."
+ATTACKED = [c for c in Category if c.has_attack]
+
+
+def profile_in(folder: Path, **templates: str) -> PromptProfile:
+    """A profile of the given templates, ``role__name="text"``."""
+    for name, text in templates.items():
+        path = folder / (name.replace("__", "/") + ".jinja")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return PromptProfile(folder)
+
+
+def assess(profile: PromptProfile, note: str = NOTE) -> str:
+    [message] = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, note)
+    return message["content"]
+
+
+# --- the default profile ---
+
+
+@pytest.mark.parametrize("category", ATTACKED)
+def test_every_attack_has_a_prompt_that_ends_with_the_note(category: Category) -> None:
+    [message] = load_profile().messages(Role.ATTACKER, category, NOTE)
+    assert message["role"] == "user"
+    assert message["content"].endswith(NOTE)
+    assert message["content"].count(NOTE) == 1
+
+
+def test_the_attacks_are_asked_for_in_different_words() -> None:
+    prompts = {load_profile().messages(Role.ATTACKER, c, NOTE)[0]["content"] for c in ATTACKED}
+    assert len(prompts) == len(ATTACKED)
+
+
+def test_the_assessor_s_prompt_does_not_depend_on_the_category() -> None:
+    prompts = [load_profile().messages(Role.ASSESSOR, c, NOTE) for c in Category]
+    assert all(prompt == prompts[0] for prompt in prompts)
+
+
+def test_the_assessor_is_told_every_verdict_and_error_type() -> None:
+    prompt = assess(load_profile())
+    assert all(value.value in prompt for value in [*Label, *ErrorType])
+
+
+def test_a_prompt_taken_for_an_answer_is_no_verdict() -> None:
+    assert parse_assessment(assess(load_profile())).verdict is None
+
+
+@pytest.mark.parametrize("category", ATTACKED)
+def test_the_format_an_attacker_is_shown_is_the_format_that_is_read(category: Category) -> None:
+    [message] = load_profile().messages(Role.ATTACKER, category, NOTE)
+    shown = message["content"][message["content"].index("<think>") :]
+    assert parse_attack(shown).note == "the complete rewritten note"
+
+
+def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None:
+    shown = assess(load_profile())
+    answer = shown[shown.index("<think>") :].replace("safe or harmful", "harmful").partition("</answer>")
+    parsed = parse_assessment(answer[0] + answer[1])
+    assert parsed.sentence == "the wrong sentence, copied from the note"
+    assert parsed.correction == "that sentence as it should read"
+
+
+# --- the note is data ---
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["{{ note }}", "{{ 7 * 6 }}", "{% for x in y %}", "{# gone #}", "{{ undefined_name }}", "a {{ b", "<b>&amp;'"],
+)
+def test_a_note_is_never_rendered_or_escaped(note: str) -> None:
+    assert assess(load_profile(), note).endswith(note)
+
+
+@pytest.mark.parametrize("note", ["  indented", "ends in blanks  ", "\n\nHe has gout.\n\n", "Hb 10\r\nWBC 5\r\n", "\t"])
+def test_white_space_around_a_note_is_kept(note: str, tmp_path: Path) -> None:
+    assert assess(load_profile(), note).endswith(f"Clinical note:\n{note}")
+    assert assess(profile_in(tmp_path, assessor__assess="[{{ note }}]"), note) == f"[{note}]"
+
+
+@given(st.text())
+def test_any_note_arrives_as_it_is(note: str) -> None:
+    prompts = [assess(load_profile(), note)]
+    prompts += [load_profile().messages(Role.ATTACKER, c, note)[0]["content"] for c in ATTACKED]
+    assert all(prompt.endswith(f":\n{note}") for prompt in prompts)
+
+
+# --- errors of a template ---
+
+
+def test_an_undefined_name_is_refused_with_template_and_name(tmp_path: Path) -> None:
+    profile = profile_in(tmp_path, assessor__assess="{{ note }} {{ category }}")
+    with pytest.raises(ValueError, match="'category' is undefined") as error:
+        assess(profile)
+    assert str(tmp_path / "assessor" / "assess.jinja") in str(error.value)
+
+
+def test_a_syntax_error_is_refused_with_template_and_line(tmp_path: Path) -> None:
+    profile = profile_in(tmp_path, attacker__adversarial_benign="fine\n{{ note")
+    with pytest.raises(ValueError, match="line 2") as error:
+        profile.messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE)
+    assert str(tmp_path / "attacker" / "adversarial_benign.jinja") in str(error.value)
+
+
+def test_a_missing_template_is_named(tmp_path: Path) -> None:
+    profile = profile_in(tmp_path, assessor__assess="{{ note }}")
+    with pytest.raises(ValueError) as error:
+        profile.messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
+    assert str(tmp_path / "attacker" / "decoy_benign.jinja") in str(error.value)
+
+
+# --- finding a profile ---
+
+
+def test_the_default_profile_is_medserl() -> None:
+    assert load_profile().folder == resource("prompts") / "medserl"
+    assert load_profile("medserl").folder == load_profile().folder
+
+
+def test_a_profile_is_found_by_its_path(tmp_path: Path) -> None:
+    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}")
+    profile = load_profile(str(tmp_path / "mine"))
+    assert assess(profile) == f"Look: {NOTE}"
+
+
+def test_a_missing_profile_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="'nowhere'") as error:
+        load_profile("nowhere")
+    known = [p.name for p in resource("prompts").iterdir() if p.is_dir()]
+    assert "medserl" in known
+    assert all(name in str(error.value) for name in known)
+
+
+def test_a_missing_path_is_refused_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing-here"):
+        load_profile(str(tmp_path / "nothing-here"))
+
+
+def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile_in(tmp_path / "nearby", assessor__assess="{{ note }}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'nearby'"):
+        load_profile("nearby")

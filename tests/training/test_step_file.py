@@ -1,0 +1,184 @@
+"""Step files: what is appended is read back, and a resumed run finds every step once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.training.step_file import StepFile, read_games
+
+lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StepFile:
+    return StepFile(tmp_path / "games.jsonl")
+
+
+def steps(*numbers: int) -> list[dict[str, Any]]:
+    return [{"step": n, "text": f"game of step {n}"} for n in numbers]
+
+
+def raw(*numbers: int) -> bytes:
+    return b"".join(b'{"step": %d}\n' % n for n in numbers)
+
+
+# --- append and read ---
+
+
+def test_what_is_appended_is_read_in_order(file: StepFile) -> None:
+    file.append(steps(1, 1))
+    file.append(steps(2))
+    assert list(file.read()) == steps(1, 1, 2)
+
+
+def test_every_object_is_one_line(file: StepFile) -> None:
+    objects = [{"step": 1, "text": "a\nb\r\n\u2028\x85c"}, {"step": 1, "text": "é 漢字 🙂"}]
+    file.append(objects)
+    assert file.path.read_bytes().count(b"\n") == 2
+    assert list(file.read()) == objects
+
+
+def test_text_stays_readable_in_the_file(file: StepFile) -> None:
+    file.append([{"step": 1, "text": "é 漢字"}])
+    assert "é 漢字" in file.path.read_text(encoding="utf-8")
+
+
+def test_folders_are_made_as_needed(tmp_path: Path) -> None:
+    file = StepFile(tmp_path / "a" / "b" / "games.jsonl")
+    file.append(steps(1))
+    assert list(StepFile(file.path).read()) == steps(1)
+
+
+def test_opening_a_file_keeps_what_it_holds(file: StepFile) -> None:
+    file.append(steps(1))
+    again = StepFile(str(file.path))
+    again.append(steps(2))
+    assert list(again.read()) == steps(1, 2)
+
+
+def test_an_object_that_is_no_json_leaves_the_file_as_it_was(file: StepFile) -> None:
+    file.append(steps(1))
+    before = file.path.read_bytes()
+    with pytest.raises(TypeError):
+        file.append([*steps(2), {"step": 2, "text": object()}])
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a \udfff b", "\ud83d alone", "\\ud800", "🙂"])
+def test_a_lone_surrogate_does_not_lose_the_game(file: StepFile, text: str) -> None:
+    file.append([{"step": 1, "text": text}, {"step": 2, "text": "next"}])
+    assert [o["text"] for o in file.read()] == [text, "next"]
+    assert file.cut_after(1) == 1
+    file.path.read_bytes().decode("utf-8")
+
+
+@given(st.text(st.characters()))
+def test_any_text_is_read_back(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = StepFile(tmp_path_factory.mktemp("any") / "games.jsonl")
+    file.append([{"step": 1, "text": text}])
+    assert [o["text"] for o in file.read()] == [text]
+
+
+# --- cutting ---
+
+
+def test_steps_after_the_checkpoint_are_removed(file: StepFile) -> None:
+    file.append(steps(1, 2, 2, 3, 4))
+    assert file.cut_after(2) == 2
+    assert list(file.read()) == steps(1, 2, 2)
+
+
+def test_a_cut_file_goes_on_where_it_was_cut(file: StepFile) -> None:
+    file.append(steps(1, 2, 3))
+    file.cut_after(1)
+    file.append(steps(2))
+    assert list(file.read()) == steps(1, 2)
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"step": 1, "te', b'{"step": 1}', b'{"text": "\xc3'])
+def test_a_half_written_last_line_is_removed(file: StepFile, torn: bytes) -> None:
+    file.path.write_bytes(raw(1, 2) + torn)
+    assert file.cut_after(2) == 1
+    assert file.path.read_bytes() == raw(1, 2)
+
+
+def test_a_half_written_line_of_a_later_step_counts_with_the_others(file: StepFile) -> None:
+    file.path.write_bytes(raw(1, 2, 3) + b'{"st')
+    assert file.cut_after(1) == 3
+    assert file.path.read_bytes() == raw(1)
+
+
+def test_kept_lines_keep_their_exact_bytes(file: StepFile) -> None:
+    kept = '{ "step":1,  "text" : "\\u00e9 é" }\r\n{"text":1e-3,"step":2}\n'.encode()
+    file.path.write_bytes(kept + raw(3))
+    file.cut_after(2)
+    assert file.path.read_bytes() == kept
+
+
+def test_nothing_is_cut_where_nothing_is_later(file: StepFile) -> None:
+    file.append(steps(1, 2))
+    before = file.path.read_bytes()
+    assert file.cut_after(2) == 0
+    assert file.path.read_bytes() == before
+
+
+def test_a_run_that_starts_from_nothing_starts_with_an_empty_file(file: StepFile) -> None:
+    file.append(steps(1, 2))
+    assert file.cut_after(0) == 2
+    assert file.path.read_bytes() == b""
+
+
+def test_cutting_a_file_that_is_not_there_makes_none(file: StepFile) -> None:
+    assert file.cut_after(3) == 0
+    assert not file.path.exists()
+
+
+@given(lines_of_steps, st.integers(0, 5), st.integers(0, 30))
+def test_a_run_killed_anywhere_resumes_with_every_step_once(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int], checkpoint: int, lost: int
+) -> None:
+    file = StepFile(tmp_path_factory.mktemp("killed") / "games.jsonl")
+    whole, later = raw(*(n for n in numbers if n <= checkpoint)), raw(*(n for n in numbers if n > checkpoint))
+    file.path.write_bytes(whole + later[: max(0, len(later) - lost)])
+    file.cut_after(checkpoint)
+    assert file.path.read_bytes() == whole
+
+
+# --- games ---
+
+
+def test_games_are_read_back_as_records(file: StepFile) -> None:
+    games = [finished(outcome, step=n) for n, outcome in enumerate(Outcome)]
+    file.append(game.to_json() for game in games)
+    assert list(read_games(file.path)) == games
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st'])
+def test_a_line_that_is_no_game_is_refused_with_file_and_line(file: StepFile, line: bytes) -> None:
+    file.append([finished(Outcome.MISSED_ERROR).to_json()])
+    with file.path.open("ab") as opened:
+        opened.write(line)
+    with pytest.raises(ValueError) as error:
+        list(read_games(file.path))
+    assert f"{file.path}, line 2" in str(error.value)
+
+
+def test_a_game_of_another_schema_is_refused(file: StepFile) -> None:
+    game: GameRecord = finished(Outcome.MISSED_ERROR)
+    file.path.write_text(json.dumps({**game.to_json(), "colour": "red"}) + "\n")
+    with pytest.raises(ValueError, match="line 1 is not a game record"):
+        list(read_games(file.path))
+
+
+def test_games_before_a_broken_line_are_still_read(file: StepFile) -> None:
+    game = finished(Outcome.MISSED_ERROR)
+    file.append([game.to_json()])
+    with file.path.open("ab") as opened:
+        opened.write(b"broken\n")
+    assert next(read_games(str(file.path))) == game
