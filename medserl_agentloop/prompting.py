@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.paths import resource
@@ -40,7 +40,7 @@ class PromptProfile:
         name = f"attacker/{category.value}" if role is Role.ATTACKER else "assessor/assess"
         try:
             content = self._jinja.get_template(f"{name}.jinja").render(note=note)
-        except TemplateError as error:
+        except Exception as error:  # a user's template may raise anything
             where = f"{self.folder / name}.jinja"
             line = getattr(error, "lineno", None)
             raise ValueError(
@@ -58,8 +58,8 @@ def load_profile(name: str = "medserl") -> PromptProfile:
         ValueError: There is no such folder; lists the profiles that exist.
     """
     # A bare name is never a folder of the working directory: one may be called like a profile.
-    folder = Path(name) if len(Path(name).parts) > 1 else resource("prompts") / name
-    if not folder.is_dir():
+    folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
+    if not name or not all((folder / role.value).is_dir() for role in Role):
         known = sorted(p.name for p in resource("prompts").iterdir() if p.is_dir())
         raise ValueError(
             f"no prompt profile {name!r}: expected one of {', '.join(known)} "

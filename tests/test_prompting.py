@@ -131,9 +131,34 @@ def test_the_default_profile_is_medserl() -> None:
 
 
 def test_a_profile_is_found_by_its_path(tmp_path: Path) -> None:
-    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}")
+    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}", attacker__adversarial_benign="{{ note }}")
     profile = load_profile(str(tmp_path / "mine"))
     assert assess(profile) == f"Look: {NOTE}"
+
+
+@pytest.mark.parametrize("path", ["./mine", "mine/"])
+def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}", attacker__adversarial_benign="{{ note }}")
+    monkeypatch.chdir(tmp_path)
+    assert assess(load_profile(path)) == f"Look: {NOTE}"
+    with pytest.raises(ValueError, match="no prompt profile 'mine'"):
+        load_profile("mine")
+
+
+@pytest.mark.parametrize("name", ["", ".", "./empty"])
+def test_a_folder_without_both_roles_is_no_profile(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no prompt profile"):
+        load_profile(name)
+
+
+def test_a_template_that_raises_anything_is_named(tmp_path: Path) -> None:
+    profile_in(tmp_path / "mine", assessor__assess="{{ note / 2 }}", attacker__adversarial_benign="{{ note }}")
+    with pytest.raises(ValueError, match="assess.jinja"):
+        assess(load_profile(str(tmp_path / "mine")))
 
 
 def test_a_missing_profile_is_refused_with_those_there_are() -> None:

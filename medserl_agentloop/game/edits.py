@@ -6,24 +6,42 @@ Called by ``game.rules`` to decide whether an attack did what it was asked to do
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 
 from rapidfuzz import fuzz
 from rapidfuzz.distance import Levenshtein
 
-# A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins;
-# a line break always does (laboratory tables). "38.5 C" and "e.g. aspirin" stay whole.
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])|\s*\n\s*")
+# A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
+# "38.5 C" and "e.g. aspirin" stay whole. A line break ends nothing: models flatten them when they copy.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
+_PUNCTUATION = ".,;:!?\"'()[]"
 
 
 def split_sentences(note: str) -> list[str]:
     """The sentences of ``note``, white space normalised, empty ones left out."""
-    return [" ".join(s.split()) for s in _SENTENCE_END.split(note) if s.strip()]
+    return [s for s in _SENTENCE_END.split(one_line(note)) if s]
 
 
-def same_text(a: str, b: str) -> bool:
-    """Whether two texts differ in white space at most."""
-    return a.split() == b.split()
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one blank."""
+    return " ".join(text.split())
+
+
+def plain_words(text: str) -> list[str]:
+    """The words of ``text`` without case, invisible characters and punctuation around them.
+
+    Signs inside and before a word stay: ``0.5`` is not ``5``, ``>140`` is not ``<140``.
+    """
+    visible = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
+    return [word for token in visible.casefold().split() if (word := token.strip(_PUNCTUATION))]
+
+
+def is_repair(new: str, error: str, correction: str) -> bool:
+    """Whether ``new`` says what ``correction`` says where that differs from ``error``, whatever it adds."""
+    said, wrong, right = (Counter(plain_words(text)) for text in (new, error, correction))
+    return not (right - wrong) - said and not (wrong - right) & said
 
 
 def same_sentence(a: str, b: str, *, threshold: float = 90.0) -> bool:

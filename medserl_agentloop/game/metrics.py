@@ -55,7 +55,7 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     attacks = [g.attack for g in games if g.attack is not None]
     prefix = "selfplay/attacker/"
     metrics = {
-        prefix + "turns": float(len(attacks)),
+        prefix + "turns": float(len(attacks)) or math.nan,
         prefix + "parse_rate": _share(a.note is not None for a in attacks),
         prefix + "format_violation_rate": _share(bool(a.violations) for a in attacks),
         prefix + "truncation_rate": _share(a.truncated for a in attacks),
@@ -78,7 +78,7 @@ def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
     assessments = [g.assessment for g in games if g.assessment is not None]
     prefix = "selfplay/assessor/"
     metrics = {
-        prefix + "turns": float(len(assessments)),
+        prefix + "turns": float(len(assessments)) or math.nan,
         prefix + "parse_rate": _share(a.verdict is not None for a in assessments),
         prefix + "format_violation_rate": _share(bool(a.violations) for a in assessments),
         prefix + "truncation_rate": _share(a.truncated for a in assessments),
@@ -91,22 +91,24 @@ def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
     harmful = [g for g in games if g.judgement and g.judgement.label is Label.HARMFUL]
     safe = [g for g in games if g.judgement and g.judgement.label is Label.SAFE]
     said_harmful = [g for g in games if g.assessment and g.assessment.verdict is Label.HARMFUL]
-    precision = _share(right(g) for g in said_harmful)
-    recall = _share(right(g) for g in harmful)
     metrics |= {
         prefix + "accuracy": _share(right(g) for g in games),
-        prefix + "precision": precision,
-        prefix + "recall": recall,
+        prefix + "precision": _share(right(g) for g in said_harmful),
+        prefix + "recall": _share(right(g) for g in harmful),
+        prefix + "f1": _f1(sum(right(g) for g in harmful), len(said_harmful), len(harmful)),
         prefix + "false_positive_rate": _share(g.outcome is Outcome.FALSE_POSITIVE for g in safe),
     }
-    if precision + recall > 0:
-        metrics[prefix + "f1"] = 2 * precision * recall / (precision + recall)
     for category in sorted({g.category.value for g in games}):
         metrics[prefix + f"accuracy/{category}"] = _share(right(g) for g in games if g.category == category)
     known = [g for g in games if g.category == "vanilla_harmful" and g.spec.error_type is not None]
     for error_type in sorted({g.spec.error_type.value for g in known if g.spec.error_type}):
         metrics[prefix + f"recall/{error_type}"] = _share(right(g) for g in known if g.spec.error_type == error_type)
     return metrics
+
+
+def _f1(found: int, said: int, present: int) -> float:
+    """Harmonic mean of precision and recall; not a number where nothing is said nor present."""
+    return 2 * found / (said + present) if said + present else math.nan
 
 
 def _mean(values: list[float] | list[int]) -> float:

@@ -58,8 +58,8 @@ class _Sections:
 def _split_sections(text: str, tag: str) -> _Sections:
     """Split ``<think>…</think><tag>…</tag>`` at its outer tags.
 
-    The opening ``<think>`` may be missing because thinking models get it with the prompt. Tag
-    look-alikes inside the body belong to the body: a note may contain them.
+    The opening ``<think>`` may be missing because thinking models get it with the prompt. Other
+    tags inside the body belong to the body: a note may contain them.
     """
     violations = []
     head, closed, rest = text.partition("</think>")
@@ -73,8 +73,10 @@ def _split_sections(text: str, tag: str) -> _Sections:
         violations.append("nested_reasoning")
 
     opening, closing = f"<{tag}>", f"</{tag}>"
-    start, end = rest.find(opening), rest.rfind(closing)
-    if start < 0 or end < start + len(opening):
+    # The last opening before the last closing: where reasoning talks of tags, none of it may get into the note.
+    end = rest.rfind(closing)
+    start = rest.rfind(opening, 0, max(end, 0))
+    if start < 0:
         return _Sections(reasoning, None, (*violations, f"no_{tag}"))
     if rest[:start].strip():
         violations.append(f"text_before_{tag}")
@@ -92,7 +94,7 @@ def parse_attack(text: str) -> ParsedAttack:
     return ParsedAttack(sections.body, sections.reasoning, sections.violations)
 
 
-_ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE)
+_ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
 def parse_assessment(text: str) -> ParsedAssessment:
@@ -111,10 +113,11 @@ def parse_assessment(text: str) -> ParsedAssessment:
         ends = [*(match.start() for match in found[1:]), len(sections.body)]
         for match, end in zip(found, ends, strict=False):  # one end too many where nothing is found
             value = sections.body[match.end() : end].strip()
-            if match[1] in fields:
-                violations.append(f"repeated_{match[1]}")
+            name = match[1].lower()
+            if name in fields:
+                violations.append(f"repeated_{name}")
             else:
-                fields[match[1]] = value
+                fields[name] = value
 
     verdict = _verdict(fields.get("verdict", ""))
     if verdict is None and sections.body is not None:
@@ -136,6 +139,6 @@ def parse_assessment(text: str) -> ParsedAssessment:
 
 def _verdict(value: str) -> Label | None:
     try:
-        return Label(value.strip().strip(".\"'").lower())
+        return Label(value.strip(" \t\n.*\"'").lower())
     except ValueError:
         return None

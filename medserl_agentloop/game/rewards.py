@@ -24,8 +24,8 @@ ASSESSOR_GAME = {
 """The game itself, seen by the assessor; the attacker gets the opposite."""
 
 FORMAT_VIOLATED = -0.5
-UNREADABLE_ASSESSMENT = -1.5
-"""Worse than a wrong answer in good form (-1), so that silence is never the safe choice. It is a
+UNREADABLE_ASSESSMENT = -2.0
+"""Worse than a wrong answer in bad form (-1.5), so that silence is never the safe choice. It is a
 format term because an answer nobody can read is no merit of the attacker's."""
 
 ZERO_SUM_INVALID_ATTACK = -1.0
@@ -55,7 +55,7 @@ def medserl(record: GameRecord) -> Rewards:
     """
     rewards = _core(record, invalid_attack=MEDSERL_INVALID_ATTACK)
     if record.attack is not None and record.attack.invalid is None and Role.ATTACKER in rewards:
-        rewards[Role.ATTACKER]["faithfulness"] = MEDSERL_FAITHFULNESS * record.attack.edit_share
+        rewards[Role.ATTACKER]["faithfulness"] = 0.0 + MEDSERL_FAITHFULNESS * record.attack.edit_share
     if record.outcome is Outcome.CORRECT_DETECTION and record.assessment is not None:
         said = record.assessment
         assessor = rewards[Role.ASSESSOR]
@@ -81,7 +81,7 @@ def _core(record: GameRecord, *, invalid_attack: float) -> Rewards:
         if outcome is Outcome.INVALID_ATTACK:
             attacker["validity"] = invalid_attack
         else:
-            attacker["game"] = -ASSESSOR_GAME[outcome]
+            attacker["game"] = 0.0 - ASSESSOR_GAME[outcome]
         attacker["format"] = FORMAT_VIOLATED if record.attack.violations else 0.0
     if record.assessment is not None:
         unreadable = outcome is Outcome.UNREADABLE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.game.edits import Edit, compare_notes, same_text
+from medserl_agentloop.game.edits import Edit, compare_notes, is_repair, one_line, plain_words
 from medserl_agentloop.game.parsing import parse_assessment, parse_attack
 from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
 from medserl_agentloop.game.types import Category, GameSpec, Label, Role
@@ -95,7 +95,7 @@ class Game:
             return InvalidAttack.TRUNCATED
         if note is None or edit is None:
             return InvalidAttack.UNPARSED
-        if same_text(note, spec.seed_note) or edit.words == 0:
+        if plain_words(note) == plain_words(spec.seed_note):
             return InvalidAttack.UNCHANGED
         if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
             return InvalidAttack.ERROR_REMOVED
@@ -106,23 +106,24 @@ class Game:
         return None
 
     def _repairs_the_error(self, note: str, edit: Edit) -> bool:
-        """Whether an attack on an error note gives the correct note back."""
+        """Whether an attack on an error note leaves no error: put right, or cut out."""
         spec = self.record.spec
-        if spec.clean_note is not None and same_text(note, spec.clean_note):
+        if spec.clean_note is not None and plain_words(note) == plain_words(spec.clean_note):
             return True
-        corrected = spec.corrected_sentence
-        return corrected is not None and any(same_text(s, corrected) for s in edit.inserted)
+        error, correction = spec.error_sentence, spec.corrected_sentence
+        if error is None or _contains(note, error):
+            return False
+        return not edit.inserted or (correction is not None and is_repair(" ".join(edit.inserted), error, correction))
 
     def _present(self, note: str, edit: Edit | None) -> None:
         spec = self.record.spec
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
             old_error = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
-            changed = list(edit.inserted) if edit else []
-            if old_error and not (edit and any(same_text(old_error, s) for s in edit.removed)):
+            if old_error and _contains(note, old_error):
                 self.record.error_sentences = [old_error]
             else:
-                self.record.error_sentences = changed
+                self.record.error_sentences = list(edit.inserted) if edit else []
         self.next_role = Role.ASSESSOR
 
     def _assess(self, text: str, tokens: int, truncated: bool) -> None:
@@ -139,3 +140,8 @@ class Game:
             violations=[*parsed.violations, *(["truncated"] if truncated else [])],
         )
         self.next_role = None
+
+
+def _contains(note: str, sentence: str) -> bool:
+    """Whether a sentence of the data stands in a note, however our splitter would cut it."""
+    return one_line(sentence) in one_line(note)

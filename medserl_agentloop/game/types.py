@@ -138,6 +138,11 @@ class GameSpec:
                 raise fail(key, "text or nothing")
             return value or None
 
+        index = extra_info.get("index", -1)
+        try:
+            index = int(index)
+        except (TypeError, ValueError):
+            raise fail("index", "a whole number") from None
         seed_note = text("seed_note")
         if seed_note is None:
             raise fail("seed_note", "the text of a note")
@@ -152,5 +157,5 @@ class GameSpec:
             corrected_sentence=text("corrected_sentence"),
             text_id=text("text_id") or "",
             vignette_id=text("vignette_id") or "",
-            index=int(extra_info.get("index", -1)),
+            index=index,
         )

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from medserl_agentloop.game.records import GameRecord
 
 GAMES_FILE = "games.jsonl"
@@ -36,18 +34,30 @@ class StepFile:
 
         Returns:
             How many lines were removed.
+
+        Raises:
+            ValueError: A whole line is not an object with a step; names file and line.
         """
         if not self.path.exists():
             return 0
         kept = removed = 0
         with self.path.open("rb+") as file:
-            for line in file:
-                if removed == 0 and line.endswith(b"\n") and json.loads(line)["step"] <= step:
+            for number, line in enumerate(file, start=1):
+                if removed == 0 and line.endswith(b"\n") and self._step(line, number) <= step:
                     kept += len(line)
                 else:
                     removed += 1
             file.truncate(kept)
         return removed
+
+    def _step(self, line: bytes, number: int) -> int:
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
+                "mend the line, or move the file away"
+            ) from None
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Write one line per object and wait until they are on disk."""
@@ -73,6 +83,7 @@ def read_games(path: str | Path) -> Iterator[GameRecord]:
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield GameRecord.model_validate_json(line)
-            except ValidationError as error:
+                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+                yield GameRecord.model_validate(json.loads(line))
+            except ValueError as error:  # not UTF-8, not JSON, or not a record
                 raise ValueError(f"{path}, line {number} is not a game record: {error}") from None

@@ -7,6 +7,7 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,20 @@ class SelfPlayMixin:
             metrics["selfplay/lost_games"] = float(lost)
         return batch
 
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)  # type: ignore[misc]
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """One training step of verl's; its metrics are on disk before verl can checkpoint it.
+
+        verl adds its own data and timing metrics later, for its loggers.
+        """
+        started = time.monotonic()
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
-        step = self.global_steps  # type: ignore[attr-defined]
+        numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
+        numbers["timing_s/step"] = time.monotonic() - started
         self.metrics_file.append([{"step": step, **numbers}])
-        total = self.total_training_steps  # type: ignore[attr-defined]
         print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
+        return batch
 
     def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]

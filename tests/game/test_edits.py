@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.edits import Edit, compare_notes, same_sentence, same_text, split_sentences
+from medserl_agentloop.game.edits import Edit, compare_notes, is_repair, plain_words, same_sentence, split_sentences
 from medserl_agentloop.game.rules import EditLimits
 
 NOTHING = Edit((), (), 0, 0)
 words = st.sampled_from(["fever", "cough", "38.5", "mg", "no", "Hb", "heparin"])
 sentences = st.lists(words, min_size=1, max_size=5).map(lambda w: "Then " + " ".join(w) + " today.")
 notes = st.lists(sentences, max_size=6).map(" ".join)
-gaps = st.sampled_from([" ", "  ", "\t", " \t "])
+gaps = st.sampled_from([" ", "  ", "\t", " \n "])
 
 
 # --- splitting ---
@@ -35,8 +35,7 @@ gaps = st.sampled_from([" ", "  ", "\t", " \t "])
         ("Seen at 9 a.m. by the nurse.", ["Seen at 9 a.m. by the nurse."]),
         ("It rose. 3 days later it fell.", ["It rose.", "3 days later it fell."]),
         ('He left. "I am well." (He was not.)', ["He left.", '"I am well." (He was not.)']),
-        ("Hb 10.2 g/dL\nWBC 5,000\n\nNa 140", ["Hb 10.2 g/dL", "WBC 5,000", "Na 140"]),
-        ("Labs:\r\n  Hb 10\r\n  WBC 5", ["Labs:", "Hb 10", "WBC 5"]),
+        ("Labs:\r\n  Hb 10.2 g/dL\r\n  WBC 5,000\r\nShe rests.", ["Labs: Hb 10.2 g/dL WBC 5,000 She rests."]),
         ("Two  spaces\there. End.", ["Two spaces here.", "End."]),
     ],
 )
@@ -137,7 +136,7 @@ def test_inserted_sentences_come_from_the_new_note_and_removed_ones_from_the_old
 @given(notes, notes)
 def test_notes_with_different_words_always_count_a_change(old: str, new: str) -> None:
     edit = compare_notes(old, new)
-    assert (edit.words == 0) == same_text(old, new)
+    assert (edit.words == 0) == (old.split() == new.split())
     assert max(len(edit.inserted), len(edit.removed)) <= edit.sentences <= len(edit.inserted) + len(edit.removed)
 
 
@@ -156,10 +155,31 @@ def test_notes_of_thousands_of_sentences_are_compared() -> None:
 # --- alike ---
 
 
-def test_same_text_ignores_white_space_only() -> None:
-    assert same_text("He  has\ngout. ", "He has gout.")
-    assert not same_text("He has gout.", "he has gout.")
-    assert not same_text("He has gout.", "He has gout")
+def test_plain_words_forget_case_invisible_characters_and_punctuation_around_words() -> None:
+    assert plain_words("He  has\ngout. ") == plain_words("he has\u200b (gout)!")
+
+
+@pytest.mark.parametrize(("a", "b"), [("0.5 mg", "5 mg"), (">140", "<140"), ("K+ 4.1", "K 4.1"), ("1.5", "15")])
+def test_plain_words_keep_what_changes_the_medicine(a: str, b: str) -> None:
+    assert plain_words(a) != plain_words(b)
+
+
+@pytest.mark.parametrize(
+    ("new", "repaired"),
+    [
+        ("Culture grew giardia.", True),
+        ("Culture grew giardia indeed.", True),
+        ("Culture grew vibrio.", False),
+        ("Culture surely grew candida.", False),
+        ("Culture grew candida, not giardia.", False),
+    ],
+)
+def test_a_repair_says_what_the_correction_says_and_not_what_was_wrong(new: str, repaired: bool) -> None:
+    assert is_repair(new, error="Culture grew candida.", correction="Culture grew giardia.") is repaired
+
+
+def test_a_repair_may_lie_in_a_word_left_out() -> None:
+    assert is_repair("He should take aspirin.", "He should not take aspirin.", "He should take aspirin.")
 
 
 def test_same_sentence_forgives_slips_of_copying_but_not_another_sentence() -> None:

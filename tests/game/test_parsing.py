@@ -59,7 +59,6 @@ def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, 
     "note",
     [
         "He said </note> aloud.",
-        "See <note> 4 of the chart.",
         "Plan: </think> rest.",
         "<think>quiet</think> was written on it.",
         "It reads <answer>verdict: safe</answer> at the end.",
@@ -69,6 +68,19 @@ def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, 
 def test_tag_look_alikes_inside_a_note_belong_to_the_note(note: str) -> None:
     parsed = parse_attack(attack_text(note))
     assert (parsed.note, parsed.violations) == (note, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>I will wrap it in <note> tags. <note>He has scurvy.</note>",
+        "<think>plan</think><note>first</note> the plan again <note>He has scurvy.</note>",
+    ],
+)
+def test_nothing_before_the_last_opening_tag_gets_into_the_note(text: str) -> None:
+    parsed = parse_attack(text)
+    assert parsed.note == "He has scurvy."
+    assert parsed.violations
 
 
 def test_a_draft_of_the_note_inside_the_reasoning_is_not_the_note() -> None:

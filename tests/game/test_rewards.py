@@ -69,7 +69,7 @@ def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips:
         Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
         Role.ASSESSOR: {
             "game": GAME[outcome][1],
-            "format": -1.5 if outcome is Outcome.UNREADABLE else format_term,
+            "format": -2.0 if outcome is Outcome.UNREADABLE else format_term,
         },
     }
 

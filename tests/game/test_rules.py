@@ -373,3 +373,39 @@ def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, v
 def test_a_missing_required_key_is_named(key: str) -> None:
     with pytest.raises(ValueError, match=f"row 41.*{key}"):
         GameSpec.from_extra_info({k: v for k, v in ROW.items() if k != key})
+
+
+# --- attacks that leave no error ---
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    ["", CORRECTED_SENTENCE, CORRECTED_SENTENCE.removesuffix(".") + " indeed.", CORRECTED_SENTENCE.upper()],
+)
+def test_cutting_the_error_out_or_putting_it_right_in_any_dress_is_no_attack(replacement: str) -> None:
+    note = ERROR_NOTE.replace(ERROR_SENTENCE, replacement)
+    played = attack(Category.ADVERSARIAL_HARMFUL, note, clean_note=None)
+    assert invalid_of(played) is InvalidAttack.ERROR_REMOVED
+
+
+@pytest.mark.parametrize("change", [str.upper, lambda note: note + ".", lambda note: "\u200b" + note])
+def test_a_change_of_case_punctuation_or_invisible_characters_is_no_change(change: Any) -> None:
+    played = attack(Category.ADVERSARIAL_BENIGN, change(CLEAN_NOTE))
+    assert invalid_of(played) is InvalidAttack.UNCHANGED
+
+
+def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_has_it() -> None:
+    error = "Type 2 DM. The dose is 5 mg"
+    note = f"He has gout. {error}. He rests."
+    untouched = attack(
+        Category.ADVERSARIAL_HARMFUL, note.replace("rests", "walks"), seed_note=note, error_sentence=error
+    )
+    assert untouched.record.error_sentences == [error]
+    reworded = attack(Category.ADVERSARIAL_HARMFUL, note.replace("5 mg", "50 mg"), seed_note=note, error_sentence=error)
+    assert reworded.record.error_sentences == ["The dose is 50 mg."]
+
+
+def test_flattened_line_breaks_are_no_edit_of_their_own() -> None:
+    seed = "Labs:\nHb 10\nWBC 5\nHe has gout."
+    flattened = attack(Category.ADVERSARIAL_BENIGN, "Labs: Hb 10 WBC 5 He has scurvy.", seed_note=seed)
+    assert invalid_of(flattened) is None
