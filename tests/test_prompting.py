@@ -157,7 +157,7 @@ def test_a_folder_without_both_roles_is_no_profile(name: str, tmp_path: Path, mo
 
 def test_a_template_that_raises_anything_is_named(tmp_path: Path) -> None:
     profile_in(tmp_path / "mine", assessor__assess="{{ note / 2 }}", attacker__adversarial_benign="{{ note }}")
-    with pytest.raises(ValueError, match="assess.jinja"):
+    with pytest.raises(ValueError, match=r"assess\.jinja"):
         assess(load_profile(str(tmp_path / "mine")))
 
 
