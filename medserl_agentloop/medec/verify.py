@@ -258,7 +258,7 @@ def _leaks(name: str, leaks: LeakTest, only_eval: bool) -> Iterator[Problem]:
     for leak in leaks.leaks():
         message = (
             f"{leak.feature} tells the {leak.label} in {leak.accuracy:.0%} of the rows without reading the note "
-            f"(chance: 50 %, both labels weighed alike; p = {leak.chance:.1g}); {leak.remedy}"
+            f"(chance: 50%, both labels weighed alike; p = {leak.chance:.1g}); {leak.remedy}"
         )
         if only_eval:  # official text stays as published, and nothing is trained on it
             message += ", or keep in mind that a model may profit from it here"

@@ -4,7 +4,9 @@ Called by ``verify.py``. For each feature of a row (white space of its note, its
 place in the file, the length of its note) every rule "harmful on this side of a cut, safe on the
 other" is tried. How many harmful rows lie on one side is a hypergeometric count if feature and label
 are independent, so Fisher's exact test gives the chance of a count that far off. It is multiplied
-by the number of rules tried (Bonferroni); below ``ALPHA`` the feature is a leak.
+by the cuts of the feature and by the number of features (Bonferroni); below ``ALPHA`` the feature is
+a leak. The bound is wide in small files: MEDEC's own leak, trailing blanks on 60 % of the error
+notes and 47 % of the clean ones, shows from about 1,000 rows on, a perfect rule from about 20.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Leak:
         feature: What is looked at, a key of ``FEATURES``.
         label: Which label it tells: ``target_label`` or ``seed label``.
         accuracy: Share of right answers of the best rule, both labels weighing the same; 0.5 is chance.
-        chance: Probability of a rule this good, or better, if feature and label were independent.
+        chance: Probability of a rule this good in any feature, if none of them depended on the label.
     """
 
     feature: str
@@ -50,6 +52,7 @@ class Leak:
 
     @property
     def remedy(self) -> str:
+        """What to do about it."""
         return FEATURES[self.feature]
 
 
@@ -81,17 +84,20 @@ class LeakTest:
         self._seed.append(seed_label is Label.HARMFUL)
 
     def leaks(self) -> Iterator[Leak]:
-        """Every feature that tells a label better than chance."""
+        """Every feature that tells a label better than chance, with the label it tells best."""
         labels = {"target_label": self._target}
         if self._seed != self._target:
             labels["seed label"] = self._seed
-        cuts = {name: _cuts(column) for name, column in self._columns.items()}
-        rules = max(1, len(labels) * sum(map(len, cuts.values())))
-        for label, harmful in labels.items():
-            for feature, column in self._columns.items():
-                accuracy, chance = _best_rule(column, harmful, cuts[feature])
-                if chance * rules < ALPHA:
-                    yield Leak(feature, label, accuracy, min(1.0, chance * rules))
+        tests = len(labels) * len(self._columns)
+        for feature, column in self._columns.items():
+            cuts = _cuts(column)
+            found = []
+            for label, harmful in labels.items():
+                accuracy, chance = _best_rule(column, harmful, cuts)
+                found.append(Leak(feature, label, accuracy, min(1.0, chance * max(1, len(cuts)) * tests)))
+            strongest = min(found, key=lambda leak: leak.chance)
+            if strongest.chance < ALPHA:
+                yield strongest
 
 
 def _cuts(column: Iterable[int]) -> list[int]:

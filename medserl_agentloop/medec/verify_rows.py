@@ -111,8 +111,9 @@ def first_role(category: Category) -> Role:
 
 
 def _missing_values(row: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    missing = [name for name in _REQUIRED if row.get(name) is None]
-    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if row.get("extra_info") and facts.get(name) is None]
+    # verl makes an empty struct of an extra_info that is null.
+    missing = [name for name in _REQUIRED if row.get(name) is None or row[name] == {}]
+    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if facts and facts.get(name) is None]
     if missing:
         yield Check.SCHEMA, f"{', '.join(missing)} has no value; {REMAKE}"
 
@@ -150,8 +151,8 @@ def _unrendered(
     elif spec and prompt != profile.messages(first_role(spec.category), spec.category, spec.seed_note):
         yield (
             Check.RENDERED,
-            f"the prompt is not what profile {name!r} renders for a {spec.category.value} game; write the file "
-            f"again with --profile {name}, or verify it with the --profile it was written with",
+            f"the prompt is not what profile {name!r} renders for a {spec.category.value} game; {REMAKE} "
+            f"--profile {name}, or verify it with the --profile it was written with",
         )
 
 
