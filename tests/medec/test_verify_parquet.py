@@ -150,6 +150,20 @@ def test_constant_reward_in_place_of_the_label(tmp_path: Path) -> None:
     assert_found(report, Check.CONSTANT, "ground_truth is the same in all 60 rows")
 
 
+def test_extra_info_as_json_string(tmp_path: Path) -> None:
+    strings = pa.array([json.dumps(row["extra_info"]) for row in good_rows()])
+    report = verify(replaced(tmp_path / "train.parquet", "extra_info", strings))
+    assert_found(report, Check.OPENS, "train.parquet, row 0: verl cannot hand out the row (AttributeError")
+    assert_found(report, Check.SCHEMA, "column 'extra_info' is of type string")
+
+
+def test_labels_of_another_type(tmp_path: Path) -> None:
+    for number, values in enumerate(([0.5] * 60, ["harmful", "safe"] * 30, [{"ground_truth": 1}] * 60)):
+        report = verify(replaced(tmp_path / f"train{number}.parquet", "reward_model", pa.array(values)))
+        assert_found(report, Check.LABELS, f"train{number}.parquet, row 0: reward_model.ground_truth is")
+        assert_found(report, Check.SCHEMA, "column 'reward_model' is of type")
+
+
 # One value of one row.
 
 NOTE = good_row(3)["extra_info"]["seed_note"]
