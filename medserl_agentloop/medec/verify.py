@@ -205,7 +205,7 @@ def _too_long(
     if limit is not None and tokens > limit:
         yield (
             Check.LENGTH,
-            f"the prompt has {tokens} tokens and the limit is {limit}, so verl would drop the row; set "
+            f"the prompt has {tokens} tokens and the limit is {limit}, so the row could not be played; set "
             f"data.max_prompt_length to at least {tokens}, or leave the row out",
         )
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from medserl_agentloop.game.types import Label
 
@@ -116,12 +118,13 @@ def _best_rule(column: list[int], harmful: list[bool], cuts: list[int]) -> tuple
     best = (0.5, 1.0)
     if of_harmful in (0, rows):
         return best
-    for cut in cuts:
-        below = hits = 0
-        for value, is_harmful in zip(column, harmful, strict=True):
-            if value <= cut:
-                below += 1
-                hits += is_harmful
+    between = [0] * (len(cuts) + 1)  # rows above each cut and not above the next, the first being below all
+    harmful_between = [0] * (len(cuts) + 1)
+    for value, is_harmful in zip(column, harmful, strict=True):
+        place = bisect_left(cuts, value)
+        between[place] += 1
+        harmful_between[place] += is_harmful
+    for below, hits in zip(accumulate(between[:-1]), accumulate(harmful_between[:-1]), strict=True):
         gap = abs(hits / of_harmful - (below - hits) / (rows - of_harmful))
         # Two sides: both "more harmful rows below the cut" and "fewer" would count as a leak.
         chance = min(1.0, 2 * _tail(hits, below, of_harmful, rows))

@@ -28,6 +28,8 @@ def parquet_file(path: Path) -> Any:
     """The file as ``pyarrow.parquet.ParquetFile``; raises UnreadableFile."""
     if path.suffix != ".parquet":
         raise UnreadableFile(f"{path}: verl reads files that end in .parquet; give such a file.")
+    if not path.is_file():
+        raise UnreadableFile(f"{path}: there is no such file; give one written by data_prep/medec_to_parquet.py.")
     try:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:

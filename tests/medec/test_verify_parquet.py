@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import random
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import SCHEMA
 from medserl_agentloop.medec.verify import Report, verify_files
-from medserl_agentloop.medec.verify_leaks import LeakTest
+from medserl_agentloop.medec.verify_leaks import LeakTest, _tail
 from medserl_agentloop.medec.verify_rows import Check
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.testing.tiny import tiny_tokenizer
@@ -342,6 +343,15 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
     assert alarms == 0
 
 
+def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:
+    for rows, marked, drawn, hits in ((20, 10, 10, 9), (20, 10, 10, 1), (50, 7, 20, 5), (50, 40, 11, 6), (9, 3, 4, 0)):
+        outcomes = range(max(0, drawn + marked - rows), min(drawn, marked) + 1)
+        weights = {k: comb(marked, k) * comb(rows - marked, drawn - k) for k in outcomes}
+        tail = range(hits, drawn + 1) if hits * rows >= drawn * marked else range(hits + 1)
+        exact = sum(weights.get(k, 0) for k in tail) / comb(rows, drawn)
+        assert _tail(hits, drawn, marked, rows) == pytest.approx(exact)
+
+
 def test_many_problems_are_counted_and_a_few_shown(tmp_path: Path) -> None:
     rows = good_rows(12)
     for row in rows:
@@ -393,7 +403,7 @@ def test_exit_code_is_2_for_what_cannot_be_read(command: Any, tokenizer: str, tm
     (tmp_path / "bad.parquet").write_text("no parquet")
     write(tmp_path / "empty.parquet", [])
     for arguments, part in (
-        ([tmp_path / "none.parquet"], "none.parquet: cannot be read as parquet"),
+        ([tmp_path / "none.parquet"], "none.parquet: there is no such file"),
         ([tmp_path / "bad.parquet"], "bad.parquet: cannot be read as parquet"),
         ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
         ([tmp_path / "empty.parquet", "--tokenizer", tokenizer], "has no rows"),
@@ -403,3 +413,18 @@ def test_exit_code_is_2_for_what_cannot_be_read(command: Any, tokenizer: str, tm
         result = run(command, *arguments)
         assert result.exit_code == 2, (arguments, result.output)
         assert part in result.stderr and result.stderr.count("error: ") == 1 and "Traceback" not in result.stderr
+
+
+def test_default_tokenizer_is_the_tiny_players_and_must_be_there(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "train.parquet", good_rows(12))
+    assert run(command, path).exit_code == 0
+
+    def missing(name: str) -> Path:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(command, "resource", missing)
+    result = run(command, path)
+    assert result.exit_code == 2
+    assert "give the model's tokenizer with --tokenizer" in result.stderr
