@@ -19,7 +19,7 @@ try:
     from medserl_agentloop.medec.fields import MedecFormatError
     from medserl_agentloop.medec.parquet_files import write_together
     from medserl_agentloop.medec.reader import read_files
-    from medserl_agentloop.medec.sft import SftRows, build_sft_rows, to_sft_table
+    from medserl_agentloop.medec.sft import SftRows, build_sft_rows, read_splits, to_sft_table
 except ModuleNotFoundError as missing:
     print(
         f"error: the Python module {missing.name!r} is not installed; "
@@ -40,6 +40,10 @@ def main(
     val_fraction: Annotated[float, typer.Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 42,
     profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
+    splits_of: Annotated[
+        Path | None,
+        typer.Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there."),
+    ] = None,
     i_have_the_uw_agreement: Annotated[
         bool,
         typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
@@ -47,7 +51,9 @@ def main(
 ) -> None:
     """Write conversations to imitate: an attack, and an assessment of either note, for every pair.
 
-    Use the input, --val-fraction and --seed of medec_to_parquet.py: then both put a case on the same side.
+    What self-play validates on must not be taught here. With the same input, --val-fraction and --seed,
+    medec_to_parquet.py puts a case on the same side; if it was told to leave cases out, or given files
+    for validation, give its folder with --splits-of.
     """
     try:
         read = read_files(inputs)
@@ -57,7 +63,13 @@ def main(
                 f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
                 "if you have signed it, add --i-have-the-uw-agreement."
             )
-        made = build_sft_rows(read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile)
+        made = build_sft_rows(
+            read.vignettes,
+            val_fraction=val_fraction,
+            seed=seed,
+            profile=profile,
+            split_of=read_splits(splits_of) if splits_of else None,
+        )
         files = {output / "sft_train.parquet": made.train, output / "sft_val.parquet": made.val}
         write_together({path: to_sft_table(rows) for path, rows in files.items()})
     except ValueError as error:

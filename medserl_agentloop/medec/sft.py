@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
@@ -83,12 +86,25 @@ class _Case:
 
 
 def build_sft_rows(
-    vignettes: Sequence[Vignette], *, val_fraction: float = 0.1, seed: int = 42, profile: str = "medserl"
+    vignettes: Sequence[Vignette],
+    *,
+    val_fraction: float = 0.1,
+    seed: int = 42,
+    profile: str = "medserl",
+    split_of: Mapping[str, str] | None = None,
 ) -> SftRows:
     """Conversations of one user's and one assistant's message each, shuffled.
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
     input, fraction and seed, a case is in the same split as ``build_rows`` puts it.
+
+    Args:
+        vignettes: The cases.
+        val_fraction: Share of vignettes that goes to the validation split, 0 to 1.
+        seed: Seed of the split and the order.
+        profile: Prompt profile of both roles.
+        split_of: Split of each vignette id, from ``read_splits``, in place of ``val_fraction``; a case
+            that is not in it is left out.
 
     Raises:
         UnreadableAnswer: A note or sentence holds text that the game would read as part of its
@@ -107,12 +123,14 @@ def build_sft_rows(
             left_out[case] += 1
     if not cases:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
-    split_of = _splits(vignettes, val_fraction, seed, profile)
+    given = split_of is not None
+    split_of = _splits(vignettes, val_fraction, seed, profile) if split_of is None else split_of
     rows: dict[str, list[Row]] = {"train": [], "val": []}
     for case in cases:
         split = split_of.get(case.vignette_id)
         if split is None:
-            left_out["vignettes whose source asks for other games only"] += 1
+            why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
+            left_out[f"vignettes that {why}"] += 1
             continue
         conversations = [_safe(case), _harmful(case)]
         if (attack := _attack(case)) is None:
@@ -120,6 +138,8 @@ def build_sft_rows(
         else:
             conversations.append(attack)
         rows[split] += [_row(case, category, answer, split, prompts) for category, answer in conversations]
+    if not rows["train"] and not rows["val"]:
+        raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
     index = 0
     for name, members in rows.items():
         random.Random(f"{seed}/sft/{name}").shuffle(members)
@@ -127,6 +147,27 @@ def build_sft_rows(
             row["index"] = index
             index += 1
     return SftRows(rows["train"], rows["val"], dict(left_out))
+
+
+def read_splits(folder: Path) -> dict[str, str]:
+    """Vignette id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
+
+    Raises:
+        ValueError: A file is missing or is not such a file.
+    """
+    found: dict[str, str] = {}
+    for split in ("train", "val"):
+        path = folder / f"{split}.parquet"
+        try:
+            column = pq.read_table(path, columns=["extra_info"])["extra_info"]
+            ids = pc.struct_field(column, "vignette_id").to_pylist()
+        except (OSError, KeyError, pa.ArrowException) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(
+                f"{path}: no splits can be read from it ({reason}); give a folder written by medec_to_parquet.py."
+            ) from error
+        found |= dict.fromkeys(ids, split)
+    return found
 
 
 def to_sft_table(rows: list[Row]) -> Any:

@@ -95,6 +95,26 @@ def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path
     assert len(set(indices)) == len(indices)
 
 
+def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
+    arguments = ("--input", SAMPLE, "--output", tmp_path / "play", "--seed", 9, "--val-fraction", 0.3, "--rows", 60)
+    assert run("medec_to_parquet", *arguments).exit_code == 0
+    assert (
+        run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path / "play").exit_code == 0
+    )
+    for name in ("train", "val"):
+        played = pq.read_table(tmp_path / "play" / f"{name}.parquet").to_pylist()
+        taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
+        assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
+    result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
+    assert result.exit_code == 2 and "train.parquet: no splits can be read from it" in result.stderr
+
+
+def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
+    vignettes = read_files([write_pairs(*(pair(n) for n in range(5)))]).vignettes
+    with pytest.raises(ValueError, match="no case of the input is in the given splits"):
+        build_sft_rows(vignettes, split_of={"toy-train-0": "train"})
+
+
 def test_same_input_and_seed_give_identical_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert run("sft_to_parquet", "--input", SAMPLE, "--seed", seed, "--output", tmp_path / name).exit_code == 0
