@@ -5,7 +5,8 @@ place in the file, the length of its note) every rule "harmful on this side of a
 other" is tried. How many harmful rows lie on one side is a hypergeometric count if feature and label
 are independent, so Fisher's exact test gives the chance of a count that far off. It is multiplied
 by the cuts of the feature and by the number of features (Bonferroni); below ``ALPHA`` the feature is
-a leak. The bound is wide in small files: MEDEC's own leak, trailing blanks on 60 % of the error
+a leak. Copies of a row are not independent, so each note counts once per label, except for its place.
+The bound is wide in small files: MEDEC's own leak, trailing blanks on 60 % of the error
 notes and 47 % of the clean ones, shows from about 1,000 rows on, a perfect rule from about 20.
 """
 
@@ -17,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeVar
 
 from medserl_agentloop.game.types import Label
 
@@ -24,6 +26,7 @@ ALPHA = 1e-3  # chance of one false alarm in a file without leaks
 _MAX_CUTS = 32
 _ID_NUMBER = re.compile(r"([0-9]{1,18})\D*$")
 
+_PLACE = "the row's place in the file"
 FEATURES = {
     "white space before the note": "strip the notes of both labels alike",
     "white space after the note": "strip the notes of both labels alike",
@@ -31,9 +34,11 @@ FEATURES = {
     "double blanks in the note": "give the notes of both labels the same white space",
     "the parity of the text id": "take both notes of a case from its error row, so that they share its id",
     "the number in the text id": "choose the vignettes of each label with a seed, not by their ids",
-    "the row's place in the file": "shuffle the rows with a seed",
+    _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same vignettes",
 }
+
+_Value = TypeVar("_Value", int, bool)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class LeakTest:
     _columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in FEATURES})
     _target: list[bool] = field(default_factory=list)
     _seed: list[bool] = field(default_factory=list)
+    _is_copy: list[bool] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
 
     def add(self, *, text_id: str, seed_note: str, target_label: Label, seed_label: Label) -> None:
         """Take the next row of the file."""
@@ -82,6 +89,9 @@ class LeakTest:
         )
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
+        content = hash((text_id, seed_note, target_label, seed_label))
+        self._is_copy.append(content in self._seen)
+        self._seen.add(content)
         self._target.append(target_label is Label.HARMFUL)
         self._seed.append(seed_label is Label.HARMFUL)
 
@@ -92,14 +102,20 @@ class LeakTest:
             labels["seed label"] = self._seed
         tests = len(labels) * len(self._columns)
         for feature, column in self._columns.items():
-            cuts = _cuts(column)
+            copies = [False] * len(column) if feature == _PLACE else self._is_copy
+            values = _without(column, copies)
+            cuts = _cuts(values)
             found = []
             for label, harmful in labels.items():
-                accuracy, chance = _best_rule(column, harmful, cuts)
+                accuracy, chance = _best_rule(values, _without(harmful, copies), cuts)
                 found.append(Leak(feature, label, accuracy, min(1.0, chance * max(1, len(cuts)) * tests)))
             strongest = min(found, key=lambda leak: leak.chance)
             if strongest.chance < ALPHA:
                 yield strongest
+
+
+def _without(values: list[_Value], copies: list[bool]) -> list[_Value]:
+    return [value for value, is_copy in zip(values, copies, strict=True) if not is_copy]
 
 
 def _cuts(column: Iterable[int]) -> list[int]:

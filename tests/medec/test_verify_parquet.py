@@ -343,6 +343,17 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
     assert alarms == 0
 
 
+def test_copies_of_a_row_do_not_make_a_leak() -> None:
+    test = LeakTest()
+    notes = [
+        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0))) for n in range(30) for label in Label
+    ]
+    for number in range(50 * len(notes)):
+        n, label, blanks = notes[number * 7 % len(notes)]
+        test.add(text_id=f"x-{n}", seed_note=f"Note {n}.{blanks}", target_label=label, seed_label=label)
+    assert list(test.leaks()) == []
+
+
 def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:
     for rows, marked, drawn, hits in ((20, 10, 10, 9), (20, 10, 10, 1), (50, 7, 20, 5), (50, 40, 11, 6), (9, 3, 4, 0)):
         outcomes = range(max(0, drawn + marked - rows), min(drawn, marked) + 1)
