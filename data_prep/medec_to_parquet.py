@@ -5,27 +5,29 @@ Run from the command line: ``python data_prep/medec_to_parquet.py --help``.
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
     import typer
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
 
     from medserl_agentloop.game.types import Category
-    from medserl_agentloop.medec.allocation import DEFAULT_MIX, format_mix, parse_mix
+    from medserl_agentloop.medec import conversion
+    from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
+    from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
     from medserl_agentloop.medec.fields import MedecFormatError
-    from medserl_agentloop.medec.reader import ReadReport, ReadResult, read_files
-    from medserl_agentloop.medec.rows import GameRows, RowPlan, build_rows
-    from medserl_agentloop.medec.schema import to_table
+    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
+    from medserl_agentloop.medec.rows import RowPlan
 except ModuleNotFoundError as missing:
     print(
         f"error: the Python module {missing.name!r} is not installed; "
@@ -35,23 +37,51 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
+_SECONDS_WITHOUT_BAR = 1.0
+_ITEMS_PER_UPDATE = 50
+
+
+class OnOverlong(str, Enum):
+    """What to do with prompts that are too long."""
+
+    ERROR = "error"
+    EXCLUDE = "exclude"
 
 
 @app.command()
 def main(
-    inputs: Annotated[
-        list[Path],
-        typer.Option("--input", help="MEDEC's CSV or a .jsonl of pairs; give it again for more files."),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for train.parquet and val.parquet.")],
+    context: typer.Context,
+    inputs: Annotated[list[str], typer.Option("--input", help=_INPUTS)],
+    output: Annotated[Path, typer.Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
+    val_inputs: Annotated[
+        list[str] | None, typer.Option("--val-input", help="Input whose cases all go to the validation split.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(help="File in which the cases of OpenRLHF rows are looked up. Repeatable.")
+    ] = None,
     mix: Annotated[str, typer.Option(help="Share of each category.")] = DEFAULT_MIX,
     rows: Annotated[
         int | None,
         typer.Option(help="Rows of both splits together; default: as many as the mix allows."),
     ] = None,
-    val_fraction: Annotated[float, typer.Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
+    val_fraction: Annotated[
+        float | None, typer.Option(help="Share of cases for validation, 0 to 1; default 0.1.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, the choice and the order.")] = 42,
     profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
+    exclude_near_duplicates_of: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
+    ] = None,
+    repair_encoding: Annotated[
+        bool, typer.Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
+    ] = False,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest first prompt, in tokens.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Name or folder of the tokenizer that counts.")] = None,
+    on_overlong: Annotated[OnOverlong, typer.Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: Annotated[
         bool,
         typer.Option(
@@ -64,22 +94,43 @@ def main(
 
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
+    console = Console()
+    watch = _progress(console)
     try:
-        plan = RowPlan(parse_mix(mix), rows, val_fraction, seed, profile)
-        read = read_files(inputs)
+        fraction = _val_fraction(val_fraction, split, val_inputs)
+        read_as = ReadOptions(
+            tuple(join or ()), repair_encoding, lambda name, found: watch(found, f"reading {name}", None)
+        )
+        read = read_files([*inputs, *(val_inputs or ())], read_as, first_of=len(inputs))
         if not i_have_the_uw_agreement:
             _refuse_uw(read)
-        games = build_rows(read.vignettes, plan)
-        _write(output, {"train.parquet": games.train, "val.parquet": games.val})
+        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, read.second_part if val_inputs else None)
+        screens = ScreenOptions(
+            tuple(exclude_near_duplicates_of or ()), max_prompt_tokens, tokenizer, on_overlong is OnOverlong.EXCLUDE
+        )
+        prepared = conversion.prepare(read, plan, screens, read_as, watch)
+        if not dry_run:
+            options = _options(context)
+            conversion.write(prepared, output, _command(options), options, watch)
     except ValueError as error:  # the package's own errors, each a sentence: input, mix, profile, output
         # One line: a newline in a file name must not make it look like something else.
         typer.echo("error: " + " ".join(str(error).split()), err=True)
         raise typer.Exit(2) from None
-    _print_summary(read, games, plan, output)
+    _print_summary(console, prepared, plan, output, dry_run)
+
+
+def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[str] | None) -> float:
+    given = {"--val-fraction": fraction is not None, "--split": split is not None, "--val-input": bool(val_inputs)}
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise AllocationError(f"{' and '.join(names)} contradict each other; give one of them.")
+    if split is not None:
+        return parse_split(split)
+    return 0.1 if fraction is None else fraction
 
 
 def _refuse_uw(read: ReadResult) -> None:
-    count = sum(len(v.text_ids) for v in read.vignettes if v.subset == "medec_uw")
+    count = sum(report.uw_rows for report in read.reports)
     if count:
         raise MedecFormatError(
             f"the input has {count} MEDEC-UW rows, which may be used only under a signed agreement; "
@@ -87,48 +138,71 @@ def _refuse_uw(read: ReadResult) -> None:
         )
 
 
-def _write(folder: Path, tables: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Write all files beside their final place, then move them there: no half-written data set."""
-    temporary = {folder / name: folder / f".{name}.{os.getpid()}.tmp" for name in tables}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for temp, rows in zip(temporary.values(), tables.values(), strict=True):
-            pq.write_table(to_table(rows), temp)
-        for final, temp in temporary.items():
-            os.replace(temp, final)
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may write to."
-        ) from error
-    finally:
-        for temp in temporary.values():
-            with suppress(OSError):
-                temp.unlink()
+def _options(context: typer.Context) -> dict[str, Any]:
+    """Every option by its name on the command line, as the user typed it."""
+    names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    return {names[name]: _plain(value) for name, value in sorted(context.params.items()) if name in names}
 
 
-def _print_summary(read: ReadResult, games: GameRows, plan: RowPlan, output: Path) -> None:
-    console = Console()
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def _command(options: dict[str, Any]) -> str:
+    words = ["python", "data_prep/medec_to_parquet.py"]
+    for name, value in options.items():
+        if value is True:
+            words.append(name)
+        elif value is not None and value is not False:
+            for item in value if isinstance(value, list) else [value]:
+                words += [name, str(item)]
+    return shlex.join(words)
+
+
+def _progress(console: Console) -> conversion.Watch:
+    """Shows a bar on a terminal for whatever takes more than a second."""
+
+    def watch(stream: Iterable[Any], what: str, length: int | None) -> Iterator[Any]:
+        started = time.monotonic()
+        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        task = bar.add_task(what, total=length)
+        shown = False
+        try:
+            for done, item in enumerate(stream, start=1):
+                yield item
+                if done % _ITEMS_PER_UPDATE == 0:
+                    bar.update(task, completed=done)
+                    if not shown and time.monotonic() - started > _SECONDS_WITHOUT_BAR:
+                        bar.start()
+                        shown = True
+        finally:
+            bar.stop()
+
+    return watch
+
+
+def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
+    read, games = prepared.read, prepared.games
     console.print(_input_table(read))
     console.print(_type_table(read))
-    console.print(_category_table(games))
-    console.print(_exclusion_table(read, games))
-    longest = max(
-        (sum(len(message["content"]) for message in row["prompt"]) for row in games.train + games.val),
-        default=0,
-    )
-    console.print(
-        Text(
-            f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}; longest prompt {longest} characters"
-        )
-    )
-    for name, rows in (("train", games.train), ("val", games.val)):
-        labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
-        console.print(
-            Text(
-                f"{output / name}.parquet: {len(rows)} rows, "
-                f"presented notes {labels['harmful']} harmful, {labels['safe']} safe"
-            )
-        )
+    console.print(_category_table(prepared))
+    console.print(_exclusion_table(prepared))
+    for report in read.reports:
+        for text_id, reason in report.not_joined:
+            console.print(Text(f"not joined: {report.file}, {text_id}: {reason}"))
+    for pair in prepared.near_duplicates:
+        found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
+        console.print(Text(f"{found} (4-gram Jaccard {pair.similarity:.2f})"))
+    console.print(Text(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}"))
+    for rows in (games.train, games.val):
+        labels = conversion.labels(games, rows.name)
+        written = f"{output / rows.name}.parquet: {len(rows)} rows"
+        console.print(Text(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe"))
+    console.print(Text("nothing was written: --dry-run" if dry_run else f"{output / 'manifest.json'}: the account"))
 
 
 def _input_table(read: ReadResult) -> Table:
@@ -143,6 +217,9 @@ def _input_table(read: ReadResult) -> Table:
         "pairs edited in more than one place": lambda r: r.non_local_edits,
         "pairs without a real edit (no-op)": lambda r: r.no_op_edits,
         "error sentence number not in the list": lambda r: r.unlisted_error_sentences,
+        "OpenRLHF rows joined with their case": lambda r: r.joined,
+        "OpenRLHF rows not joined: no error type": lambda r: len(r.not_joined),
+        "rows in which misread characters were put right": lambda r: r.repaired,
     }
     table = Table(title="Input", title_justify="left")
     table.add_column("")
@@ -165,31 +242,25 @@ def _type_table(read: ReadResult) -> Table:
     return table
 
 
-def _category_table(games: GameRows) -> Table:
+def _category_table(prepared: Prepared) -> Table:
+    reports = prepared.games.reports
     table = Table(title="Rows (in brackets: vignettes that could serve)", title_justify="left")
-    for heading in ("category", "presented note", *games.reports):
+    for heading in ("category", "presented note", *reports):
         table.add_column(heading, justify="left" if heading in ("category", "presented note") else "right")
-    for category in next(iter(games.reports.values())).rows:
-        cells = (f"{r.rows[category]} ({r.eligible[category]})" for r in games.reports.values())
+    for category in next(iter(reports.values())).rows:
+        cells = (f"{r.rows[category]} ({r.eligible[category]})" for r in reports.values())
         table.add_row(category.value, Category(category).default_target_label.value, *cells)
     table.add_section()
-    table.add_row("total", "", *(str(sum(r.rows.values())) for r in games.reports.values()))
+    table.add_row("total", "", *(str(sum(r.rows.values())) for r in reports.values()))
     return table
 
 
-def _exclusion_table(read: ReadResult, games: GameRows) -> Table:
-    """What gives no row, or not every row it could, and why."""
-    twins = sum(report.twins - report.pairs_by_twin for report in read.reports)
-    empty = sum(report.dropped_empty for report in read.reports)
+def _exclusion_table(prepared: Prepared) -> Table:
+    """What gives no row, or not every row it could, and why; the manifest has the ids."""
     counts = {
-        "records dropped: every field is empty": empty,
-        "twins' own texts not used: the pair's corrected text is its clean note": twins,
-        **{f"vignettes, {reason}": count for reason, count in games.excluded.items()},
-        "vignettes kept in one split because they share a note": games.sharing_a_note,
-        **{
-            f"vignettes of {name} without any row: the mix has no place for them": r.unused_vignettes
-            for name, r in games.reports.items()
-        },
+        "records dropped: every field is empty": sum(r.dropped_empty for r in prepared.read.reports),
+        **prepared.games.exclusions.counts(),
+        "vignettes kept in one split because they share a note": prepared.games.sharing_a_note,
     }
     table = Table(title="Left out", title_justify="left")
     table.add_column("what and why")

@@ -51,6 +51,22 @@ def parse_mix(text: str) -> dict[Category, Fraction]:
     return mix
 
 
+def parse_split(text: str) -> float:
+    """Read ``train=0.9,val=0.1``: the share of cases for validation.
+
+    Raises:
+        AllocationError: It is not two shares that add up to 1.
+    """
+    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", text)
+    try:
+        train, val = (Fraction(share) for share in shares.groups()) if shares else (Fraction(0), Fraction(0))
+    except ValueError:
+        train = val = Fraction(0)
+    if train + val != 1:
+        raise AllocationError(f"split: {text!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
+    return float(val)
+
+
 def whole_shares(mix: Mix) -> dict[Category, int]:
     """The mix in the smallest whole numbers: one unit of rows."""
     scale = lcm(*(share.denominator for share in mix.values()))

@@ -5,30 +5,19 @@ Called by the readers of every input format, so that all of them accept and refu
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.medec.vignettes import Sentence, Vignette
+from medserl_agentloop.medec.vignettes import Sentence
 
 _LARGEST_ID_GAP = 3
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 
 
 class MedecFormatError(ValueError):
     """An input file is not what it should be; the message is a sentence for the user."""
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """An input file's name, its hash and its text, with line ends as they are in the file."""
-
-    name: str
-    sha256: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -47,58 +36,18 @@ class RowPlace:
         return MedecFormatError(f"{self}, column {column!r}: found {_shown(found)}; {instead}.")
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """What a format's reader returns.
-
-    Attributes:
-        places: The place of every row with content, one per text id.
-        vignettes: The cases; every row of ``places`` belongs to one.
-        dropped_empty: Records without any content.
-    """
-
-    places: tuple[RowPlace, ...]
-    vignettes: tuple[Vignette, ...]
-    dropped_empty: int
-
-
-def read_source(path: Path) -> SourceFile:
-    """Read a file as UTF-8.
-
-    Raises:
-        MedecFormatError: It cannot be opened, is empty, or is in another encoding.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise MedecFormatError(
-            f"{path}: cannot be read ({error.strerror or error}); give the path of a MEDEC file."
-        ) from error
-    if not content.strip():
-        raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    try:
-        # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
-        text = content.decode("utf-8", errors="surrogatepass")
-    except UnicodeDecodeError as error:
-        raise MedecFormatError(
-            f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; "
-            "save the file as UTF-8 and try again."
-        ) from error
-    return SourceFile(path.name, hashlib.sha256(content).hexdigest(), text.removeprefix("\ufeff"))
-
-
 def usable_text(place: RowPlace, column: str, value: str) -> str:
     """``value`` with LF line ends and no outer white space.
 
     Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes
     and would give the label away.
     """
-    for code, name in ((r"[\ud800-\udfff]", "a lone surrogate"), ("\x00", "a NUL character")):
-        if bad := re.search(code, value):
-            raise MedecFormatError(
-                f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
-                "which no tokenizer can read; write the intended character or remove it."
-            )
+    if bad := _UNUSABLE.search(value):
+        name = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
+        raise MedecFormatError(
+            f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
+            "which no tokenizer can read; write the intended character or remove it."
+        )
     return value.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
@@ -174,18 +123,6 @@ def numbered_sentences(text: str | None) -> tuple[Sentence, ...]:
         elif line.strip():
             found.append((-1, [line]))
     return tuple(Sentence(number, "\n".join(parts).strip()) for number, parts in found)
-
-
-def require_unique(places: Iterable[RowPlace]) -> None:
-    """Raise MedecFormatError at the first text id that two rows carry."""
-    seen: dict[str, RowPlace] = {}
-    for place in places:
-        first = seen.setdefault(place.text_id, place)
-        if first is not place:
-            raise MedecFormatError(
-                f"{place}: this text id is already that of {first.file}, row {first.row}; "
-                "give every row its own id, and do not pass the same notes twice."
-            )
 
 
 def _whole_number(text: str) -> int | None:

@@ -6,14 +6,18 @@ Called by ``reader.py``.
 from __future__ import annotations
 
 import csv
-import io
+import pickle
 import re
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from medserl_agentloop.game.types import ErrorType
 from medserl_agentloop.medec import fields
-from medserl_agentloop.medec.fields import MedecFormatError, Parsed, RowPlace, SourceFile
+from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
+from medserl_agentloop.medec.intake import Intake
+from medserl_agentloop.medec.sources import SourceFile
+from medserl_agentloop.medec.store import private_database
 from medserl_agentloop.medec.vignettes import PairSource, Sentence, Vignette, same_case, subset_of, tag_edit
 
 COLUMNS = (
@@ -27,6 +31,12 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
+TEXT_COLUMNS = ("Text", "Sentences", "Error Sentence", "Corrected Sentence", "Corrected Text")
+_LARGEST_CELL = 1 << 24
+_TABLES = """
+CREATE TABLE rows (number INTEGER PRIMARY KEY, text_id TEXT UNIQUE, data BLOB);
+CREATE TABLE twins (twin TEXT PRIMARY KEY, error TEXT UNIQUE) WITHOUT ROWID;
+"""
 
 
 @dataclass(frozen=True)
@@ -46,32 +56,43 @@ class _Row:
         return self.place.text_id
 
 
-def read_official_csv(source: SourceFile) -> Parsed:
+def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """Read the rows and join every error row with its clean twin.
 
     Raises:
         MedecFormatError: The file is not a CSV with MEDEC's columns, or a row cannot be right.
     """
-    rows: list[_Row] = []
-    dropped_empty = 0
-    for place, cells in _records(source):
+    return read_official_records(_records(source), source.sha256, intake)
+
+
+def read_official_records(
+    records: Iterable[tuple[RowPlace, dict[str, str]]], sha256: str, intake: Intake
+) -> Iterator[Vignette]:
+    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record.
+
+    Raises:
+        MedecFormatError: A row cannot be right.
+    """
+    rows = private_database(_TABLES)
+    for place, cells in records:
         if any(cell.strip() for cell in cells.values()):
-            rows.append(_row(place, cells))
+            row = _row(place, intake.text_of(cells, TEXT_COLUMNS))
+            intake.claim(row.place)
+            rows.execute("INSERT INTO rows VALUES (?, ?, ?)", (place.row, row.text_id, pickle.dumps(row, protocol=5)))
         else:
-            dropped_empty += 1
-    fields.require_unique(row.place for row in rows)
-    return Parsed(tuple(row.place for row in rows), tuple(_vignettes(rows, source.sha256)), dropped_empty)
+            intake.drop_empty()
+    return _vignettes(rows, sha256)
 
 
 def _records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
     """Every record after the header, empty ones too, with its cells by column name."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(source.text)))
+    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_CELL))
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
-    reader = csv.reader(io.StringIO(source.text, newline=""), strict=True)
+    reader = csv.reader(source.lines(newline=""), strict=True)
     row = 0
     try:
         header = [name.strip() for name in next(reader)]
-        _check_header(source.name, header)
+        check_header(source.name, header)
         for row, cells in enumerate(reader, start=1):
             place = RowPlace(source.name, row)
             if not any(cell.strip() for cell in cells):
@@ -90,7 +111,8 @@ def _records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
         ) from error
 
 
-def _check_header(file: str, header: list[str]) -> None:
+def check_header(file: str, header: list[str]) -> None:
+    """Raise MedecFormatError where one of MEDEC's columns is missing or occurs twice."""
     missing = [name for name in COLUMNS if name not in header]
     repeated = sorted({name for name in header if name and header.count(name) > 1})
     if missing or repeated:
@@ -145,14 +167,17 @@ def _check_clean(row: _Row, cells: dict[str, str]) -> None:
             )
 
 
-def _vignettes(rows: list[_Row], sha256: str) -> Iterator[Vignette]:
-    by_id = {row.text_id: row for row in rows}
-    twins = {row.text_id: _twin(row, by_id) for row in rows if row.has_error}
-    taken = {twin.text_id for twin in twins.values() if twin}
-    for row in rows:
+def _vignettes(rows: sqlite3.Connection, sha256: str) -> Iterator[Vignette]:
+    # A clean row may stand before its error row, so the twins are known only after one pass over all.
+    for row in _all(rows):
+        if row.has_error and (twin := _twin(row, rows)):
+            rows.execute("INSERT INTO twins VALUES (?, ?)", (twin.text_id, row.text_id))
+    for row in _all(rows):
         if row.has_error:
-            yield _error_vignette(row, twins[row.text_id], sha256)
-        elif row.text_id not in taken:
+            query = "SELECT data FROM twins JOIN rows ON twin = text_id WHERE error = ?"
+            found = rows.execute(query, (row.text_id,)).fetchone()
+            yield _error_vignette(row, _unpacked(found[0]) if found else None, sha256)
+        elif not rows.execute("SELECT 1 FROM twins WHERE twin = ?", (row.text_id,)).fetchone():
             yield Vignette(
                 vignette_id=row.text_id,
                 text_ids=(row.text_id,),
@@ -167,13 +192,26 @@ def _vignettes(rows: list[_Row], sha256: str) -> Iterator[Vignette]:
             )
 
 
-def _twin(row: _Row, by_id: dict[str, _Row]) -> _Row | None:
+def _all(rows: sqlite3.Connection) -> Iterator[_Row]:
+    for (data,) in rows.execute("SELECT data FROM rows ORDER BY number"):
+        yield _unpacked(data)
+
+
+def _unpacked(data: bytes) -> _Row:
+    row = pickle.loads(data)
+    assert isinstance(row, _Row)
+    return row
+
+
+def _twin(row: _Row, rows: sqlite3.Connection) -> _Row | None:
     """The clean row of the same case: the next id of the same series, if the text agrees."""
     numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.text_id, re.DOTALL)
     if not numbered:
         return None
     prefix, digits = numbered.groups()
-    candidate = by_id.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
+    twin_id = f"{prefix}{int(digits) + 1:0{len(digits)}d}"
+    found = rows.execute("SELECT data FROM rows WHERE text_id = ?", (twin_id,)).fetchone()
+    candidate = _unpacked(found[0]) if found else None
     if candidate is None or candidate.has_error:
         return None
     return candidate if same_case(candidate.note, row.corrected_note or row.note) else None

@@ -6,61 +6,69 @@ Called by ``reader.py``.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 from medserl_agentloop.medec import fields
-from medserl_agentloop.medec.fields import MedecFormatError, Parsed, RowPlace, SourceFile
+from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
+from medserl_agentloop.medec.intake import Intake
+from medserl_agentloop.medec.sources import SourceFile
 from medserl_agentloop.medec.vignettes import PairSource, Vignette, subset_of, tag_edit
 
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
 OPTIONAL_KEYS = ("error_type", "error_sentence", "corrected_sentence")
+TEXT_KEYS = ("incorrect_note", "correct_note", "error_sentence", "corrected_sentence")
 
 
-def read_pair_jsonl(source: SourceFile) -> Parsed:
+def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """Read one vignette per line.
 
     Raises:
         MedecFormatError: A line is not such an object, or a pair cannot be right.
     """
-    places: list[RowPlace] = []
-    vignettes: list[Vignette] = []
-    # str.splitlines would also split at U+2028 and U+0085, which are valid inside JSON strings.
-    lines = source.text.removesuffix("\n").split("\n")
-    blank = 0
-    for row, line in enumerate(lines, start=1):
+    for place, found in json_objects(source, intake, REQUIRED_KEYS + OPTIONAL_KEYS):
+        values = text_values(place, found, "a pair", REQUIRED_KEYS, OPTIONAL_KEYS)
+        text_id = fields.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
+        named = RowPlace(place.file, place.row, text_id)
+        intake.claim(named)
+        yield _vignette(named, intake.text_of(values, TEXT_KEYS), source.sha256)
+
+
+def json_objects(
+    source: SourceFile, intake: Intake, keys: tuple[str, ...]
+) -> Iterator[tuple[RowPlace, dict[str, Any]]]:
+    """The object of every line; blank lines are counted and passed over."""
+    # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
+    for row, line in enumerate(source.lines(newline="\n"), start=1):
+        place = RowPlace(source.name, row)
         if not line.strip():
-            blank += 1
+            intake.drop_empty()
             continue
-        place, values = _object(RowPlace(source.name, row), line)
-        places.append(place)
-        vignettes.append(_vignette(place, values, source.sha256))
-    fields.require_unique(places)
-    return Parsed(tuple(places), tuple(vignettes), blank)
-
-
-def _object(place: RowPlace, line: str) -> tuple[RowPlace, dict[str, str]]:
-    """The pair's values as text (absent ones as ``""``) and its place with the pair's id."""
-    try:
-        pair = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise MedecFormatError(f"{place}: not valid JSON ({error}); write one object per line.") from error
-    if not isinstance(pair, dict):
-        raise MedecFormatError(
-            f"{place}: found a JSON {type(pair).__name__}; write an object with the keys "
-            f"{', '.join(REQUIRED_KEYS + OPTIONAL_KEYS)}."
-        )
-    values: dict[str, str] = {}
-    for key in REQUIRED_KEYS + OPTIONAL_KEYS:
-        value = pair.get(key)
-        if value is None and key in REQUIRED_KEYS:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MedecFormatError(f"{place}: not valid JSON ({error}); write one object per line.") from error
+        if not isinstance(found, dict):
             raise MedecFormatError(
-                f"{place}: key {key!r} is missing; a pair needs {', '.join(REQUIRED_KEYS)} "
-                f"and may have {', '.join(OPTIONAL_KEYS)}."
+                f"{place}: found a JSON {type(found).__name__}; write an object with the keys {', '.join(keys)}."
             )
+        yield place, found
+
+
+def text_values(
+    place: RowPlace, found: dict[str, Any], what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """The object's values as text, absent ones as ``""``."""
+    values: dict[str, str] = {}
+    for key in required + optional:
+        value = found.get(key)
+        if value is None and key in required:
+            may = f" and may have {', '.join(optional)}" if optional else ""
+            raise MedecFormatError(f"{place}: key {key!r} is missing; {what} needs {', '.join(required)}{may}.")
         if value is not None and not isinstance(value, str):
             raise place.error(key, str(value), "write a JSON string")
         values[key] = value or ""
-    text_id = fields.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
-    return RowPlace(place.file, place.row, text_id), values
+    return values
 
 
 def _vignette(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:

@@ -1,20 +1,27 @@
 """Vignettes -> the rows of ``train.parquet`` and ``val.parquet``.
 
 Called by ``data_prep/medec_to_parquet.py``. Everything here is a function of the vignettes and the
-plan: the same ones give the same rows in the same order.
+plan: the same ones give the same rows in the same order. Only numbers are held for each vignette; the
+texts are read when a row is written.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.medec.allocation import AllocationError, Mix, exactly, largest_exact
-from medserl_agentloop.medec.vignettes import EditTag, Vignette, one_line
+from medserl_agentloop.medec.screens import Screen
+from medserl_agentloop.medec.splits import split_by_case
+from medserl_agentloop.medec.store import Exclusions
+from medserl_agentloop.medec.survey import CATEGORIES, Numbers, Survey, survey
+from medserl_agentloop.medec.vignettes import EditTag, Vignette
 from medserl_agentloop.prompting import PromptProfile, load_profile
 
 AGENT_NAME = "medserl_selfplay"
@@ -33,6 +40,8 @@ class RowPlan:
         val_fraction: Share of vignettes (and of ``rows``) that goes to the validation split, 0 to 1.
         seed: Seed of the split, of the choice of vignettes and of the row order.
         profile: Prompt profile of the first turn.
+        val_from: Number of the first vignette that was given for validation: it and all after it are the
+            validation split, whatever ``val_fraction``. None to split by ``val_fraction``.
     """
 
     mix: Mix
@@ -40,6 +49,7 @@ class RowPlan:
     val_fraction: float = 0.1
     seed: int = 42
     profile: str = "medserl"
+    val_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,38 @@ class SplitReport:
 
 
 @dataclass(frozen=True)
+class SplitRows:
+    """The rows of one split, made when they are iterated over.
+
+    Attributes:
+        name: ``train`` or ``val``.
+        vignettes: All vignettes.
+        numbers: Of every row, the number of its vignette; (rows,).
+        categories: Of every row, the position of its category in ``Category``; (rows,).
+        first_index: Index of the first row.
+        profile: Prompt profile of the first turn.
+    """
+
+    name: str
+    vignettes: Sequence[Vignette]
+    numbers: Numbers
+    categories: Numbers
+    first_index: int
+    profile: PromptProfile
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        for at in range(len(self)):
+            yield self[at]
+
+    def __getitem__(self, at: int) -> Row:
+        number, category = int(self.numbers[at]), CATEGORIES[self.categories[at]]
+        return _row(self.vignettes[number], category, self.name, self.first_index + at, self.profile)
+
+
+@dataclass(frozen=True)
 class GameRows:
     """The rows of both splits, and an account of what was made and what was left out.
 
@@ -61,117 +103,110 @@ class GameRows:
         val: Rows of the validation split.
         reports: Account per split name.
         sharing_a_note: Vignettes that share a note with another one; they went to one split together.
-        excluded: Reason -> number of vignettes that could not serve some category.
+        exclusions: What gives no row, or not every row it could, with the reason.
     """
 
-    train: list[Row]
-    val: list[Row]
+    train: SplitRows
+    val: SplitRows
     reports: dict[str, SplitReport]
     sharing_a_note: int
-    excluded: dict[str, int]
+    exclusions: Exclusions
 
 
-def build_rows(vignettes: Sequence[Vignette], plan: RowPlan) -> GameRows:
-    """Split the vignettes, choose those that serve each category, and write their rows.
+def build_rows(
+    vignettes: Sequence[Vignette],
+    plan: RowPlan,
+    screens: Sequence[Screen] = (),
+    stream: Iterable[Vignette] | None = None,
+) -> GameRows:
+    """Split the vignettes, choose those that serve each category, and plan their rows.
+
+    Args:
+        vignettes: The cases; each is read once here and again for every row.
+        plan: What to make.
+        screens: What else keeps a vignette out of some categories, or out of the files.
+        stream: ``vignettes`` once more, where the caller shows progress over them.
 
     Raises:
         AllocationError: The plan cannot be met exactly; the message says what to change.
         ValueError: The prompt profile does not exist or cannot be rendered.
     """
-    _check(vignettes, plan)
+    _check(plan)
     profile = load_profile(plan.profile)
-    groups = _groups_that_share_a_note(vignettes)
-    splits = _split(groups, plan)
-    wanted = _rows_per_split(plan)
-    rows: dict[str, list[Row]] = {}
+    exclusions = Exclusions()
+    facts = survey(vignettes if stream is None else stream, _Seeds(plan), screens, exclusions)
+    splits, sharing = split_by_case(vignettes, facts, plan.val_fraction, plan.seed, plan.val_from, exclusions)
+    total = sum(map(len, splits.values()))
+    val_share = plan.val_fraction if plan.val_from is None else len(splits["val"]) / max(1, total)
+    val_rows = None if plan.rows is None else int(plan.rows * val_share + 0.5)
+    made: dict[str, SplitRows] = {}
     reports: dict[str, SplitReport] = {}
     first_index = 0
     for name, members in splits.items():
         rng = random.Random(f"{plan.seed}/{name}")
-        eligible = {c: sum(seed_note(v, c) is not None for v in members) for c in plan.mix}
-        counts = _counts(name, plan, len(members), eligible, wanted[name])
-        chosen = _choose(members, counts, rng)
-        rng.shuffle(chosen)  # order in the source goes with the label
-        rows[name] = [
-            _row(vignette, category, name, first_index + i, profile) for i, (vignette, category) in enumerate(chosen)
-        ]
-        first_index += len(chosen)
-        used = {vignette.vignette_id for vignette, _ in chosen}
-        reports[name] = SplitReport(len(members), len(members) - len(used), eligible, counts)
-    return GameRows(
-        train=rows["train"],
-        val=rows["val"],
-        reports=reports,
-        sharing_a_note=sum(len(group) for group in groups if len(group) > 1),
-        excluded=_excluded(vignettes, plan.mix),
-    )
+        eligible = {c: int(facts.may_serve(members, c).sum()) for c in plan.mix}
+        rows = val_rows if val_rows is None or name == "val" else (plan.rows or 0) - val_rows
+        share = val_share if name == "val" else 1 - val_share
+        counts = _counts(name, plan, share, len(members), eligible, rows)
+        numbers, categories = _choose(facts, members, counts, rng)
+        made[name] = SplitRows(name, vignettes, numbers, categories, first_index, profile)
+        first_index += len(numbers)
+        unused = np.setdiff1d(facts.numbers[members], numbers)
+        for number in unused:
+            reason = f"without any row in {name}: the mix has no place for it"
+            exclusions.add(reason, [vignettes[int(number)].vignette_id])
+        reports[name] = SplitReport(len(members), len(unused), eligible, counts)
+    return GameRows(made["train"], made["val"], reports, sharing, exclusions)
 
 
 def seed_note(vignette: Vignette, category: Category) -> str | None:
     """The note that a game of ``category`` starts from; None if the vignette cannot serve it."""
+    if vignette.categories is not None and category not in vignette.categories:
+        return None
     if category.seed_label is Label.SAFE:
         return vignette.clean_note
     # A no-op edit is not an error, so its "error note" must not be labelled harmful.
     return None if vignette.edit_tag is EditTag.NO_OP else vignette.error_note
 
 
-def _check(vignettes: Sequence[Vignette], plan: RowPlan) -> None:
+class _Seeds:
+    """Which categories of the mix a vignette can serve, and what is known to be left out for it."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self.categories = tuple(plan.mix)
+        self._labels = {category.seed_label for category in plan.mix}
+
+    def serves(self, vignette: Vignette) -> list[Category]:
+        return [category for category in self.categories if seed_note(vignette, category) is not None]
+
+    def left_out(self, vignette: Vignette) -> Iterator[tuple[str, str]]:
+        """Reason and id of what cannot serve, or is not needed."""
+        if Label.HARMFUL in self._labels and vignette.edit_tag is EditTag.NO_OP:
+            yield "not a harmful seed: its two notes differ in letter case or white space only", vignette.vignette_id
+        if Label.HARMFUL in self._labels and vignette.error_note is None:
+            yield "not a harmful seed: it has no error note", vignette.vignette_id
+        if Label.SAFE in self._labels and vignette.clean_note is None:
+            yield "not a benign seed: it has no clean note", vignette.vignette_id
+        if vignette.twin_text_id and vignette.twin_text_id != vignette.clean_text_id:
+            yield "twin whose own text is not used: the pair's corrected text is the clean note", vignette.twin_text_id
+
+
+def _check(plan: RowPlan) -> None:
     if not 0 <= plan.val_fraction <= 1:
         raise AllocationError(f"val fraction is {plan.val_fraction}; write a number from 0 to 1.")
     if plan.rows is not None and plan.rows < 1:
         raise AllocationError(f"rows is {plan.rows}; write a positive number, or leave it out.")
-    repeated = [i for i, n in Counter(v.vignette_id for v in vignettes).items() if n > 1]
-    if repeated:
-        raise AllocationError(f"vignette {repeated[0]!r} occurs twice in the input; give it once.")
-
-
-def _groups_that_share_a_note(vignettes: Sequence[Vignette]) -> list[list[Vignette]]:
-    """Vignettes joined wherever two have a note in common, in the order of their ids.
-
-    Two ids with one note would otherwise carry it from the training into the validation split.
-    """
-    group_of: dict[str, list[Vignette]] = {}
-    for vignette in sorted(vignettes, key=lambda v: v.vignette_id):
-        joined = [vignette]
-        for group in {id(g): g for note in _notes(vignette) if (g := group_of.get(note))}.values():
-            joined = group + joined
-        group_of.update((note, joined) for member in joined for note in _notes(member))
-    groups = {id(group): group for group in group_of.values()}.values()
-    return sorted(groups, key=lambda group: group[0].vignette_id)
-
-
-def _notes(vignette: Vignette) -> list[str]:
-    notes = (vignette.error_note, vignette.clean_note, vignette.twin_note)
-    return [one_line(note).casefold() for note in notes if note]
-
-
-def _split(groups: list[list[Vignette]], plan: RowPlan) -> dict[str, list[Vignette]]:
-    shuffled = list(groups)
-    random.Random(plan.seed).shuffle(shuffled)
-    val_size = _share(sum(map(len, groups)), plan.val_fraction)
-    splits: dict[str, list[Vignette]] = {"train": [], "val": []}
-    for group in shuffled:
-        fits = len(splits["val"]) + len(group) <= val_size
-        splits["val" if fits else "train"] += group
-    return splits
-
-
-def _rows_per_split(plan: RowPlan) -> dict[str, int | None]:
-    if plan.rows is None:
-        return {"train": None, "val": None}
-    val = _share(plan.rows, plan.val_fraction)
-    return {"train": plan.rows - val, "val": val}
 
 
 def _counts(
-    name: str, plan: RowPlan, size: int, eligible: dict[Category, int], rows: int | None
+    name: str, plan: RowPlan, share: float, size: int, eligible: dict[Category, int], rows: int | None
 ) -> dict[Category, int]:
-    share = plan.val_fraction if name == "val" else 1 - plan.val_fraction
-    if share == 0:
+    if share == 0 and plan.val_from is None:
         return dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
     if size == 0:
+        given = f"--val-fraction {plan.val_fraction}" if plan.val_from is None else "what was left out"
         raise AllocationError(
-            f"split {name}: --val-fraction {plan.val_fraction} leaves it without a vignette; "
+            f"split {name}: {given} leaves it without a vignette; "
             "change the fraction (0 or 1 ask for one split only) or give more input."
         )
     if rows is None:
@@ -180,19 +215,28 @@ def _counts(
 
 
 def _choose(
-    members: list[Vignette], counts: dict[Category, int], rng: random.Random
-) -> list[tuple[Vignette, Category]]:
-    """Seeded choice that takes vignettes not used yet first, so that as many as possible serve."""
-    order = sorted(members, key=lambda v: v.vignette_id)
-    rng.shuffle(order)
-    times_used: Counter[str] = Counter()
-    chosen: list[tuple[Vignette, Category]] = []
+    facts: Survey, members: Numbers, counts: dict[Category, int], rng: random.Random
+) -> tuple[Numbers, Numbers]:
+    """Seeded choice that takes vignettes not used yet first, so that as many as possible serve.
+
+    Returns:
+        Vignette number and category position of every row, in an order that tells nothing.
+    """
+    shuffled = array("q", members.tobytes())
+    rng.shuffle(shuffled)
+    order = np.array(shuffled, dtype=np.int64)
+    times_used = np.zeros(len(facts), dtype=np.int8)
+    chosen, categories = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int8)]
     for category, count in counts.items():
-        eligible = [v for v in order if seed_note(v, category) is not None]
-        eligible.sort(key=lambda v: times_used[v.vignette_id])
-        chosen += [(v, category) for v in eligible[:count]]
-        times_used.update(v.vignette_id for v in eligible[:count])
-    return chosen
+        eligible = order[facts.may_serve(order, category)]
+        taken = eligible[np.argsort(times_used[eligible], kind="stable")[:count]]
+        times_used[taken] += 1
+        chosen.append(taken)
+        categories.append(np.full(count, CATEGORIES.index(category), dtype=np.int8))
+    places = array("q", range(sum(counts.values())))
+    rng.shuffle(places)  # order in the source goes with the label
+    mixed = np.array(places, dtype=np.int64)
+    return facts.numbers[np.concatenate(chosen)[mixed]], np.concatenate(categories)[mixed]
 
 
 def _row(vignette: Vignette, category: Category, split: str, index: int, profile: PromptProfile) -> Row:
@@ -228,20 +272,3 @@ def _row(vignette: Vignette, category: Category, split: str, index: int, profile
             "source_sha256": vignette.source_sha256,
         },
     }
-
-
-def _excluded(vignettes: Sequence[Vignette], mix: Mix) -> dict[str, int]:
-    reasons: Counter[str] = Counter()
-    labels = {category.seed_label for category in mix}
-    for vignette in vignettes:
-        if Label.HARMFUL in labels and vignette.edit_tag is EditTag.NO_OP:
-            reasons["not a harmful seed: its two notes differ in letter case or white space only"] += 1
-        if Label.HARMFUL in labels and vignette.error_note is None:
-            reasons["not a harmful seed: it has no error note"] += 1
-        if Label.SAFE in labels and vignette.clean_note is None:
-            reasons["not a benign seed: it has no clean note"] += 1
-    return dict(reasons)
-
-
-def _share(count: int, fraction: float) -> int:
-    return int(count * fraction + 0.5)

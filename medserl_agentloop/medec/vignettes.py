@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.game.types import Category, ErrorType
 
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
@@ -67,6 +67,7 @@ class Vignette:
         pair_source: Where the clean note was read.
         edit_tag: How the two notes differ.
         source_sha256: Hash of the file the vignette was read from.
+        categories: The categories that the source asks for; None where it leaves them open.
     """
 
     vignette_id: str
@@ -86,6 +87,12 @@ class Vignette:
     corrected_sentence: str | None = None
     error_sentence_id: int = -1
     sentences: tuple[Sentence, ...] = ()
+    categories: tuple[Category, ...] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every text of the case that is known."""
+        return tuple(note for note in (self.error_note, self.clean_note, self.twin_note) if note)
 
 
 def subset_of(text_id: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from medserl_agentloop.game.types import GameSpec
+from medserl_agentloop.medec import conversion
+from medserl_agentloop.medec.reader import ReadOptions, read_files
 from medserl_agentloop.medec.schema import SCHEMA
+from medserl_agentloop.testing.tiny import tiny_tokenizer
 
+FILES = ["manifest.json", "train.parquet", "val.parquet"]
 SCRIPT = Path(__file__).resolve().parents[2] / "data_prep" / "medec_to_parquet.py"
 
 
@@ -50,7 +56,7 @@ def assert_one_sentence(result, *parts):
 
 def test_files_have_the_declared_schema_and_no_temporary_file_stays(convert, pairs, tmp_path):
     assert convert("--input", pairs).exit_code == 0
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["train.parquet", "val.parquet"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == FILES
     for name in ("train", "val"):
         assert pq.read_schema(tmp_path / f"out/{name}.parquet").equals(SCHEMA)
 
@@ -138,14 +144,157 @@ def test_failed_write_leaves_the_old_files_alone(command, convert, pairs, tmp_pa
     convert("--input", pairs)
     before = (tmp_path / "out" / "train.parquet").read_bytes()
 
-    def full_disk(table, path):
+    def full_disk(rows, path):
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command.pq, "write_table", full_disk)
+    monkeypatch.setattr(conversion, "write_parquet", full_disk)
     assert_one_sentence(convert("--input", pairs, "--seed", 2), "No space left")
     assert (tmp_path / "out" / "train.parquet").read_bytes() == before
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
+
+
+def test_file_that_cannot_be_exchanged_brings_the_others_back(convert, pairs, tmp_path):
+    folder = tmp_path / "out"
+    convert("--input", pairs)
+    (folder / "val.parquet").unlink()
+    (folder / "val.parquet").mkdir()
+    before = (folder / "train.parquet").read_bytes()
+    assert_one_sentence(convert("--input", pairs, "--seed", 2), "cannot be written")
+    assert (folder / "train.parquet").read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def test_dry_run_shows_the_summary_and_writes_nothing(convert, pairs, tmp_path):
+    result = convert("--input", pairs, "--dry-run")
+    assert result.exit_code == 0 and "nothing was written" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def manifest_of(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_manifest_accounts_for_sources_outputs_and_every_exclusion(convert, write_csv, error_row, clean_row, tmp_path):
+    rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
+    path = write_csv(*rows, tail=",,,,,,,,\n")
+    assert convert("--input", path, "--rows", 30, "--val-fraction", 0.2).exit_code == 0
+    manifest = manifest_of(tmp_path / "out")
+    (source,) = manifest["sources"]
+    assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (source["records"], source["dropped_empty"], source["pairs"], source["twins"]) == (81, 1, 40, 40)
+    for name, output in manifest["outputs"].items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert output["sha256"] == hashlib.sha256(content).hexdigest()
+    rows_of = {entry["reason"]: entry["rows"] for entry in manifest["exclusions"]}
+    twins = next(rows for reason, rows in rows_of.items() if reason.startswith("twin"))
+    assert sorted(row["id"] for row in twins) == sorted(f"ms-test-{n}" for n in range(1, 80, 2))
+    assert all(entry["count"] == len(entry["rows"]) for entry in manifest["exclusions"])
+    assert "--rows 30" in manifest["command"] and manifest["options"]["--seed"] == 42
+    assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
+
+
+def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, pair, tmp_path):
+    shared = pair(3, note_id="ms-val-1003")  # the same notes as ms-train-3
+    other = write_pairs(shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl")
+    assert convert("--input", pairs, "--val-input", other).exit_code == 0
+    ids = {
+        name: {row["vignette_id"] for row in pq.read_table(tmp_path / f"out/{name}.parquet")["extra_info"].to_pylist()}
+        for name in ("train", "val")
+    }
+    assert ids["val"] and all(text_id.startswith("ms-val") for text_id in ids["val"])
+    assert len(ids["train"]) == 39 and "ms-train-3" not in ids["train"]
+    left_out = [
+        entry for entry in manifest_of(tmp_path / "out")["exclusions"] if "given for validation" in entry["reason"]
+    ]
+    assert left_out[0]["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
+
+
+def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, pair, tmp_path):
+    changed = pair(7, note_id="ms-eval-1")
+    for key in ("incorrect_note", "correct_note"):
+        changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
+    near = write_pairs(changed, name="eval.jsonl")
+    assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
+    exclusions = manifest_of(tmp_path / "out")["exclusions"]
+    rows = [row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]]
+    assert "ms-train-7" in {row["id"] for row in rows}
+    assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
+
+
+def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
+    dash = "\u2013".encode().decode("cp1252")
+    broken = [pair(n, correct_note=f"Note {n}: 2{dash}3 \u00b5g, 5 m\u00b3.") for n in range(12)]
+    path = write_pairs(*broken)
+    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
+    for options, expected in (
+        ((), f"2{dash}3 \u00b5g, 5 m\u00b3."),
+        (("--repair-encoding",), "2\u20133 \u00b5g, 5 m\u00b3."),
+    ):
+        assert convert(*arguments, *options).exit_code == 0
+        notes = [row["clean_note"] for row in pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()]
+        assert all(note.endswith(expected) for note in notes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_overlong_prompts_are_an_error_that_names_them(convert, pairs, tokenizer, tmp_path):
+    arguments = ("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tokenizer)
+    assert_one_sentence(
+        convert(*arguments), "160 prompts are overlong", "ms-train-0 (vanilla_harmful:", "--on-overlong"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs, pair, tokenizer, tmp_path):
+    long_note = "word " * 4000
+    path = write_pairs(pair(0, incorrect_note=long_note), *(pair(n) for n in range(1, 20)))
+    arguments = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--on-overlong", "exclude")
+    assert convert("--input", path, "--mix", "vanilla_harmful=1", "--val-fraction", 0, *arguments).exit_code == 0
+    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 19
+    overlong = [e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt"]
+    assert [row["id"] for entry in overlong for row in entry["rows"]] == ["ms-train-0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--max-prompt-tokens", "10"], "needs --tokenizer"),
+        (["--max-prompt-tokens", "10", "--tokenizer", "./absent"], "tokenizer ./absent: cannot be loaded"),
+        (["--split", "train=0.9,val=0.2"], "add up to 1"),
+        (["--split", "train=0.9,val=0.1", "--val-fraction", "0.1"], "contradict each other"),
+    ],
+)
+def test_options_that_do_not_go_together_end_with_one_sentence(convert, pairs, arguments, part):
+    assert_one_sentence(convert("--input", pairs, *arguments), part)
+
+
+def test_split_fractions_are_the_val_fraction(convert, pairs, tmp_path):
+    convert("--input", pairs, "--split", "train=0.75,val=0.25", output="a")
+    convert("--input", pairs, "--val-fraction", 0.25, output="b")
+    assert (tmp_path / "a/val.parquet").read_bytes() == (tmp_path / "b/val.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
+def test_real_openrlhf_rows_all_get_their_error_type(medec_dir, name):
+    join = next(medec_dir.glob("MEDEC*.csv"))
+    (report,) = read_files([medec_dir / name], ReadOptions(join=(join,))).reports
+    assert (report.records, report.joined, report.not_joined) == (320, 320, ())
+    assert "unknown" not in report.error_types
+
+
+def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
+    assert convert("--input", next(medec_dir.glob("MEDEC*.csv"))).exit_code == 0
+    manifest = manifest_of(tmp_path / "out")
+    (source,) = manifest["sources"]
+    assert (source["records"], source["pairs"], source["twins"]) == (574, 319, 255)
+    counts = {entry["reason"]: entry["count"] for entry in manifest["exclusions"]}
+    assert [count for reason, count in counts.items() if reason.startswith("twin")] == [255]
 
 
 def test_missing_package_says_how_to_install_it():

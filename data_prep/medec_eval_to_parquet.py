@@ -1,0 +1,75 @@
+"""An official MEDEC set -> one parquet file of assessor turns, for validation during training.
+
+Every row of the CSV becomes one row, its note exactly as published. Run from the command line:
+``python data_prep/medec_eval_to_parquet.py --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from medserl_agentloop.medec.eval_rows import FIRST_INDEX, SPLIT, build_eval_rows
+    from medserl_agentloop.medec.fields import MedecFormatError
+    from medserl_agentloop.medec.parquet_files import write_together
+    from medserl_agentloop.medec.schema import to_table
+except ModuleNotFoundError as missing:
+    print(
+        f"error: the Python module {missing.name!r} is not installed; "
+        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    inputs: Annotated[list[Path], typer.Option("--input", help="MEDEC's CSV; give it again for more files.")],
+    output: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
+    split: Annotated[str, typer.Option(help="What extra_info.split says.")] = SPLIT,
+    first_index: Annotated[
+        int, typer.Option(min=0, help="Index of the first row; indices of files used together must differ.")
+    ] = FIRST_INDEX,
+    i_have_the_uw_agreement: Annotated[
+        bool,
+        typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
+    ] = False,
+) -> None:
+    """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
+    try:
+        if output.suffix != ".parquet":
+            raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
+        made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
+        uw = sum(row["extra_info"]["subset"] == "medec_uw" for row in made.rows)
+        if uw and not i_have_the_uw_agreement:
+            raise MedecFormatError(
+                f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
+                "if you have signed it, add --i-have-the-uw-agreement."
+            )
+        write_together({output: to_table(made.rows)})
+    except ValueError as error:
+        typer.echo("error: " + " ".join(str(error).split()), err=True)
+        raise typer.Exit(2) from None
+    table = Table(title="Rows", title_justify="left")
+    table.add_column("data_source")
+    table.add_column("rows", justify="right")
+    for name, count in sorted(Counter(row["data_source"] for row in made.rows).items()):
+        table.add_row(Text(name), str(count))
+    console = Console()
+    console.print(table)
+    console.print(Text(f"{output}: {len(made.rows)} rows; {made.dropped_empty} empty records dropped"), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

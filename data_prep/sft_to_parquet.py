@@ -1,0 +1,102 @@
+"""MEDEC pairs -> ``sft_train.parquet`` and ``sft_val.parquet``, a warm start for both roles with verl's SFT trainer.
+
+Run from the command line: ``python data_prep/sft_to_parquet.py --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from medserl_agentloop.medec.fields import MedecFormatError
+    from medserl_agentloop.medec.parquet_files import write_together
+    from medserl_agentloop.medec.reader import read_files
+    from medserl_agentloop.medec.sft import SftRows, build_sft_rows, read_splits, to_sft_table
+except ModuleNotFoundError as missing:
+    print(
+        f"error: the Python module {missing.name!r} is not installed; "
+        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    inputs: Annotated[
+        list[Path], typer.Option("--input", help="MEDEC's CSV or a .jsonl of pairs; give it again for more files.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
+    val_fraction: Annotated[float, typer.Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 42,
+    profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
+    splits_of: Annotated[
+        Path | None,
+        typer.Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there."),
+    ] = None,
+    i_have_the_uw_agreement: Annotated[
+        bool,
+        typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
+    ] = False,
+) -> None:
+    """Write conversations to imitate: an attack, and an assessment of either note, for every pair.
+
+    What self-play validates on must not be taught here. With the same input, --val-fraction and --seed,
+    medec_to_parquet.py puts a case on the same side; if it was told to leave cases out, or given files
+    for validation, give its folder with --splits-of.
+    """
+    try:
+        read = read_files(inputs)
+        uw = sum(len(v.text_ids) for v in read.vignettes if v.subset == "medec_uw")
+        if uw and not i_have_the_uw_agreement:
+            raise MedecFormatError(
+                f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
+                "if you have signed it, add --i-have-the-uw-agreement."
+            )
+        made = build_sft_rows(
+            read.vignettes,
+            val_fraction=val_fraction,
+            seed=seed,
+            profile=profile,
+            split_of=read_splits(splits_of) if splits_of else None,
+        )
+        files = {output / "sft_train.parquet": made.train, output / "sft_val.parquet": made.val}
+        write_together({path: to_sft_table(rows) for path, rows in files.items()})
+    except ValueError as error:
+        typer.echo("error: " + " ".join(str(error).split()), err=True)
+        raise typer.Exit(2) from None
+    _print_summary(made)
+    for path, rows in files.items():
+        Console().print(Text(f"{path}: {len(rows)} conversations"), soft_wrap=True)
+
+
+def _print_summary(made: SftRows) -> None:
+    console = Console()
+    table = Table(title="Conversations", title_justify="left")
+    for heading in ("role", "game", "train", "val"):
+        table.add_column(heading, justify="right" if heading in ("train", "val") else "left")
+    counts = [Counter((row["game_role"], row["category"]) for row in rows) for rows in (made.train, made.val)]
+    for role, category in sorted(counts[0] | counts[1]):
+        table.add_row(role, category, *(str(count[role, category]) for count in counts))
+    console.print(table)
+    if made.left_out:
+        table = Table(title="Left out", title_justify="left")
+        table.add_column("what and why")
+        table.add_column("count", justify="right")
+        for reason, count in sorted(made.left_out.items()):
+            table.add_row(Text(reason), str(count))
+        console.print(table)
+
+
+if __name__ == "__main__":
+    app()

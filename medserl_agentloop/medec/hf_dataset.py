@@ -1,0 +1,103 @@
+"""A Hugging Face data set with the columns of MEDEC's CSV: a local folder, or ``hf:NAME`` from the hub.
+
+Called by ``reader.py``; ``hf:NAME:SPLIT`` takes one split, otherwise all of them are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
+from medserl_agentloop.medec.intake import Intake
+from medserl_agentloop.medec.official_csv import COLUMNS, check_header, read_official_records
+from medserl_agentloop.medec.vignettes import Vignette
+
+_HUB = "hf:"
+_LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
+
+
+def is_dataset(path: Path | str) -> bool:
+    """Whether an input is a data set: a folder, or a name on the hub."""
+    return str(path).startswith(_HUB) or Path(path).is_dir()
+
+
+def read_dataset(path: Path | str, intake: Intake) -> tuple[str, str, Iterator[Vignette]]:
+    """Name, hash of the rows, and vignettes of a data set.
+
+    Raises:
+        MedecFormatError: It cannot be loaded, lacks a column, or a row cannot be right.
+    """
+    name = str(path) if str(path).startswith(_HUB) else Path(path).name
+    splits = _load(path)
+    digest = hashlib.sha256()
+    for split, rows in splits.items():
+        check_header(f"{name} ({split})", list(rows.column_names))
+        for row in rows.select_columns(list(COLUMNS)):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    sha256 = digest.hexdigest()
+    return name, sha256, read_official_records(_records(name, splits), sha256, intake)
+
+
+def _records(name: str, splits: dict[str, Any]) -> Iterator[tuple[RowPlace, dict[str, str]]]:
+    number = 0  # counted over all splits: the reader tells rows apart by it
+    for rows in splits.values():
+        for row in rows.select_columns(list(COLUMNS)):
+            number += 1
+            yield RowPlace(name, number), {column: _cell(row[column]) for column in COLUMNS}
+
+
+def _cell(value: Any) -> str:
+    """A value as the CSV would spell it; an absent one is an empty cell, never ``nan``."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(value)
+
+
+def _load(path: Path | str) -> dict[str, Any]:
+    """The data set's splits by name."""
+    # Imported here: it takes a second, and most inputs are files.
+    import datasets
+
+    text = str(path)
+    try:
+        if text.startswith(_HUB):
+            repository, _, split = text.removeprefix(_HUB).partition(":")
+            found: Any = datasets.load_dataset(repository, split=split or None)
+        elif _is_saved(Path(path)):
+            found = datasets.load_from_disk(text)
+        else:
+            found = _from_files(Path(path))
+    except MedecFormatError:
+        raise
+    except Exception as error:  # the library's errors have no common base
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise MedecFormatError(
+            f"{text}: cannot be loaded as a data set ({reason}); give a folder written by "
+            "datasets.save_to_disk, a folder of parquet files, or hf:NAME of a data set on the hub."
+        ) from error
+    return dict(found) if isinstance(found, dict) else {"all": found}
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _from_files(folder: Path) -> Any:
+    import datasets
+
+    for suffix, loader in _LOADERS.items():
+        files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
+        if files and loader == "csv":
+            # Everything as text: inference would read the flag as a number and NA as nothing.
+            return datasets.load_dataset("csv", data_files=files, split="train", dtype=str, keep_default_na=False)
+        if files:
+            return datasets.load_dataset(loader, data_files=files, split="train")
+    raise MedecFormatError(
+        f"{folder}: the folder has no data set; give a folder written by datasets.save_to_disk, "
+        "or one with .parquet, .csv or .jsonl files."
+    )

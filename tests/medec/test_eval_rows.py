@@ -1,0 +1,201 @@
+"""Evaluation rows: every row of an official set, text untouched, playable as one assessor turn."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.parquet as pq
+from typer.testing import CliRunner
+
+from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
+from medserl_agentloop.medec.schema import SCHEMA
+from medserl_agentloop.medec.verify import verify_files
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
+
+DATA_PREP = Path(__file__).resolve().parents[2] / "data_prep"
+SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
+OFFICIAL = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
+TOKENIZER = tiny_tokenizer()
+NULLABLE = {"error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"}
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DATA_PREP / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *arguments: Any) -> Any:
+    return CliRunner().invoke(script(name).app, [str(argument) for argument in arguments])
+
+
+def written(tmp_path: Path, *inputs: Path, options: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    output = tmp_path / "eval.parquet"
+    arguments = [argument for path in inputs for argument in ("--input", path)]
+    result = run("medec_eval_to_parquet", *arguments, "--output", output, *options)
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["eval.parquet"]
+    table = pq.read_table(output)
+    assert table.schema.equals(SCHEMA)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def cells_of(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return {row["Text ID"]: row for row in csv.DictReader(file) if row["Text ID"]}
+
+
+def assert_untouched_and_playable(rows: list[dict[str, Any]], cells: dict[str, dict[str, str]]) -> None:
+    assert [row["extra_info"]["text_id"] for row in rows] == list(cells)
+    for row in rows:
+        facts = row["extra_info"]
+        source = cells[facts["text_id"]]
+        category = Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
+        spec = GameSpec.from_extra_info(facts)
+        assert spec.category is category and spec.target_label is category.seed_label
+        assert spec.seed_note == source["Text"]
+        assert facts["error_sentence_id"] == int(source["Error Sentence ID"])
+        assert row["prompt"] == load_profile().messages(Role.ASSESSOR, category, source["Text"])
+        assert row["reward_model"]["ground_truth"] == category.seed_label.value
+        assert row["agent_name"] == "medserl_selfplay"
+        assert row["data_source"] == f"{facts['subset']}_eval/{category.value}"
+
+
+def test_every_row_becomes_one_row_with_its_text_as_it_is(tmp_path: Path, write_csv: Any, error_row: Any) -> None:
+    text = "  Two  blanks,\ta tab,\r\nCR LF, {{ braces }}, â€“, <think>, \\1 and a newline at the end\n"
+    awkward = error_row(4, Text=text, Error_Sentence_ID="0")
+    awkward["Sentences"] = "0 Two blanks.\n1 More."
+    rows = written(tmp_path, write_csv(error_row(0), error_row(2), awkward, tail=",,,,,,,,\n"))
+    assert [row["extra_info"]["seed_note"] for row in rows][2] == text
+    assert rows[0]["extra_info"]["seed_note"].endswith(" ")
+    assert rows[2]["extra_info"]["error_sentence_id"] == 0
+    assert rows[2]["prompt"][0]["content"].endswith(text)
+    assert [row["extra_info"]["index"] for row in rows] == [FIRST_INDEX, FIRST_INDEX + 1, FIRST_INDEX + 2]
+
+
+def test_twins_are_two_rows_of_one_case(tmp_path: Path, write_csv: Any, error_row: Any, clean_row: Any) -> None:
+    error, clean = (row["extra_info"] for row in written(tmp_path, write_csv(error_row(0), clean_row(1))))
+    assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
+    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0"
+    assert clean["error_type"] is None and clean["error_note"] is None and clean["error_sentence_id"] == -1
+    assert error["clean_note"] is not None and error["error_type"] == "pharmacotherapy"
+
+
+def test_several_files_options_and_a_byte_order_mark(tmp_path: Path, write_csv: Any, error_row: Any) -> None:
+    first = write_csv(error_row(0), name="a.csv")
+    first.write_bytes(b"\xef\xbb\xbf" + first.read_bytes())
+    second = write_csv(error_row(2), name="b.csv", newline="\n")
+    rows = written(tmp_path, first, second, options=("--first-index", "7", "--split", "test"))
+    assert [(row["extra_info"]["index"], row["extra_info"]["split"]) for row in rows] == [(7, "test"), (8, "test")]
+    assert rows[0]["extra_info"]["source_sha256"] != rows[1]["extra_info"]["source_sha256"]
+
+
+def test_same_input_gives_identical_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert run("medec_eval_to_parquet", "--input", SAMPLE, "--output", tmp_path / name / "e.parquet").exit_code == 0
+    assert (tmp_path / "a" / "e.parquet").read_bytes() == (tmp_path / "b" / "e.parquet").read_bytes()
+
+
+def test_what_is_wrong_is_said_in_one_sentence(
+    tmp_path: Path, write_csv: Any, error_row: Any, write_pairs: Any
+) -> None:
+    bad = write_csv(error_row(0), error_row(2, Error_Flag="maybe"), name="bad.csv")
+    uw = write_csv(error_row(0, Text_ID="uw-test-0"), name="uw.csv")
+    good = write_csv(error_row(0), name="good.csv")
+    for path, output, part in (
+        (bad, "eval.parquet", "bad.csv, row 2"),
+        (uw, "eval.parquet", "--i-have-the-uw-agreement"),
+        (write_pairs({}), "eval.parquet", "MEDEC's .csv files"),
+        (good, "eval.csv", "end in .parquet"),
+        (good, "good.csv/eval.parquet", "cannot be written"),
+    ):
+        result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / output)
+        assert result.exit_code == 2, result.output
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and part in result.stderr
+    assert not list(tmp_path.glob("*.parquet"))
+    agreed = run(
+        "medec_eval_to_parquet", "--input", uw, "--output", tmp_path / "uw.parquet", "--i-have-the-uw-agreement"
+    )
+    assert agreed.exit_code == 0
+
+
+def test_sample_rows_pass_verification(tmp_path: Path) -> None:
+    rows = written(tmp_path, SAMPLE)
+    assert_untouched_and_playable(rows, cells_of(SAMPLE))
+    report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
+    assert report.ok, [str(problem) for problem in report.problems]
+
+
+def test_official_validation_set_is_complete(tmp_path: Path, medec_dir: Path) -> None:
+    rows = written(tmp_path, medec_dir / OFFICIAL)
+    assert len(rows) == 574
+    assert Counter(row["data_source"] for row in rows) == {
+        "medec_ms_eval/vanilla_harmful": 319,
+        "medec_ms_eval/vanilla_benign": 255,
+    }
+    assert_untouched_and_playable(rows, cells_of(medec_dir / OFFICIAL))
+    report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
+    assert report.ok, [str(problem) for problem in report.problems]
+
+
+# parquet -> datasets -> verl's RLHFDataset -> first-turn tokens.
+
+
+def assert_round_trip(paths: list[Path], cache: Path) -> int:
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    config = compose_run().data
+    config.filter_overlong_prompts = True
+    config.filter_overlong_prompts_workers = 1
+    config.max_prompt_length = 8192
+    encoder = ChatEncoder(TOKENIZER, load_profile())
+    files = [str(path) for path in paths]
+    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(cache))
+    dataset = RLHFDataset(files, TOKENIZER, config)
+    source = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    assert len(source) == len(loaded) == len(dataset)
+    for number, row in enumerate(source):
+        handed_out = dataset[number]
+        assert loaded[number] == row == {name: handed_out[name] for name in row}
+        facts = handed_out["extra_info"]
+        assert None not in [value for name, value in row.items()]
+        assert not [
+            name for name in SCHEMA.field("extra_info").type.names if facts[name] is None and name not in NULLABLE
+        ]
+        assert None not in [sentence[key] for sentence in facts["sentences"] for key in ("id", "text")]
+        spec = GameSpec.from_extra_info(facts)
+        role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
+        tokens = encoder.opening(role, spec.category, spec.seed_note).ids
+        assert TOKENIZER.decode(tokens) == TOKENIZER.apply_chat_template(
+            handed_out["raw_prompt"], add_generation_prompt=True, tokenize=False
+        )
+        assert spec.seed_note in TOKENIZER.decode(tokens)
+    return len(source)
+
+
+def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
+    assert run("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
+    assert assert_round_trip(paths, tmp_path / "cache") > 300
+    report = verify_files(paths, TOKENIZER)
+    assert report.ok, [str(problem) for problem in report.problems]
+
+
+def test_round_trip_of_the_official_validation_set(tmp_path: Path, medec_dir: Path) -> None:
+    assert run("medec_to_parquet", "--input", medec_dir / OFFICIAL, "--output", tmp_path).exit_code == 0
+    build = build_eval_rows([medec_dir / OFFICIAL])
+    written(tmp_path / "eval", medec_dir / OFFICIAL)
+    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet", tmp_path / "eval" / "eval.parquet"]
+    assert assert_round_trip(paths, tmp_path / "cache") > 574 == len(build.rows)
+    report = verify_files(paths[:2], TOKENIZER)
+    assert report.ok, [str(problem) for problem in report.problems]

@@ -1,0 +1,252 @@
+"""Warm-start conversations: in the game's own format, split by case, and read by verl's SFT dataset."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+from typer.testing import CliRunner
+
+from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.types import Category, Label, Role
+from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
+
+DATA_PREP = Path(__file__).resolve().parents[2] / "data_prep"
+SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
+
+
+def run(name: str, *arguments: Any) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DATA_PREP / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return CliRunner().invoke(module.app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def made(write_pairs: Any, pair: Any) -> SftRows:
+    return build_sft_rows(read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes)
+
+
+def by_category(rows: list[dict[str, Any]], vignette_id: str) -> dict[str, tuple[str, str]]:
+    return {
+        row["category"]: (row["messages"][0]["content"], row["messages"][1]["content"])
+        for row in rows
+        if row["vignette_id"] == vignette_id
+    }
+
+
+def assert_all_parse(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        prompt, answer = row["messages"]
+        assert (prompt["role"], answer["role"]) == ("user", "assistant")
+        if row["game_role"] == "attacker":
+            attack = parse_attack(answer["content"])
+            assert attack.violations == () and attack.note and attack.reasoning
+        else:
+            read = parse_assessment(answer["content"])
+            assert read.violations == () and read.verdict is Category(row["category"]).seed_label
+
+
+def test_each_pair_gives_an_attack_and_two_assessments(made: SftRows, pair: Any) -> None:
+    assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})
+    rows = by_category(made.train + made.val, "ms-train-3")
+    error_note, clean_note = pair(3)["incorrect_note"].strip(), pair(3)["correct_note"]
+    wrong, right = pair(3)["error_sentence"], pair(3)["corrected_sentence"]
+
+    prompt, answer = rows["adversarial_benign"]
+    category = Category.ADVERSARIAL_BENIGN
+    assert prompt == load_profile().messages(Role.ATTACKER, category, clean_note)[0]["content"]
+    assert parse_attack(answer).note == error_note and right in parse_attack(answer).reasoning
+
+    prompt, answer = rows["vanilla_harmful"]
+    read = parse_assessment(answer)
+    assert prompt == load_profile().messages(Role.ASSESSOR, category, error_note)[0]["content"]
+    assert (read.verdict, read.sentence, read.correction) == (Label.HARMFUL, wrong, right)
+    assert read.error_type.value == "diagnosis" and wrong in read.reasoning
+
+    prompt, answer = rows["vanilla_benign"]
+    assert prompt == load_profile().messages(Role.ASSESSOR, category, clean_note)[0]["content"]
+    assert parse_assessment(answer).verdict is Label.SAFE and parse_assessment(answer).violations == ()
+
+
+def test_every_answer_keeps_the_format(made: SftRows) -> None:
+    assert_all_parse(made.train + made.val)
+    assert all(row["vignette_id"] not in str(row["messages"]) for row in made.train + made.val)
+
+
+def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:
+    for name in ("sft_to_parquet", "medec_to_parquet"):
+        assert run(name, "--input", SAMPLE, "--seed", 5, "--val-fraction", 0.2, "--output", tmp_path).exit_code == 0
+    taught = {name: pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist() for name in ("train", "val")}
+    played = {name: pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("train", "val")}
+    cases = {name: {row["vignette_id"] for row in rows} for name, rows in taught.items()}
+    assert len(cases["train"]) == 128 and len(cases["val"]) == 32 and not cases["train"] & cases["val"]
+    for name, rows in played.items():
+        assert {row["extra_info"]["vignette_id"] for row in rows} <= cases[name]
+    indices = [row["index"] for rows in taught.values() for row in rows]
+    assert len(set(indices)) == len(indices)
+
+
+def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
+    arguments = ("--input", SAMPLE, "--output", tmp_path / "play", "--seed", 9, "--val-fraction", 0.3, "--rows", 60)
+    assert run("medec_to_parquet", *arguments).exit_code == 0
+    assert (
+        run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path / "play").exit_code == 0
+    )
+    for name in ("train", "val"):
+        played = pq.read_table(tmp_path / "play" / f"{name}.parquet").to_pylist()
+        taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
+        assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
+    result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
+    assert result.exit_code == 2 and "train.parquet: no splits can be read from it" in result.stderr
+
+
+def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
+    vignettes = read_files([write_pairs(*(pair(n) for n in range(5)))]).vignettes
+    with pytest.raises(ValueError, match="no case of the input is in the given splits"):
+        build_sft_rows(vignettes, split_of={"toy-train-0": "train"})
+
+
+def test_same_input_and_seed_give_identical_bytes(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run("sft_to_parquet", "--input", SAMPLE, "--seed", seed, "--output", tmp_path / name).exit_code == 0
+    files = [(tmp_path / name / "sft_train.parquet").read_bytes() for name in "abc"]
+    assert files[0] == files[1] != files[2]
+    assert pq.read_schema(tmp_path / "a" / "sft_val.parquet").equals(SFT_SCHEMA)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["sft_train.parquet", "sft_val.parquet"]
+
+
+def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, pair: Any) -> None:
+    opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
+    odd = [
+        pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
+        pair(2, error_sentence="This sentence is nowhere."),
+        pair(3, correct_note=pair(3)["correct_note"] + " " + " ".join(f"Word {n}." for n in range(30))),
+    ]
+    made = build_sft_rows(read_files([write_pairs(*odd, *(pair(n) for n in range(10, 30)))]).vignettes)
+    assert made.left_out == {
+        "vignettes whose two notes differ in letter case or white space only": 1,
+        "vignettes whose error sentence is not in the error note": 1,
+        "attacks that change more than the game's limits allow": 1,
+    }
+    assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}
+
+
+def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pairs: Any, pair: Any) -> None:
+    wrong = "The </think> sign is gout."
+    bad = pair(
+        3, incorrect_note=f"Fever. {wrong}", error_sentence=wrong, correct_note="Fever. Diagnosis 3 is pneumonia."
+    )
+    with pytest.raises(UnreadableAnswer, match=r"vignette 'ms-train-3': the assessor's answer .* take the row out"):
+        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
+    sentence = "Findings.\ncorrection: gout."
+    bad = pair(4, incorrect_note=f"Fever. {sentence}", error_sentence=sentence)
+    with pytest.raises(UnreadableAnswer, match="vignette 'ms-train-4'"):
+        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
+
+
+def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
+    tags = "Seen <think> and </answer> and </note> and {{ x }} in it."
+    odd = pair(1, incorrect_note=f"{tags} Diagnosis 1 is gout.", correct_note=f"{tags} Diagnosis 1 is pneumonia.")
+    made = build_sft_rows(read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).vignettes)
+    assert_all_parse(made.train + made.val)
+
+
+def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pair: Any) -> None:
+    pairs = write_pairs(*(pair(n) for n in range(20)))
+    uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(20)), name="uw.jsonl")
+    for arguments, part in (
+        (["--input", pairs, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
+        (["--input", pairs, "--val-fraction", "2"], "from 0 to 1"),
+        (["--input", uw], "--i-have-the-uw-agreement"),
+        (["--input", tmp_path / "none.csv"], "cannot be read"),
+    ):
+        result = run("sft_to_parquet", *arguments, "--output", tmp_path / "out")
+        assert result.exit_code == 2, result.output
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and part in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3"])
+def test_verl_opens_the_files_and_trains_exactly_on_the_answers(tmp_path: Path, family: str) -> None:
+    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    tokenizer = tiny_tokenizer(family)
+    config = OmegaConf.create({"pad_mode": "no_padding", "truncation": "error", "max_length": 8192})
+    # Llama 3's template opens every conversation with a token of its own, also that of a lone answer.
+    config.ignore_input_ids_mismatch = family == "llama3"
+    path = tmp_path / "sft_val.parquet"
+    dataset = MultiTurnSFTDataset(str(path), tokenizer, config)
+    rows = pq.read_table(path).to_pylist()
+    assert len(dataset) == len(rows) == 48
+    for number, row in enumerate(rows):
+        item = dataset[number]
+        trained = item["input_ids"][item["loss_mask"] == 1].tolist()
+        end = "<|im_end|>\n" if family == "chatml" else "<|eot_id|>"
+        assert tokenizer.decode(trained) == row["messages"][1]["content"] + end
+        masked = tokenizer.decode(item["input_ids"][item["loss_mask"] == 0].tolist())
+        assert row["messages"][0]["content"] in masked
+
+
+# The part of Qwen3's template that matters: an answer keeps its reasoning only after a question.
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.index0 == 0 %}{{ m['content'].split('</think>')[-1].lstrip('\n') }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_drops_reasoning_needs_the_plain_one(tmp_path: Path) -> None:
+    """The trap that the docstring of ``sft.py`` warns of, and the way out that it gives."""
+    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    path = tmp_path / "sft_val.parquet"
+    answer = pq.read_table(path).to_pylist()[0]["messages"][1]["content"]
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = QWEN3
+
+    def trained_on(**options: Any) -> str:
+        config = OmegaConf.create({"pad_mode": "no_padding", "max_length": 8192, **options})
+        item = MultiTurnSFTDataset(str(path), tokenizer, config)[0]
+        return tokenizer.decode(item["input_ids"][item["loss_mask"] == 1].tolist())
+
+    with pytest.raises(AssertionError, match="apply_chat_template to each turn separately"):
+        trained_on()
+    assert "<think>" not in trained_on(ignore_input_ids_mismatch=True)
+    assert trained_on(apply_chat_template_kwargs={"chat_template": CHATML}) == answer + "<|im_end|>\n"
+
+
+def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full_disk(table: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("medserl_agentloop.medec.parquet_files.pq.write_table", full_disk)
+    result = run("sft_to_parquet", "--input", SAMPLE, "--seed", 2, "--output", tmp_path)
+    assert result.exit_code == 2 and "No space left" in result.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_real_pairs_all_parse(medec_dir: Path) -> None:
+    made = build_sft_rows(read_files([medec_dir / "medec_ms_train_pairs.jsonl"]).vignettes)
+    assert_all_parse(made.train + made.val)
+    assert sum(made.left_out.values()) == 5
+    assert Counter(row["category"] for row in made.train + made.val) == {
+        "vanilla_benign": 1218,
+        "vanilla_harmful": 1218,
+        "adversarial_benign": 1214,
+    }
