@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
+from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category, Label
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import RowPlace
 from medserl_agentloop.medec.intake import Intake
 from medserl_agentloop.medec.pair_jsonl import json_objects, text_values
 from medserl_agentloop.medec.sources import SourceFile
-from medserl_agentloop.medec.vignettes import EditTag, PairSource, Vignette, one_line, subset_of
+from medserl_agentloop.medec.vignettes import EditTag, PairSource, Vignette, subset_of
 
 ONE_TEXT_KEYS = ("prompt", "completion", "data_type")
 TWO_TEXT_KEYS = ("vanilla", "adversarial", "completion", "data_type")

@@ -25,10 +25,11 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
+from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.medec.rows import RowPlan, build_rows
-from medserl_agentloop.medec.vignettes import EditTag, Vignette, one_line
+from medserl_agentloop.medec.vignettes import EditTag, Vignette
 from medserl_agentloop.prompting import PromptProfile, load_profile
 
 Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it

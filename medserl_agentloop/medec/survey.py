@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category
 from medserl_agentloop.medec.allocation import AllocationError
 from medserl_agentloop.medec.screens import Screen
 from medserl_agentloop.medec.store import Exclusions
-from medserl_agentloop.medec.vignettes import Vignette, one_line
+from medserl_agentloop.medec.vignettes import Vignette
 
 Numbers = np.ndarray[Any, Any]
 CATEGORIES = tuple(Category)

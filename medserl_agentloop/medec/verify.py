@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category, GameSpec, Label
 from medserl_agentloop.medec.verify_leaks import LeakTest
 from medserl_agentloop.medec.verify_open import open_as_verl, parquet_file, parquet_schema, schema_findings
 from medserl_agentloop.medec.verify_rows import REMAKE, Check, Finding, check_row, facts_of, first_role, messages_of
-from medserl_agentloop.medec.vignettes import one_line
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
+from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category, ErrorType
 
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
@@ -127,11 +128,6 @@ def tag_edit(
             return EditTag.LOCAL
         at = wrong.find(old, at + 1)
     return EditTag.NON_LOCAL
-
-
-def one_line(text: str) -> str:
-    """``text`` with every run of white space as one blank: for comparing, never for output."""
-    return " ".join(text.split())
 
 
 def _word_overlap(a: str, b: str) -> float:
