@@ -11,6 +11,8 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'pri
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# The pinned set is that of Python 3.11; some of its versions do not exist for 3.10.
+PINNED = $(shell $(BIN)/python -c 'import sys; print("--constraint constraints-cpu.txt" * (sys.version_info[:2] == (3, 11)))')
 
 RUN := runs/quickstart
 DATA := data/quickstart
@@ -55,12 +57,12 @@ $(VENV)/.cpu: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 	@echo "== installing torch"
 	$(PIP) install torch==2.13.0
 	echo "== installing medserl-agentloop[cpu] (about 2 GB, 2 to 4 minutes)"
-	$(PIP) install --constraint constraints-cpu.txt --editable '.[cpu]'
+	$(PIP) install $(PINNED) --editable '.[cpu]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.cpu
 	@echo "== installing what the tests need"
-	$(PIP) install --constraint constraints-cpu.txt --editable '.[cpu,dev,eval]'
+	$(PIP) install $(PINNED) --editable '.[cpu,dev,eval]'
 	touch $@
 
 $(DATA)/train.parquet: $(SAMPLE) $(wildcard prompts/medserl/*/*.jinja) | $(VENV)/.cpu
