@@ -16,7 +16,6 @@ import verl
 from hydra import compose
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
 
 from medserl_agentloop.backends import cpu
 from medserl_agentloop.paths import resource
@@ -109,6 +108,9 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     @staticmethod
     def _choose_platform(name: str) -> None:
+        # Not at the top: in another verl this import could fail before the version is checked.
+        from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
+
         os.environ["VERL_PLATFORM"] = name  # for Ray's processes
         cpu.register()
         platform = PlatformRegistry.get(name)
