@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import ray
 import verl
@@ -47,8 +49,17 @@ def check_verl_version(found: str) -> None:
 
 
 def register_resolvers() -> None:
-    """Register ``${medserl:NAME}``, the path of a file or folder that travels with the package."""
+    """Register what recipes may write.
+
+    ``${medserl:NAME}`` is the path of a file or folder that travels with the package;
+    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in.
+    """
     OmegaConf.register_new_resolver("medserl", lambda name: str(resource(name)), replace=True)
+    OmegaConf.register_new_resolver("medserl_folder", _folder_of, replace=True)
+
+
+def _folder_of(files: Any) -> str:
+    return Path(files if isinstance(files, str) else files[0]).resolve().parent.name
 
 
 def register() -> None:

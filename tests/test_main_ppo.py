@@ -94,6 +94,7 @@ def test_a_killed_run_resumes_trains_on_policy_and_holds_every_step_once(tmp_pat
         assert step["actor/grad_norm"] > 0
         assert step["training/rollout_probs_diff_max"] < 1e-5
         assert step["selfplay/assessor/parse_rate"] >= 0.5
+    assert any(line == f"resuming after step {reached} of {last}: 2 steps are left" for line in second.lines())
     assert any("plays all of its 288 rows" in line for line in second.lines())
     rewards: dict[Role, set[float | None]] = {
         role: {g.reward(role) for g in read_games(tmp_path / "run" / GAMES_FILE)} for role in Role

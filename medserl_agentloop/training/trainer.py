@@ -69,6 +69,10 @@ class SelfPlayMixin:
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()  # type: ignore[misc]
         step = self.global_steps  # type: ignore[attr-defined]
+        if step:
+            total = self.total_training_steps  # type: ignore[attr-defined]
+            rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
+            print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file):
             removed = file.cut_after(step)
             if removed:
