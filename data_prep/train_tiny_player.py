@@ -32,7 +32,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder

@@ -1,6 +1,7 @@
-"""Prompt profiles: Jinja templates that turn a note into a role's chat messages.
+"""Prompt profiles: Jinja templates that turn a note into a role's chat messages, and their parser.
 
-A profile is a folder ``<profile>/<role>/<template>.jinja``. Rendering is a single pass with
+A profile is a folder ``<profile>/<role>/<template>.jinja``; a ``profile.yaml`` in it names the
+parser of the turns its templates ask for, where that is not the default one. Rendering is a single pass with
 ``StrictUndefined``: a note is a value, it is never itself read as a template.
 """
 
@@ -10,18 +11,40 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from medserl_agentloop.game.parsing import load_parser
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.paths import resource
 
 Message = dict[str, str]
 
 
+class ProfileSettings(BaseModel):
+    """What ``profile.yaml`` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parser: str = Field(default="medserl", description="Name of the parser, or package.module:NAME of a user's own.")
+
+
 class PromptProfile:
-    """The templates of one profile. Use :func:`load_profile`."""
+    """The templates and the parser of one profile. Use :func:`load_profile`.
+
+    Raises:
+        ValueError: ``profile.yaml`` is wrong; names file and key.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        file = folder / "profile.yaml"
+        try:
+            values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+            self.settings = ProfileSettings.model_validate(values)
+            self.parser = load_parser(self.settings.parser)
+        except (OSError, ValidationError, ValueError) as error:
+            raise ValueError(f"prompt profile {file}: {error}") from error
         self._jinja = Environment(
             loader=FileSystemLoader(folder),
             undefined=StrictUndefined,

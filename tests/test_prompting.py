@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.prompting import PromptProfile, load_profile

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.game.edits import Edit, compare_notes, is_repair, one_line, plain_words
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing import Parser
 from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
 from medserl_agentloop.game.types import Category, GameSpec, Label, Role
 
@@ -31,8 +31,9 @@ class EditLimits(BaseModel):
 class Game:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn."""
 
-    def __init__(self, spec: GameSpec, limits: EditLimits) -> None:
+    def __init__(self, spec: GameSpec, limits: EditLimits, parser: Parser) -> None:
         self._limits = limits
+        self._parser = parser
         self.record = GameRecord(spec=spec)
         self.next_role: Role | None = Role.ATTACKER
         if not spec.category.has_attack:
@@ -43,11 +44,12 @@ class Game:
         """The note that the player whose turn it is reads."""
         return self.record.presented_note or self.record.spec.seed_note
 
-    def play(self, text: str, *, tokens: int = 0, truncated: bool = False) -> None:
+    def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Take the turn of ``next_role``.
 
         Args:
             text: What the player wrote.
+            prefill: How the prompt began the turn for the player, e.g. ``<think>``.
             tokens: Its length, for the record.
             truncated: Whether a token budget cut it off.
 
@@ -57,17 +59,17 @@ class Game:
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         if self.next_role is Role.ATTACKER:
-            self._attack(text, tokens, truncated)
+            self._attack(text, prefill, tokens, truncated)
         else:
-            self._assess(text, tokens, truncated)
+            self._assess(text, prefill, tokens, truncated)
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
         self.record.void = reason
         self.next_role = None
 
-    def _attack(self, text: str, tokens: int, truncated: bool) -> None:
-        parsed = parse_attack(text)
+    def _attack(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
+        parsed = self._parser.attack(text, prefill)
         spec = self.record.spec
         edit = compare_notes(spec.seed_note, parsed.note) if parsed.note is not None else None
         attack = AttackRecord(
@@ -126,8 +128,8 @@ class Game:
                 self.record.error_sentences = list(edit.inserted) if edit else []
         self.next_role = Role.ASSESSOR
 
-    def _assess(self, text: str, tokens: int, truncated: bool) -> None:
-        parsed = parse_assessment(text)
+    def _assess(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
+        parsed = self._parser.assessment(text, prefill)
         self.record.assessment = AssessmentRecord(
             response=text,
             tokens=tokens,

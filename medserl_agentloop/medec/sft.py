@@ -26,6 +26,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
 from medserl_agentloop.game.edits import one_line
+from medserl_agentloop.game.parsing.medserl import MEDSERL
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.medec.rows import RowPlan, build_rows
@@ -211,7 +212,7 @@ def _attack(case: _Case) -> tuple[Category, str] | None:
         f"That makes the {_kind(case.error_type)} wrong, and the rest of the note stays as it is."
     )
     answer = f"<think>{reasoning}</think>\n<note>{case.error_note}</note>"
-    game = Game(case.spec(category), EditLimits())
+    game = Game(case.spec(category), EditLimits(), MEDSERL)
     game.play(answer)
     attack = game.record.attack
     if attack is None or attack.violations or attack.note != case.error_note:
@@ -247,7 +248,7 @@ def _safe(case: _Case) -> tuple[Category, str]:
 
 
 def _assessed(case: _Case, category: Category, answer: str) -> tuple[Any, ...]:
-    game = Game(case.spec(category), EditLimits())
+    game = Game(case.spec(category), EditLimits(), MEDSERL)
     game.play(answer)
     read = game.record.assessment
     if read is None or read.violations:

@@ -46,7 +46,9 @@ class MedicalGameInteraction:
         instance_id = instance_id or uuid4().hex
         if instance_id in self._games:
             raise ValueError(f"a game named {instance_id!r} is in progress already")
-        self._games[instance_id] = Game(GameSpec.from_extra_info(kwargs["extra_info"]), self.config.edits)
+        self._games[instance_id] = Game(
+            GameSpec.from_extra_info(kwargs["extra_info"]), self.config.edits, self._profile.parser
+        )
         return instance_id
 
     def turn(self, instance_id: str) -> tuple[Role, str] | None:
@@ -61,7 +63,7 @@ class MedicalGameInteraction:
 
         Args:
             messages: Chat messages; the last one is the player's.
-            **kwargs: ``tokens`` and ``truncated`` of the player's turn.
+            **kwargs: ``prefill``, ``tokens`` and ``truncated`` of the player's turn.
 
         Returns:
             Whether the game is over; the next player's prompt (empty if it is); 0.0, because rewards

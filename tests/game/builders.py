@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from medserl_agentloop.game.parsing.medserl import MEDSERL
 from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack, Judgement, Outcome
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, GameSpec, Label
@@ -49,7 +50,7 @@ SAFE_ANSWER = assessment_text("verdict: safe")
 def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any) -> Game:
     """A game at its start; keywords replace facts of the row."""
     limits = EditLimits(max_changed_sentences=max_sentences, max_changed_words=max_words)
-    return Game(spec(category, **changes), limits)
+    return Game(spec(category, **changes), limits, MEDSERL)
 
 
 def attack_record(**changes: Any) -> AttackRecord:

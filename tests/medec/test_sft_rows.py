@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.medec.reader import read_files
 from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows

@@ -10,6 +10,7 @@ from support import REWRITTEN, assessment_text, attack_text, extra_info
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
+from medserl_agentloop.game.parsing.medserl import MEDSERL
 from medserl_agentloop.game.records import GameRecord, Judgement
 from medserl_agentloop.game.rewards import medserl
 from medserl_agentloop.game.rules import EditLimits, Game
@@ -19,7 +20,7 @@ from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepF
 
 
 def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> GameRecord:
-    played = Game(GameSpec.from_extra_info(extra_info("adversarial_benign")), EditLimits())
+    played = Game(GameSpec.from_extra_info(extra_info("adversarial_benign")), EditLimits(), MEDSERL)
     played.play(attack_text() if attack is None else attack)
     if played.next_role is not None:
         played.play(assessment_text() if assessment is None else assessment)

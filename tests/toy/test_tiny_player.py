@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.prompting import load_profile

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from medserl_agentloop.game.parsing import parse_assessment, parse_attack
+from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.clinic import check_attack, error_detail, oracle, parse_note

@@ -1,51 +1,12 @@
-"""Reading what a player wrote, in the output format of the ``medserl`` profile.
-
-Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to
-the other role. Called by ``game.rules``.
-"""
+"""The output format of the ``medserl`` profile: reasoning in ``<think>``, then ``<note>`` or ``<answer>``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from medserl_agentloop.game.parsing.base import ParsedAssessment, ParsedAttack, Parser
 from medserl_agentloop.game.types import ErrorType, Label
-
-
-@dataclass(frozen=True)
-class ParsedAttack:
-    """An attacker's turn.
-
-    Attributes:
-        note: The rewritten note, or None where no note can be told apart from the rest.
-        reasoning: What stood before the note.
-        violations: Ways in which the turn departs from the format; empty if it keeps it.
-    """
-
-    note: str | None
-    reasoning: str
-    violations: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ParsedAssessment:
-    """An assessor's turn.
-
-    Attributes:
-        verdict: The label given to the note, or None where there is no readable one.
-        sentence: The sentence said to be wrong, as the assessor copied it.
-        error_type: The error's type, where it is one of MEDEC's five.
-        correction: The sentence as the assessor would write it.
-        reasoning: What stood before the answer.
-        violations: Ways in which the turn departs from the format; empty if it keeps it.
-    """
-
-    verdict: Label | None
-    sentence: str | None
-    error_type: ErrorType | None
-    correction: str | None
-    reasoning: str
-    violations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,20 +16,23 @@ class _Sections:
     violations: tuple[str, ...]
 
 
-def _split_sections(text: str, tag: str) -> _Sections:
+def _split_sections(text: str, prefill: str, tag: str) -> _Sections:
     """Split ``<think>…</think><tag>…</tag>`` at its outer tags.
 
-    The opening ``<think>`` may be missing because thinking models get it with the prompt. Other
-    tags inside the body belong to the body: a note may contain them.
+    The opening ``<think>`` may be missing because thinking models get it with the prompt; where the
+    prompt has closed the reasoning as well, none is expected. Other tags inside the body belong to
+    the body: a note may contain them.
     """
     violations = []
     head, closed, rest = text.partition("</think>")
     if not closed:
         head, rest = "", text
-        violations.append("no_reasoning")
     reasoning = head.strip().removeprefix("<think>").strip()
-    if closed and not reasoning:
-        violations.append("empty_reasoning")
+    if "</think>" not in prefill:
+        if not closed:
+            violations.append("no_reasoning")
+        elif not reasoning:
+            violations.append("empty_reasoning")
     if "<think>" in reasoning:
         violations.append("nested_reasoning")
 
@@ -88,22 +52,22 @@ def _split_sections(text: str, tag: str) -> _Sections:
     return _Sections(reasoning, body, tuple(violations))
 
 
-def parse_attack(text: str) -> ParsedAttack:
+def parse_attack(text: str, prefill: str = "") -> ParsedAttack:
     """Read an attacker's turn: reasoning in ``<think>``, the whole note in ``<note>``."""
-    sections = _split_sections(text, "note")
+    sections = _split_sections(text, prefill, "note")
     return ParsedAttack(sections.body, sections.reasoning, sections.violations)
 
 
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
-def parse_assessment(text: str) -> ParsedAssessment:
+def parse_assessment(text: str, prefill: str = "") -> ParsedAssessment:
     """Read an assessor's turn: reasoning in ``<think>``, fields line by line in ``<answer>``.
 
     A field's value runs to the next field, so that a copied sentence may span lines. The first
     occurrence of a field counts; a second one is a violation.
     """
-    sections = _split_sections(text, "answer")
+    sections = _split_sections(text, prefill, "answer")
     violations = list(sections.violations)
     fields: dict[str, str] = {}
     if sections.body is not None:
@@ -142,3 +106,6 @@ def _verdict(value: str) -> Label | None:
         return Label(value.strip(" \t\n.*\"'").lower())
     except ValueError:
         return None
+
+
+MEDSERL = Parser(attack=parse_attack, assessment=parse_assessment)

@@ -1,0 +1,37 @@
+"""Reading what a player wrote: one parser per output format.
+
+Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to
+the other role. Called by ``game.rules``; a prompt profile names its parser.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from medserl_agentloop.game.parsing.base import ParsedAssessment, ParsedAttack, Parser
+from medserl_agentloop.game.parsing.medserl import MEDSERL
+
+__all__ = ["PARSERS", "ParsedAssessment", "ParsedAttack", "Parser", "load_parser"]
+
+PARSERS: dict[str, Parser] = {"medserl": MEDSERL}
+
+
+def load_parser(name: str) -> Parser:
+    """The parser called ``name``, or a user's own as ``package.module:NAME``.
+
+    Raises:
+        ValueError: There is no such parser; lists those there are.
+    """
+    if name in PARSERS:
+        return PARSERS[name]
+    module, _, attribute = name.partition(":")
+    try:
+        parser = getattr(import_module(module), attribute) if attribute else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"parser {name!r} cannot be loaded: {error}") from error
+    if not isinstance(parser, Parser):
+        raise ValueError(
+            f"no parser {name!r}: expected one of {', '.join(sorted(PARSERS))}, "
+            "or package.module:NAME of a medserl_agentloop.game.parsing.Parser"
+        )
+    return parser
