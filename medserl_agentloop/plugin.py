@@ -52,10 +52,12 @@ def register_resolvers() -> None:
     """Register what recipes may write.
 
     ``${medserl:NAME}`` is the path of a file or folder that travels with the package;
-    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in.
+    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in;
+    ``${medserl_needs_critic:ESTIMATOR}`` says whether an advantage estimator reads a critic's values.
     """
     OmegaConf.register_new_resolver("medserl", lambda name: str(resource(name)), replace=True)
     OmegaConf.register_new_resolver("medserl_folder", _folder_of, replace=True)
+    OmegaConf.register_new_resolver("medserl_needs_critic", lambda name: name in ("gae", "role_gae"), replace=True)
 
 
 def _folder_of(files: Any) -> str:

@@ -49,6 +49,10 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
             {"selfplay__train": "attacker", "algorithm__adv_estimator": "grpo"},
             "algorithm.adv_estimator=grpo does not (did you mean 'role_grpo'?)",
         ),
+        (
+            {"selfplay__anchor__assessor": 0.1},
+            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.actor",
+        ),
     ],
 )
 def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: str) -> None:
@@ -58,7 +62,12 @@ def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"actor_rollout_ref__model__use_remove_padding": False}, {"actor_rollout_ref__actor__strategy": "megatron"}],
+    [
+        {"actor_rollout_ref__model__use_remove_padding": False},
+        {"actor_rollout_ref__actor__strategy": "megatron"},
+        {"critic__enable": True, "critic__model__use_remove_padding": False},
+        {"critic__enable": True, "critic__strategy": "megatron"},
+    ],
 )
 def test_isolated_refuses_engines_that_ignore_position_restarts_and_names_both_ways_out(
     changes: dict[str, Any],
@@ -68,6 +77,19 @@ def test_isolated_refuses_engines_that_ignore_position_restarts_and_names_both_w
     assert "use_remove_padding=True" in str(error.value)
     assert "selfplay.context=shared" in str(error.value)
     assert check_run(run(**changes, selfplay__context="shared")).context == "shared"
+
+
+@pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
+def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimator: str, enabled: bool) -> None:
+    composed = compose_run("+recipes=quickstart", f"algorithm.adv_estimator={estimator}")
+    assert composed.critic.enable is enabled
+    assert composed.critic.model.path == composed.actor_rollout_ref.model.path
+
+
+def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
+    for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
+        anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True})).anchor
+        assert anchored.per_role == {Role.ASSESSOR: 0.1}
 
 
 def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:

@@ -7,7 +7,10 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.config import check_run
@@ -32,6 +36,8 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.training.dataset_check import check_dataset
+from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
+from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
@@ -42,6 +48,7 @@ class SelfPlayMixin:
         self.selfplay = check_run(config)
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        self.run_state: dict[str, HasState] = {}
         super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
 
     def _init_dataloader(self) -> None:
@@ -66,10 +73,35 @@ class SelfPlayMixin:
             )
             print(f"[medserl] {line}", flush=True)
 
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        trainer: Any = self
+        # Workers start with verl's own loss and no knowledge of roles.
+        actor_config = omega_conf_to_dataclass(trainer.config.actor_rollout_ref.actor)
+        trainer.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, actor_config))
+
+    def _save_checkpoint(self) -> None:
+        save_state(self._checkpoint_folder(), self.run_state)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _checkpoint_folder(self) -> Path:
+        """Folder of the checkpoint of the current step."""
+        trainer: Any = self
+        return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
+
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()  # type: ignore[misc]
-        step = self.global_steps  # type: ignore[attr-defined]
+        trainer: Any = self
+        step = trainer.global_steps
         if step:
+            resumed_from = trainer.config.trainer
+            folder = (
+                Path(resumed_from.resume_from_path)
+                if resumed_from.resume_mode == "resume_path"
+                else self._checkpoint_folder()
+            )
+            for name in load_state(folder, self.run_state):
+                print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             total = self.total_training_steps  # type: ignore[attr-defined]
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
@@ -81,6 +113,12 @@ class SelfPlayMixin:
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
         return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        if self.selfplay.anchor.per_role:
+            write_anchor(batch, self.selfplay.anchor.per_role)
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own step with role-separated estimators; the rest of it is as upstream.
@@ -166,6 +204,8 @@ class SelfPlayMixin:
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
+        # verl answers NaN where a step trained on no token; JSON has no word for it.
+        numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
         numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
         numbers["timing_s/step"] = time.monotonic() - started
         self.metrics_file.append([{"step": step, **numbers}])
@@ -232,6 +272,18 @@ def restart_positions(batch: KVBatchMeta) -> None:
             batch_size=len(keys),
         ),
     )
+
+
+def write_anchor(batch: KVBatchMeta, per_role: Mapping[Role, float]) -> None:
+    """Write the anchor's coefficient of each token, for the loss. Padding rows get 0."""
+    columns = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "role_ids"]
+    )
+    rows = list(columns.pop("role_ids").unbind())
+    mask = columns["response_mask"].to_padded_tensor(0)
+    coefficients = anchor_coefficients(pad_role_ids(rows, mask), mask, per_role)
+    nested = {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch)))
 
 
 def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
