@@ -51,7 +51,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ),
         (
             {"selfplay__anchor__assessor": 0.1},
-            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.actor",
+            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.",
         ),
     ],
 )
