@@ -18,6 +18,7 @@ from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import JUDGES
 from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _OPEN_NODES = (
     "actor_rollout_ref.ref.fsdp_config.mixed_precision",
     "critic.fsdp.mixed_precision",
 )
-ROLE_ESTIMATOR_NAMES = ("role_grpo", "role_reinforce_pp")
+ROLE_ESTIMATOR_NAMES = tuple(NORMALIZATIONS)
 
 
 class ConfigError(ValueError):
@@ -102,6 +103,7 @@ class SelfPlayConfig(BaseModel):
     anchor: AnchorSettings = Field(default=AnchorSettings(), description="KL to the reference policy per role.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
+    credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
 
     def trains(self, role: Role) -> bool:
@@ -167,6 +169,8 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
             estimator,
             ", ".join(ROLE_ESTIMATOR_NAMES),
         )
+    else:
+        _check_estimator(estimator, selfplay, config)
     actor = actor_rollout_ref.actor
     if selfplay.anchor.per_role and not (actor.use_kl_loss or config.algorithm.use_kl_in_reward):
         raise ConfigError(
@@ -199,6 +203,21 @@ def _check_packed(engine_key: str, engine: Any, owner_key: str, owner: Any) -> N
         raise ConfigError(
             f"selfplay.context=isolated cannot run with {owner_key}.model.use_remove_padding=False: "
             f"padded batches ignore position restarts, so the assessor would see the attacker. {ways_out}"
+        )
+
+
+def _check_estimator(estimator: str, selfplay: SelfPlayConfig, config: DictConfig) -> None:
+    for role in Role:
+        try:
+            selfplay.credit.normalization(estimator, role)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    # verl enables a critic by itself for its own "gae" only.
+    if estimator == "role_gae" and not config.critic.enable:
+        raise ConfigError(
+            f"algorithm.adv_estimator=role_gae needs a critic, and critic.enable={config.critic.enable}. Set "
+            "critic.enable=True, or choose an estimator without a critic: role_reinforce_pp, role_grpo, "
+            "role_rloo or role_rae."
         )
 
 

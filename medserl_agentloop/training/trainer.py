@@ -34,7 +34,7 @@ from medserl_agentloop.game.types import Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.training.dataset_check import check_dataset
 from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 from medserl_agentloop.training.run_state import HasState, load_state, save_state
@@ -46,6 +46,7 @@ class SelfPlayMixin:
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
+        self.baselines = BaselineState()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
         self.run_state: dict[str, HasState] = {}
@@ -142,9 +143,11 @@ class SelfPlayMixin:
                 "old_log_probs",
                 "ref_log_prob",
                 "values",
+                "extra_fields",
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns.pop("extra_fields"))]
         role_rows = list(columns.pop("role_ids").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
@@ -167,13 +170,22 @@ class SelfPlayMixin:
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
 
-        data.batch["advantages"], data.batch["returns"] = ROLE_ESTIMATORS[algorithm.adv_estimator](
-            data.batch["token_level_rewards"],
-            data.batch["response_mask"],
-            role_ids,
-            index=uids,
-            gamma=algorithm.gamma,
+        credited = ROLE_ESTIMATORS[algorithm.adv_estimator](
+            RoleBatch(
+                rewards=data.batch["token_level_rewards"],
+                mask=data.batch["response_mask"],
+                role_ids=role_ids,
+                groups=uids.tolist(),
+                categories=categories,
+                values=data.batch.get("values", None),
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+            ),
+            self.selfplay.credit,
+            self.baselines,
         )
+        data.batch["advantages"], data.batch["returns"] = credited.advantages, credited.returns
+        metrics.update(credited.metrics)
         metrics.update(advantage_metrics(data.batch["advantages"], data.batch["response_mask"], role_ids))
 
         data.batch["loss_mask"] = data.batch["response_mask"]
