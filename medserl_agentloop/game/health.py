@@ -1,0 +1,154 @@
+"""Health: a run watches its own metrics and says when something is wrong, and when it is over.
+
+:class:`HealthMonitor` is fed the metrics of every training step by the trainer; the alarms
+themselves are in ``game.alarms``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from medserl_agentloop.game.alarms import RULES, Alarms, Rule
+
+METRIC_PREFIX = "selfplay/alarm/"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm that fires in a step: the number, and the limit it is beyond."""
+
+    rule: Rule
+    value: float
+    limit: float
+    steps: int
+
+    def __str__(self) -> str:
+        side = "above" if self.rule.above else "below"
+        return (
+            f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
+            f"(selfplay.alarms.{self.rule.setting}), steps in a row: {self.steps}. {self.rule.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """What one step gave.
+
+    Attributes:
+        firing: Alarms that fire in this step.
+        lines: One line per alarm that begins or ends with this step.
+    """
+
+    firing: tuple[Alarm, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """1.0 for each alarm that fires; the others are left out."""
+        return {METRIC_PREFIX + alarm.rule.name: 1.0 for alarm in self.firing}
+
+
+class HealthError(RuntimeError):
+    """A run with ``selfplay.on_alarm=stop`` has an alarm."""
+
+
+def stop_message(alarms: tuple[Alarm, ...], step: int) -> str:
+    """Why the run stopped after ``step``, and how to go on."""
+    settings = ", ".join(dict.fromkeys(f"selfplay.alarms.{a.rule.setting}" for a in alarms))
+    return (
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from the last "
+        f"checkpoint, start the same command with selfplay.on_alarm=warn, or change {settings} (null switches a "
+        "threshold off)."
+    )
+
+
+class _Reference(BaseModel):
+    """Sum of a number over the run's first steps, and how many there were."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    total: float = Field(default=0.0, allow_inf_nan=False)
+    steps: int = Field(default=0, ge=0)
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    streaks: dict[str, int] = {}
+    references: dict[str, _Reference] = {}
+
+
+class HealthMonitor:
+    """Watches the metrics of a run, step by step.
+
+    A number that a step lacks, or that rests on too few games, changes nothing: it neither fires an
+    alarm nor ends one.
+
+    Args:
+        thresholds: The ``selfplay.alarms`` node.
+    """
+
+    def __init__(self, thresholds: Alarms) -> None:
+        self._thresholds = thresholds
+        self._state = _State()
+
+    def observe(self, metrics: Mapping[str, float]) -> HealthReport:
+        """Take in the metrics of one step."""
+        references = self._known_references()
+        firing: list[Alarm] = []
+        lines: list[str] = []
+        learned: set[str] = set()
+        for rule in RULES:
+            setting = getattr(self._thresholds, rule.setting)
+            value = metrics.get(rule.metric, math.nan)
+            if setting is None or not math.isfinite(value) or not self._rests_on_enough(rule, metrics):
+                continue
+            if rule.compares and rule.metric not in references:
+                if rule.metric not in learned:  # several rules may share a number
+                    learned.add(rule.metric)
+                    reference = self._state.references.setdefault(rule.metric, _Reference())
+                    reference.total += value
+                    reference.steps += 1
+                continue
+            limit = rule.limit(setting, references.get(rule.metric, math.nan))
+            before = self._state.streaks.pop(rule.name, 0)
+            if value > limit if rule.above else value < limit:
+                self._state.streaks[rule.name] = before + 1
+                if before + 1 >= self._thresholds.patience:
+                    alarm = Alarm(rule, value, limit, before + 1)
+                    firing.append(alarm)
+                    if before < self._thresholds.patience:
+                        lines.append(str(alarm))
+            elif before >= self._thresholds.patience:
+                lines.append(f"{rule.name} ended after {before} steps: {rule.metric} is {value:.3g}")
+        return HealthReport(tuple(firing), tuple(lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state between two steps, JSON-able, for the checkpoint."""
+        return self._state.model_dump()
+
+    @classmethod
+    def from_dict(cls, thresholds: Alarms, state: Mapping[str, Any]) -> HealthMonitor:
+        """The monitor as :meth:`to_dict` left it.
+
+        Raises:
+            ValueError: This is not such a state.
+        """
+        monitor = cls(thresholds)
+        monitor._state = _State.model_validate(dict(state))
+        return monitor
+
+    def _known_references(self) -> dict[str, float]:
+        return {
+            metric: reference.total / reference.steps
+            for metric, reference in self._state.references.items()
+            if reference.steps >= self._thresholds.reference_steps
+        }
+
+    def _rests_on_enough(self, rule: Rule, metrics: Mapping[str, float]) -> bool:
+        return rule.games is None or metrics.get(rule.games, 0.0) >= self._thresholds.min_games
