@@ -49,7 +49,7 @@ def log_games(records: Sequence[GameRecord], step: int, count: int, loggers: str
 
     if wandb.run is None:
         return
-    rows: list[list[Any]] = [game_row(record) for record in varied_games(records, count)]
+    rows = [[_encodable(cell) for cell in game_row(record)] for record in varied_games(records, count)]
     # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
     # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
     wandb.run.log({TABLE_NAME: wandb.Table(columns=list(COLUMNS), data=rows)}, step=step)
@@ -69,9 +69,9 @@ def game_row(record: GameRecord) -> list[Any]:
     attack, assessment, judgement = record.attack, record.assessment, record.judgement
     seed = record.spec.seed_note
     presented = attack.note if attack is not None else record.presented_note
-    said = "not an attacked game"
+    attacked = "none"
     if attack is not None:
-        said = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
+        attacked = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
     verdict = ""
     if assessment is not None:
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
@@ -80,7 +80,7 @@ def game_row(record: GameRecord) -> list[Any]:
         record.category.value,
         seed,
         marked_changes(seed, presented).plain.strip() if presented else "",
-        said,
+        attacked,
         attack.reasoning if attack else "",
         verdict,
         assessment.response if assessment else "",
@@ -92,6 +92,11 @@ def game_row(record: GameRecord) -> list[Any]:
         judgement.label.value if judgement and judgement.label else "",
         judgement.reason if judgement else "",
     ]
+
+
+def _encodable(cell: Any) -> Any:
+    """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
+    return cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _rewards(record: GameRecord) -> str:
