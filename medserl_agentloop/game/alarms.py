@@ -66,7 +66,7 @@ class Alarms(BaseModel):
         gt=0.0,
         lt=1.0,
         description="Mean likeness of what attacks insert into different notes. Unrelated error sentences measure "
-        "0.34 to 0.41 in MEDEC, attacks 0.35 to 0.44 in the quickstart; one sentence written everywhere measures 1.",
+        "0.33 to 0.42 in MEDEC, attacks 0.33 to 0.45 in the quickstart; one sentence written everywhere measures 1.",
     )
     self_similarity_rise: float | None = Field(
         default=0.15,
