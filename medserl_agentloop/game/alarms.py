@@ -40,7 +40,7 @@ class Alarms(BaseModel):
         gt=0.0,
         lt=1.0,
         description="Share of prompt groups whose rewards are all equal. They give group estimators no gradient; "
-        "half of them is usual in the quickstart.",
+        "up to half of them is usual in the quickstart.",
     )
     invalid_attacks: float | None = Field(
         default=0.5,
@@ -59,7 +59,7 @@ class Alarms(BaseModel):
         gt=0.0,
         lt=1.0,
         description="Share of injected errors in which the judge sees no error: the attacker edits harmlessly, or "
-        "the judge is too weak and pays it for nothing.",
+        "the judge misses errors and settles games wrongly.",
     )
     self_similarity: float | None = Field(
         default=0.7,
