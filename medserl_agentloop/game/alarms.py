@@ -23,7 +23,10 @@ class Alarms(BaseModel):
         default=8, ge=1, description="Games (or prompt groups) that a number must rest on; fewer say nothing."
     )
     patience: int = Field(
-        default=3, ge=1, description="Steps in a row beyond a threshold before it is an alarm: one may be chance."
+        default=3,
+        ge=1,
+        description="Steps in a row beyond a threshold that begin an alarm, and within it that end it: one may be "
+        "chance.",
     )
     reference_steps: int = Field(
         default=5, ge=1, description="First steps of the run that lengths and self-similarity are compared with."
@@ -66,13 +69,13 @@ class Alarms(BaseModel):
         gt=0.0,
         lt=1.0,
         description="Mean likeness of what attacks insert into different notes. Unrelated error sentences measure "
-        "0.33 to 0.42 in MEDEC, attacks 0.33 to 0.45 in the quickstart; one sentence written everywhere measures 1.",
+        "0.33 to 0.42 in MEDEC, attacks 0.33 to 0.52 in the quickstart; one sentence written everywhere measures 1.",
     )
     self_similarity_rise: float | None = Field(
-        default=0.15,
+        default=0.2,
         gt=0.0,
         lt=1.0,
-        description="Rise of that likeness over the run's first steps; in the quickstart it drifts by less than 0.05.",
+        description="Rise of that likeness over the run's first steps; no step of the quickstart's rises as far.",
     )
     length_factor: float | None = Field(
         default=2.0,

@@ -77,17 +77,21 @@ class _Reference(BaseModel):
 
 
 class _State(BaseModel):
+    """By alarm: steps in a row beyond its limit and, of those that are on, within it. By metric: its reference."""
+
     model_config = ConfigDict(extra="forbid")
 
     streaks: dict[str, int] = {}
+    calm: dict[str, int] = {}
     references: dict[str, _Reference] = {}
 
 
 class HealthMonitor:
     """Watches the metrics of a run, step by step.
 
-    A number that a step lacks, or that rests on too few games, changes nothing: it neither fires an
-    alarm nor ends one.
+    An alarm begins after ``patience`` steps in a row beyond its limit and is over after as many within
+    it; in between it fires in the steps that are beyond. A number that a step lacks, or that rests on
+    too few games, changes nothing.
 
     Args:
         thresholds: The ``selfplay.alarms`` node.
@@ -116,16 +120,20 @@ class HealthMonitor:
                     reference.steps += 1
                 continue
             limit = rule.limit(setting, references.get(rule.metric, math.nan))
-            before = self._state.streaks.pop(rule.name, 0)
+            streak = self._state.streaks.pop(rule.name, 0)
+            on = rule.name in self._state.calm
             if value > limit if rule.above else value < limit:
-                self._state.streaks[rule.name] = before + 1
-                if before + 1 >= self._thresholds.patience:
-                    alarm = Alarm(rule, value, limit, before + 1)
-                    firing.append(alarm)
-                    if before < self._thresholds.patience:
-                        lines.append(str(alarm))
-            elif before >= self._thresholds.patience:
-                lines.append(f"{rule.name} ended after {before} steps: {rule.metric} is {value:.3g}")
+                self._state.streaks[rule.name] = streak + 1
+                if on or streak + 1 >= self._thresholds.patience:
+                    firing.append(Alarm(rule, value, limit, streak + 1))
+                    self._state.calm[rule.name] = 0
+                    if not on:
+                        lines.append(str(firing[-1]))
+            elif on:
+                self._state.calm[rule.name] += 1
+                if self._state.calm[rule.name] >= self._thresholds.patience:
+                    del self._state.calm[rule.name]
+                    lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
         return HealthReport(tuple(firing), tuple(lines))
 
     def to_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ ILL = {
     "judge_answers": {"selfplay/judge/answer_rate": 0.89},
     "no_error_present": {"selfplay/judge/no_error_rate": 0.16},
     "self_similar_attacks": {"selfplay/attacker/self_similarity": 0.71},
-    "attacks_growing_alike": {"selfplay/attacker/self_similarity": 0.56},
+    "attacks_growing_alike": {"selfplay/attacker/self_similarity": 0.61},
     "attacker_longer": {"selfplay/attacker/tokens": 201.0},
     "attacker_shorter": {"selfplay/attacker/tokens": 49.0},
     "assessor_longer": {"selfplay/assessor/tokens": 101.0},
@@ -111,18 +111,14 @@ def test_a_number_from_a_handful_of_games_says_nothing(rule: Rule) -> None:
     assert rule.name in names(watching.observe({**ill, rule.games: 8.0}))
 
 
-def test_an_alarm_needs_steps_in_a_row() -> None:
-    watching, ill = monitor(patience=3), {**HEALTHY, **ILL["assessor_wins"]}
-    fired = [bool(names(watching.observe(step))) for step in (ill, ill, HEALTHY, ill, ill, ill, ill, HEALTHY)]
-    assert fired == [False, False, False, False, False, True, True, False]
-
-
-def test_an_alarm_is_printed_when_it_begins_and_when_it_ends() -> None:
-    watching, ill = monitor(patience=2), {**HEALTHY, **ILL["assessor_wins"]}
-    lines = [watching.observe(step).lines for step in (ill, ill, ill, ill, HEALTHY, HEALTHY)]
-    assert [len(step) for step in lines] == [0, 1, 0, 0, 1, 0]
-    assert lines[1][0].startswith("assessor_wins: selfplay/attacker/success_rate is 0.04, below 0.05")
-    assert lines[4][0] == "assessor_wins ended after 4 steps: selfplay/attacker/success_rate is 0.5"
+def test_an_alarm_begins_after_steps_in_a_row_and_ends_after_as_many() -> None:
+    watching, ill, well = monitor(patience=2), {**HEALTHY, **ILL["assessor_wins"]}, HEALTHY
+    steps = (ill, well, ill, ill, ill, well, ill, well, well, ill, ill)
+    reports = [watching.observe(step) for step in steps]
+    assert [len(r.firing) for r in reports] == [0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1]
+    assert [len(r.lines) for r in reports] == [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1]
+    assert reports[3].lines[0].startswith("assessor_wins: selfplay/attacker/success_rate is 0.04, below 0.05")
+    assert reports[8].lines == ("assessor_wins is over: selfplay/attacker/success_rate is 0.5",)
 
 
 @pytest.mark.parametrize("missing", [{}, {"selfplay/attacker/success_rate": float("nan"), **COUNTS}])
