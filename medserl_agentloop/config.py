@@ -13,6 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from medserl_agentloop.game.alarms import Alarms
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
@@ -105,6 +106,13 @@ class SelfPlayConfig(BaseModel):
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
+    alarms: Alarms = Field(default=Alarms(), description="When a number of a step becomes a health alarm.")
+    on_alarm: Literal["warn", "stop"] = Field(
+        default="warn", description="warn: print and log alarms. stop: also end the run, after the step is saved."
+    )
+    wandb_games: int = Field(
+        default=8, ge=0, description="Games per step in W&B's table, if trainer.logger has wandb; 0 for no table."
+    )
 
     def trains(self, role: Role) -> bool:
         """Whether the loss sees the tokens of ``role``."""

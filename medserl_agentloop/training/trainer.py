@@ -28,7 +28,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.config import check_run
-from medserl_agentloop.game.metrics import role_metrics
+from medserl_agentloop.game.health import HealthError, HealthMonitor, stop_message
+from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.prompting import load_profile
@@ -36,6 +37,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.training.dataset_check import check_dataset
+from medserl_agentloop.training.games_table import log_games
 from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
@@ -47,9 +49,11 @@ class SelfPlayMixin:
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
         self.baselines = BaselineState()
+        self.health = HealthMonitor(self.selfplay.alarms)
+        self.stop_reason: str | None = None
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
-        self.run_state: dict[str, HasState] = {}
+        self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
 
     def _init_dataloader(self) -> None:
@@ -202,16 +206,22 @@ class SelfPlayMixin:
         self.games_file.append(record.to_json() for record in records)
         metrics.update(role_metrics(records))
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
-        lost = sample_batch_size * self.config.actor_rollout_ref.rollout.n - len(records)  # type: ignore[attr-defined]
-        if lost:
-            metrics["selfplay/lost_games"] = float(lost)
+        config = self.config  # type: ignore[attr-defined]
+        metrics.update(lost_games_metrics(sample_batch_size * config.actor_rollout_ref.rollout.n, len(records)))
+        log_games(records, self.global_steps, self.selfplay.wandb_games, config.trainer.logger)  # type: ignore[attr-defined]
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """One training step of verl's; its metrics are on disk before verl can checkpoint it.
 
         verl adds its own data and timing metrics later, for its loggers.
+
+        Raises:
+            HealthError: The step before had an alarm and ``selfplay.on_alarm`` is ``stop``. Not in that
+                step itself, so that verl has saved and logged it.
         """
+        if self.stop_reason is not None:
+            raise HealthError(self.stop_reason)
         started = time.monotonic()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
@@ -220,8 +230,14 @@ class SelfPlayMixin:
         numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
         numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
         numbers["timing_s/step"] = time.monotonic() - started
-        self.metrics_file.append([{"step": step, **numbers}])
+        health = self.health.observe(numbers)
+        metrics.update(health.metrics)
+        self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
         print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
+        for line in health.lines:
+            print(f"[medserl] alarm {line}", flush=True)
+        if health.firing and self.selfplay.on_alarm == "stop":
+            self.stop_reason = stop_message(health.firing, step)
         return batch
 
     def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:

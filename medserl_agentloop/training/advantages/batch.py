@@ -146,14 +146,13 @@ class BaselineState:
             nested.setdefault(role.value, {})[category] = value
         return nested
 
-    @classmethod
-    def from_dict(cls, nested: Mapping[str, Mapping[str, float]]) -> BaselineState:
-        """Read what :meth:`to_dict` wrote.
+    def load_dict(self, nested: Mapping[str, Mapping[str, float]]) -> None:
+        """Take up what :meth:`to_dict` wrote.
 
         Raises:
             ValueError: It names a role that the game does not have.
         """
-        return cls({(Role(role), category): float(v) for role, per in nested.items() for category, v in per.items()})
+        self.values = {(Role(role), category): float(v) for role, per in nested.items() for category, v in per.items()}
 
 
 @dataclass
