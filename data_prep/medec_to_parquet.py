@@ -6,15 +6,16 @@ Run from the command line: ``python data_prep/medec_to_parquet.py --help``.
 from __future__ import annotations
 
 import shlex
-import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from installed import or_say_how_to_install
+
+with or_say_how_to_install():
     import typer
     from rich.console import Console
     from rich.progress import Progress
@@ -28,13 +29,6 @@ try:
     from medserl_agentloop.medec.fields import MedecFormatError
     from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
     from medserl_agentloop.medec.rows import RowPlan
-except ModuleNotFoundError as missing:
-    print(
-        f"error: the Python module {missing.name!r} is not installed; "
-        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
@@ -167,19 +161,20 @@ def _progress(console: Console) -> conversion.Watch:
     """Shows a bar on a terminal for whatever takes more than a second."""
 
     def watch(stream: Iterable[Any], what: str, length: int | None) -> Iterator[Any]:
-        started = time.monotonic()
         bar = Progress(console=console, transient=True, disable=not console.is_terminal)
         task = bar.add_task(what, total=length)
-        shown = False
+        # A timer, because the first item alone may take long: a CSV is read whole before it.
+        timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
+        timer.daemon = True
+        timer.start()
         try:
             for done, item in enumerate(stream, start=1):
                 yield item
                 if done % _ITEMS_PER_UPDATE == 0:
                     bar.update(task, completed=done)
-                    if not shown and time.monotonic() - started > _SECONDS_WITHOUT_BAR:
-                        bar.start()
-                        shown = True
         finally:
+            timer.cancel()
+            timer.join()
             bar.stop()
 
     return watch

@@ -11,17 +11,8 @@ from typing import Any
 
 import pytest
 
-COLUMNS = [
-    "Text ID",
-    "Text",
-    "Sentences",
-    "Error Flag",
-    "Error Type",
-    "Error Sentence ID",
-    "Error Sentence",
-    "Corrected Sentence",
-    "Corrected Text",
-]
+from medserl_agentloop.medec.official_csv import COLUMNS
+
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 
 
