@@ -27,6 +27,7 @@ with or_say_how_to_install():
     from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
     from medserl_agentloop.medec.fields import MedecFormatError
+    from medserl_agentloop.medec.manifest import MANIFEST
     from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
     from medserl_agentloop.medec.rows import RowPlan
 
@@ -182,22 +183,27 @@ def _progress(console: Console) -> conversion.Watch:
 
 def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
     read, games = prepared.read, prepared.games
+
+    def say(line: str) -> None:
+        # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
+        console.print(Text(line), soft_wrap=True)
+
     console.print(_input_table(read))
     console.print(_type_table(read))
     console.print(_category_table(prepared))
     console.print(_exclusion_table(prepared))
     for report in read.reports:
         for text_id, reason in report.not_joined:
-            console.print(Text(f"not joined: {report.file}, {text_id}: {reason}"))
+            say(f"not joined: {report.file}, {text_id}: {reason}")
     for pair in prepared.near_duplicates:
         found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
-        console.print(Text(f"{found} (4-gram Jaccard {pair.similarity:.2f})"))
-    console.print(Text(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}"))
+        say(f"{found} (4-gram Jaccard {pair.similarity:.2f})")
+    say(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
     for rows in (games.train, games.val):
         labels = conversion.labels(games, rows.name)
         written = f"{output / rows.name}.parquet: {len(rows)} rows"
-        console.print(Text(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe"))
-    console.print(Text("nothing was written: --dry-run" if dry_run else f"{output / 'manifest.json'}: the account"))
+        say(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe")
+    say("nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
 def _input_table(read: ReadResult) -> Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from medec.builders import run
 
 from medserl_agentloop.medec.official_csv import COLUMNS
 
@@ -108,6 +109,22 @@ def write_pairs(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def pairs(write_pairs: Callable[..., Path], pair: Callable[..., dict[str, Any]]) -> Path:
+    """A file of 40 pairs."""
+    return write_pairs(*(pair(n) for n in range(40)))
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Callable[..., Any]:
+    """Runs ``medec_to_parquet.py`` into a folder of ``tmp_path``."""
+
+    def convert(*arguments: Any, output: str = "out") -> Any:
+        return run("medec_to_parquet", *arguments, "--output", tmp_path / output)
+
+    return convert
 
 
 def _with_blanks(cells: dict[str, str]) -> dict[str, str]:

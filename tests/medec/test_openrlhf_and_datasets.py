@@ -116,6 +116,7 @@ def test_data_set_that_lacks_a_column_or_rows_is_an_error(tmp_path):
 
 
 def test_only_complete_misread_spans_are_repaired():
+    """Case 11: a lone lead byte or an impossible sequence stays."""
     misread = "2\u20133 \u00b5g".encode().decode("cp1252")
     assert repair_encoding(misread) == "2\u20133 \u00b5g"
     for genuine in ("5 \u00b5g, 3 m\u00b3", "caf\u00e9 \u20ac5", "\u00c2 alone"):
