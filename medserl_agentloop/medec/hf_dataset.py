@@ -5,6 +5,7 @@ Called by ``reader.py``; ``hf:NAME:SPLIT`` takes one split, otherwise all of the
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -78,7 +79,7 @@ def _load(path: Path | str) -> dict[str, Any]:
         reason = _first_line(error)
         raise MedecFormatError(
             f"{text}: cannot be loaded as a data set ({reason}); give a folder written by "
-            "datasets.save_to_disk, a folder of parquet files, or hf:NAME of a data set on the hub."
+            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub."
         ) from error
     return dict(found) if isinstance(found, dict) else {"all": found}
 
@@ -123,7 +124,9 @@ def _from_files(folder: Path) -> Any:
         files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
         if files and loader == "csv":
             # Everything as text: inference would read the flag as a number and NA as nothing.
-            return datasets.load_dataset("csv", data_files=files, split="train", dtype=str, keep_default_na=False)
+            with Path(files[0]).open(encoding="utf-8-sig", newline="") as file:
+                text = datasets.Features({name: datasets.Value("string") for name in next(csv.reader(file), ())})
+            return datasets.load_dataset("csv", data_files=files, split="train", features=text, keep_default_na=False)
         if files:
             return datasets.load_dataset(loader, data_files=files, split="train")
     raise MedecFormatError(

@@ -17,7 +17,7 @@ from medserl_agentloop.medec.official_csv import COLUMNS
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def medec_dir() -> Path:
     """Folder of the real MEDEC files; never copied into the repository."""
     default = Path(__file__).resolve().parents[2].parent / "shared" / "medec"

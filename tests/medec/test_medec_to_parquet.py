@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import datasets
@@ -18,9 +21,9 @@ from medec.builders import (
     assert_one_sentence,
     manifest_of,
 )
+from rich.console import Console
 
 from medserl_agentloop.game.types import GameSpec
-from medserl_agentloop.medec.reader import ReadOptions, read_files
 from medserl_agentloop.medec.schema import SCHEMA
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
@@ -132,21 +135,6 @@ def test_manifest_accounts_for_sources_outputs_and_every_exclusion(convert, writ
     assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
 
 
-def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
-    """Case 11: raw by default, repaired on request, genuine signs untouched."""
-    dash = "\u2013".encode().decode("cp1252")
-    broken = [pair(n, correct_note=f"Note {n}: 2{dash}3 \u00b5g, 5 m\u00b3.") for n in range(12)]
-    path = write_pairs(*broken)
-    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    for options, expected in (
-        ((), f"2{dash}3 \u00b5g, 5 m\u00b3."),
-        (("--repair-encoding",), "2\u20133 \u00b5g, 5 m\u00b3."),
-    ):
-        assert convert(*arguments, *options).exit_code == 0
-        notes = [row["clean_note"] for row in pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()]
-        assert all(note.endswith(expected) for note in notes)
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -164,14 +152,6 @@ def test_split_fractions_are_the_val_fraction(convert, pairs, tmp_path):
     convert("--input", pairs, "--split", "train=0.75,val=0.25", output="a")
     convert("--input", pairs, "--val-fraction", 0.25, output="b")
     assert (tmp_path / "a/val.parquet").read_bytes() == (tmp_path / "b/val.parquet").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
-def test_real_openrlhf_rows_all_get_their_error_type(medec_dir, name):
-    join = next(medec_dir.glob("MEDEC*.csv"))
-    (report,) = read_files([medec_dir / name], ReadOptions(join=(join,))).reports
-    assert (report.records, report.joined, report.not_joined) == (320, 320, ())
-    assert "unknown" not in report.error_types
 
 
 def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
@@ -207,3 +187,40 @@ def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
         assert tuple(table.num_rows for table in written) == expected
         for row in written[0].to_pylist() + written[1].to_pylist():
             assert GameSpec.from_extra_info(row["extra_info"]).seed_note in row["prompt"][0]["content"]
+
+
+# The progress bar: on a terminal, for what takes more than a second.
+
+
+def shown(items, *, seconds, terminal=True):
+    """What a terminal sees of a stream whose first item takes ``seconds``."""
+    screen = io.StringIO()
+
+    def stream():
+        for number in range(items):
+            time.sleep(seconds if number == 0 else 0)
+            yield number
+
+    watch = medec_to_parquet._progress(Console(file=screen, force_terminal=terminal))
+    assert list(watch(stream(), "reading notes", items)) == list(range(items))
+    return screen.getvalue()
+
+
+def test_bar_appears_only_for_what_takes_more_than_a_second():
+    assert shown(200, seconds=0.2) == ""
+    assert "reading notes" in shown(3, seconds=1.5)
+    assert shown(3, seconds=1.1, terminal=False) == ""
+
+
+def test_bar_goes_away_where_the_work_fails():
+    screen = io.StringIO()
+
+    def stream():
+        yield 1
+        time.sleep(1.2)
+        raise ValueError("row 2")
+
+    with pytest.raises(ValueError, match="row 2"):
+        list(medec_to_parquet._progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
+    assert screen.getvalue().endswith("\x1b[2K")  # the bar's line is erased
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]

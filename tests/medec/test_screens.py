@@ -9,6 +9,7 @@ from medec.builders import (
     manifest_of,
 )
 
+from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex, four_grams, similarity
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 
@@ -65,3 +66,57 @@ def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs,
     assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 19
     overlong = [e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt"]
     assert [row["id"] for entry in overlong for row in entry["rows"]] == ["ms-train-0"]
+
+
+def test_index_finds_every_pair_that_comparing_all_would_find():
+    words = "abcdefghijklmnopqrst"
+    texts = [" ".join(words[(start + step * i) % 20] for i in range(16)) for start in range(20) for step in (1, 3)]
+    index = NearDuplicateIndex(texts, texts.__getitem__)
+    for text in [*texts, "a b c d e f g h x y", "no", ""]:
+        best = max(similarity(four_grams(text), four_grams(other)) for other in texts)
+        match = index.find(text)
+        assert (match.similarity if match else 0.0) == (best if best >= 0.5 else 0.0)
+
+
+def nearly(pair, n, note_id):
+    """``pair(n)`` with a word added in the middle of both notes."""
+    changed = pair(n, note_id=note_id)
+    for key in ("incorrect_note", "correct_note"):
+        changed[key] = changed[key].replace("temperature", "high temperature")
+    return changed
+
+
+def test_near_duplicates_across_the_splits_are_reported_and_kept(convert, pairs, write_pairs, pair, tmp_path):
+    others = [nearly(pair, 7, "ms-val-0"), *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110))]
+    result = convert("--input", pairs, "--val-input", write_pairs(*others, name="val.jsonl"))
+    grams = [four_grams(nearly(pair, 7, "")["correct_note"]), four_grams(pair(7)["correct_note"])]
+    expected = round(similarity(*grams), 3)
+    assert 0.5 <= expected < 1
+    assert manifest_of(tmp_path / "out")["near_duplicates_across_splits"] == [
+        {"train": "ms-train-7", "val": "ms-val-0", "similarity": expected}
+    ]
+    found = f"near-duplicates across the splits: train ms-train-7, val ms-val-0 (4-gram Jaccard {expected:.2f})"
+    assert found in result.stdout
+    facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
+    assert "ms-train-7" in {fact["vignette_id"] for fact in facts}
+
+
+def test_splits_without_near_duplicates_report_none(convert, pairs, tmp_path):
+    result = convert("--input", pairs)
+    assert manifest_of(tmp_path / "out")["near_duplicates_across_splits"] == []
+    assert "near-duplicates across" not in result.stdout
+
+
+def test_tokenizer_without_a_chat_template_is_an_error(convert, pairs, tmp_path):
+    plain = tiny_tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path / "plain")
+    result = convert("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tmp_path / "plain")
+    assert_one_sentence(result, "plain: it has no chat template; give --tokenizer that of an instruct model")
+
+
+def test_prompts_are_measured_for_the_notes_that_a_case_has(convert, write_csv, error_row, clean_row, tokenizer):
+    path = write_csv(*(error_row(n) for n in range(0, 20, 2)), *(clean_row(n) for n in range(31, 50, 2)))
+    arguments = ("--max-prompt-tokens", 100, "--tokenizer", tokenizer, "--val-fraction", 0)
+    result = convert("--input", path, "--mix", "vanilla_harmful=1,vanilla_benign=1", *arguments)
+    assert_one_sentence(result, "30 prompts are overlong", "ms-test-0 (vanilla_harmful:")
