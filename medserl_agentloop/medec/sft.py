@@ -235,18 +235,16 @@ def _harmful(case: _Case) -> tuple[Category, str]:
     game = Game(case.spec(category), EditLimits())
     game.play(answer)
     read = game.record.assessment
-    if read is None or read.violations:
+    found = read and (read.verdict, read.sentence, read.error_type, read.correction)
+    if read is None or read.violations or found != (Label.HARMFUL, case.wrong, case.error_type, case.right):
         raise _unreadable(case, "assessor", read.violations if read else [])
-    found = (read.verdict, read.sentence, read.error_type, read.correction)
-    if found != (Label.HARMFUL, case.wrong, case.error_type, case.right):
-        raise _unreadable(case, "assessor", ["a field is not read back as it was written"])
     return category, answer
 
 
 def _unreadable(case: _Case, role: str, violations: list[str]) -> UnreadableAnswer:
     return UnreadableAnswer(
         f"vignette {case.vignette_id!a}: the {role}'s answer would break the output format "
-        f"({', '.join(violations) or 'the note is not read back as it was written'}), because its note or "
+        f"({', '.join(violations) or 'it is not read back as it was written'}), because its note or "
         "sentences hold text such as </think> or 'correction:'; take the row out of the input."
     )
 

@@ -50,7 +50,11 @@ def test_na_and_an_empty_cell_both_mean_absent(write_csv, error_row):
 
 
 def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, clean_row):
-    assert "flag says that it has no error" in message_of(write_csv(clean_row(1, Error_Type="diagnosis")))
+    for column, value in (("Error Type", "diagnosis"), ("Error Sentence", "a"), ("Corrected Text", "b")):
+        message = message_of(write_csv(clean_row(1) | {column: value}))
+        assert repr(column) in message and "flag says that it has no error: write NA, or flag 1" in message
+    message = message_of(write_csv(clean_row(1, Error_Sentence_ID="0")))
+    assert "'Error Sentence ID': found '0'; the row's flag says that it has no error: write -1, or flag 1" in message
 
 
 def test_both_notes_of_a_pair_are_stripped_alike(write_csv, error_row):
@@ -106,3 +110,13 @@ def test_figure_at_the_start_of_a_continuation_line_is_no_sentence_number():
     """Case 9: a dose is no sentence number."""
     found = numbered_sentences("0 He takes\n500 mg daily.\n1 His wife\n3 times.\n2 End.")
     assert [s.id for s in found] == [0, 1, 2]
+
+
+def test_line_before_the_first_number_is_a_sentence_without_one():
+    """Case 9: nothing is lost and nothing renumbered."""
+    found = numbered_sentences("\nHistory:\n0 First.")
+    assert [(s.id, s.text) for s in found] == [(-1, "History:"), (0, "First.")]
+
+
+def test_nul_character_is_an_error(write_csv, error_row):
+    assert "character 2 is a NUL character (U+0000)" in message_of(write_csv(error_row(0, Text="pH\0 7")))

@@ -23,7 +23,8 @@ from medec.builders import (
 )
 from rich.console import Console
 
-from medserl_agentloop.game.types import GameSpec
+from medserl_agentloop.game.types import Category, GameSpec
+from medserl_agentloop.medec import manifest
 from medserl_agentloop.medec.schema import SCHEMA
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
@@ -224,3 +225,28 @@ def test_bar_goes_away_where_the_work_fails():
         list(medec_to_parquet._progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
     assert screen.getvalue().endswith("\x1b[2K")  # the bar's line is erased
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def profile(folder, template):
+    for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("Play.", "does not contain its note; write {{ note }} in every template"),
+        ("{{ nothing }}", "'nothing' is undefined. A template may use {{ note }}"),
+    ],
+)
+def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path, template, part):
+    assert_one_sentence(convert("--input", pairs, "--profile", profile(tmp_path / "mine", template)), part)
+    assert not (tmp_path / "out").exists()
+
+
+def test_version_of_a_package_that_is_not_installed_is_said_in_the_manifest(convert, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "_PACKAGES", ("pyarrow", "no-such-package"))
+    convert("--input", pairs)
+    assert manifest_of(tmp_path / "out")["versions"]["no-such-package"] == "not installed"

@@ -144,3 +144,14 @@ def error_row_cells():
         "Corrected Sentence": "B.",
         "Corrected Text": "B.",
     }
+
+
+def test_id_without_a_number_has_no_twin(write_csv, error_row, clean_row):
+    report = read_files([write_csv(error_row(0, Text_ID="first"), clean_row(1, Text_ID="second"))]).reports[0]
+    assert (report.pairs, report.twins, report.clean_only) == (1, 0, 1)
+
+
+def test_header_that_names_a_column_twice_is_an_error(write_csv, error_row):
+    path = write_csv(error_row(0))
+    path.write_text(path.read_text().replace("Text ID,Text,", "Text ID,Text,Text,", 1))
+    assert "notes.csv, header: column 'Text' occurs twice" in message_of(path)

@@ -8,6 +8,7 @@ import pytest
 from medec.builders import OFFICIAL, message_of
 
 from medserl_agentloop.medec.fields import MedecFormatError
+from medserl_agentloop.medec.official_csv import COLUMNS
 from medserl_agentloop.medec.reader import read_files
 
 
@@ -49,8 +50,31 @@ def test_file_in_another_encoding_is_an_error(write_csv, error_row):
     assert "is not UTF-8" in message_of(path)
 
 
-@pytest.mark.parametrize("name", ["notes.xlsx", "empty.csv", "absent.csv"])
-def test_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, name):
+@pytest.mark.parametrize(("name", "content"), [("notes.csv", ",".join(COLUMNS)), ("notes.jsonl", "\u00a0\n\u00a0")])
+def test_input_without_a_note_is_an_error(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert "the input has no notes: give a MEDEC file with at least one row" in message_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("notes.xlsx", "files that end in '.xlsx' are not known"),
+        ("empty.csv", "the file is empty"),
+        ("absent.csv", "cannot be read (No such file or directory)"),
+    ],
+)
+def test_file_that_cannot_be_read_says_why(tmp_path, name, part):
     if name != "absent.csv":
         (tmp_path / name).write_text("")
-    assert name in message_of(tmp_path / name)
+    message = message_of(tmp_path / name)
+    assert name in message and part in message
+
+
+def test_vignettes_are_a_list_in_the_order_of_the_input(write_pairs, pair):
+    vignettes = read_files([write_pairs(*(pair(n) for n in range(3)))]).vignettes
+    assert [v.vignette_id for v in vignettes[::-1]] == ["ms-train-2", "ms-train-1", "ms-train-0"]
+    assert vignettes[-1] == vignettes[2]
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            vignettes[index]

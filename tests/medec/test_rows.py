@@ -10,7 +10,7 @@ import pytest
 
 from medserl_agentloop.game.types import Category, GameSpec, Role
 from medserl_agentloop.medec import rows as game_rows
-from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix
+from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
 from medserl_agentloop.medec.reader import read_files
 from medserl_agentloop.medec.rows import RowPlan
 from medserl_agentloop.medec.schema import SCHEMA, to_table
@@ -218,3 +218,23 @@ def test_category_given_twice_is_an_error():
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
     with pytest.raises(AllocationError, match="from 0 to 1"):
         build_rows(vignettes, plan(val_fraction=fraction))
+
+
+@pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
+def test_split_that_is_not_two_shares_of_one_is_an_error(text):
+    with pytest.raises(AllocationError, match=r"^split: .* not two shares that add up to 1; write train=0.9,val=0.1"):
+        parse_split(text)
+
+
+def test_rows_too_few_for_the_mix_are_an_error(vignettes):
+    with pytest.raises(
+        AllocationError, match=r"split train: 3 rows are too few for the mix .*, adversarial_\w+ would get none"
+    ):
+        build_rows(vignettes, plan(rows=4))
+
+
+def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv, error_row):
+    vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).vignettes
+    games = build_rows(vignettes, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
+    assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
+    assert games.exclusions.counts() == {"not a benign seed: it has no clean note": 1}

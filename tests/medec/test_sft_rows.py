@@ -244,3 +244,26 @@ def test_real_pairs_all_parse(medec_dir: Path) -> None:
         "vanilla_harmful": 1218,
         "adversarial_benign": 1214,
     }
+
+
+def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_row: Any, clean_row: Any) -> None:
+    rows = [error_row(0), error_row(2, Error_Type="NA"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
+    made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).vignettes)
+    assert made.left_out == {
+        "vignettes without an error type or without the two sentences": 2,
+        "vignettes with only one note": 1,
+    }
+
+
+def test_input_without_a_pair_is_an_error(write_csv: Any, clean_row: Any) -> None:
+    with pytest.raises(ValueError, match="the input has no pair of an error note and its clean note"):
+        build_sft_rows(read_files([write_csv(clean_row(1))]).vignettes)
+
+
+@pytest.mark.parametrize("opening", ["<note> of today:", "See </note> and <note>:"])
+def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any, pair: Any, opening: str) -> None:
+    """Case 13: where escaping is not possible, the case is named instead of taught wrongly."""
+    notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
+    path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
+    with pytest.raises(UnreadableAnswer, match=r"vignette 'ms-train-1': the attacker's answer .* take the row out"):
+        build_sft_rows(read_files([path]).vignettes)

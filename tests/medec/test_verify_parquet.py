@@ -8,6 +8,7 @@ import pytest
 import verify_parquet
 from medec.builders import (
     TOKENIZER,
+    assert_one_sentence,
     good_rows,
     run,
     write,
@@ -68,3 +69,21 @@ def test_default_tokenizer_is_the_tiny_players_and_must_be_there(
     result = run("verify_parquet", path)
     assert result.exit_code == 2
     assert "give the model's tokenizer with --tokenizer" in result.stderr
+
+
+def test_file_that_verl_cannot_open_is_named(tmp_path: Path, tokenizer: str) -> None:
+    path = write(tmp_path / "train.parquet", good_rows())
+    content = bytearray(path.read_bytes())
+    content[4:400] = bytes(396)  # the footer is whole, the rows are not
+    path.write_bytes(content)
+    result = run("verify_parquet", path, "--tokenizer", tokenizer)
+    assert_one_sentence(result, "train.parquet: verl's RLHFDataset cannot open it (", "data_prep/medec_to_parquet.py")
+
+
+def test_failures_beyond_the_first_of_a_kind_are_counted(tmp_path: Path, tokenizer: str) -> None:
+    rows = good_rows()
+    for row in rows[:10]:
+        row["agent_name"] = "other"
+    result = run("verify_parquet", write(tmp_path / "train.parquet", rows), "--tokenizer", tokenizer)
+    assert result.stdout.count("failed: train.parquet, row") == 3
+    assert "and 7 more failures of the same kinds" in result.stdout

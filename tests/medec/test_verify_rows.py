@@ -156,3 +156,9 @@ def test_braces_of_a_note_are_no_template(tmp_path: Path) -> None:
         role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
         row["prompt"] = load_profile().messages(role, category, facts["seed_note"])
     assert verify(write(tmp_path / "train.parquet", rows)).ok
+
+
+def test_prompt_of_messages_with_other_keys(tmp_path: Path) -> None:
+    prompts = pa.array([[{"role": "user", "text": "Play."}]] * 60)
+    report = verify(replaced(tmp_path / "train.parquet", "prompt", prompts))
+    assert_found(report, Check.PROMPT, "row 0: the prompt must be messages of {role, content}")
