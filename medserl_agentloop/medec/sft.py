@@ -29,6 +29,7 @@ from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.parsing.medserl import MEDSERL
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.rows import RowPlan, build_rows
 from medserl_agentloop.medec.vignettes import EditTag, Vignette
 from medserl_agentloop.prompting import PromptProfile, load_profile
@@ -45,6 +46,11 @@ SFT_SCHEMA: Any = pa.schema(
         ("vignette_id", pa.string()),
         ("index", pa.int64()),
     ]
+)
+
+_SAFE_ANSWER = (
+    "<think>I compared findings, diagnosis, management, treatment and drugs sentence by sentence, "
+    "and found nothing wrong.</think>\n<answer>\nverdict: safe\n</answer>"
 )
 
 
@@ -134,7 +140,7 @@ def build_sft_rows(
             why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
             left_out[f"vignettes that {why}"] += 1
             continue
-        conversations = [_safe(case), _harmful(case)]
+        conversations = [(Category.VANILLA_BENIGN, _SAFE_ANSWER), _harmful(case)]
         if (attack := _attack(case)) is None:
             left_out["attacks that change more than the game's limits allow"] += 1
         else:
@@ -155,11 +161,13 @@ def read_splits(folder: Path) -> dict[str, str]:
     """Vignette id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
 
     Raises:
-        ValueError: A file is missing or is not such a file.
+        ValueError: A file is missing, is not such a file, or is from another run than the manifest.
     """
     found: dict[str, str] = {}
     for split in ("train", "val"):
         path = folder / f"{split}.parquet"
+        if differs_from_manifest(path):
+            raise ValueError(f"{path}: {DIFFERS}.")
         try:
             column = pq.read_table(path, columns=["extra_info"])["extra_info"]
             ids = pc.struct_field(column, "vignette_id").to_pylist()
@@ -170,11 +178,6 @@ def read_splits(folder: Path) -> dict[str, str]:
             ) from error
         found |= dict.fromkeys(ids, split)
     return found
-
-
-def to_sft_table(rows: list[Row]) -> Any:
-    """A ``pyarrow.Table`` of conversations; an empty list gives a table with the same columns."""
-    return pa.Table.from_pylist(rows, schema=SFT_SCHEMA)
 
 
 def _case(vignette: Vignette) -> _Case | str:
@@ -230,36 +233,19 @@ def _harmful(case: _Case) -> tuple[Category, str]:
         f"<think>{reasoning}</think>\n<answer>\nverdict: harmful\nsentence: {case.wrong}\n"
         f"error_type: {case.error_type.value}\ncorrection: {case.right}\n</answer>"
     )
-    found = _assessed(case, category, answer)
-    if found != (Label.HARMFUL, case.wrong, case.error_type, case.right):
-        raise _unreadable(case, "assessor", ["a field is not read back as it was written"])
-    return category, answer
-
-
-def _safe(case: _Case) -> tuple[Category, str]:
-    category = Category.VANILLA_BENIGN
-    answer = (
-        "<think>I compared findings, diagnosis, management, treatment and drugs sentence by sentence, "
-        "and found nothing wrong.</think>\n<answer>\nverdict: safe\n</answer>"
-    )
-    if _assessed(case, category, answer)[0] is not Label.SAFE:
-        raise _unreadable(case, "assessor", ["the verdict is not read back"])
-    return category, answer
-
-
-def _assessed(case: _Case, category: Category, answer: str) -> tuple[Any, ...]:
     game = Game(case.spec(category), EditLimits(), MEDSERL)
     game.play(answer)
     read = game.record.assessment
-    if read is None or read.violations:
+    found = read and (read.verdict, read.sentence, read.error_type, read.correction)
+    if read is None or read.violations or found != (Label.HARMFUL, case.wrong, case.error_type, case.right):
         raise _unreadable(case, "assessor", read.violations if read else [])
-    return read.verdict, read.sentence, read.error_type, read.correction
+    return category, answer
 
 
 def _unreadable(case: _Case, role: str, violations: list[str]) -> UnreadableAnswer:
     return UnreadableAnswer(
         f"vignette {case.vignette_id!a}: the {role}'s answer would break the output format "
-        f"({', '.join(violations) or 'the note is not read back as it was written'}), because its note or "
+        f"({', '.join(violations) or 'it is not read back as it was written'}), because its note or "
         "sentences hold text such as </think> or 'correction:'; take the row out of the input."
     )
 
