@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges import JUDGES
+from medserl_agentloop.judges import judge_class
+from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.judges.startup import check_judge_server
 from medserl_agentloop.prompting import load_profile
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,11 @@ class SelfPlayConfig(BaseModel):
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     reward: str = Field(default="medserl", description="Reward scheme.")
-    judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
+    judge: str = Field(
+        default="labels",
+        description="Who decides whether a rewritten note holds an error: labels, http, llm, or package.module:Class.",
+    )
+    judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
@@ -108,11 +114,14 @@ class SelfPlayConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
         _one_of("selfplay.reward", parsed.reward, SCHEMES)
-        _one_of("selfplay.judge", parsed.judge, JUDGES)
-        try:
-            load_profile(parsed.profile)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.profile: {error}") from None
+        for key, check, name in (
+            ("selfplay.judge", judge_class, parsed.judge),
+            ("selfplay.profile", load_profile, parsed.profile),
+        ):
+            try:
+                check(name)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from None
         return parsed
 
 
@@ -123,6 +132,10 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
         ConfigError: Says which key is wrong, why, and what to write instead.
     """
     selfplay = SelfPlayConfig.from_run(config)
+    try:
+        check_judge_server(selfplay, config.reward)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     actor_rollout_ref = config.actor_rollout_ref
     if selfplay.context == "isolated":
         strategy = actor_rollout_ref.actor.strategy
