@@ -205,7 +205,9 @@ class JudgeClient:
         if loop not in self._connections:
             self._connections[loop] = _Connections(
                 http=httpx.AsyncClient(
-                    timeout=self._server.timeout_s, limits=httpx.Limits(max_connections=self._server.concurrency)
+                    timeout=self._server.timeout_s,
+                    # The slots are the limit: waiting for one must not count against the time-out.
+                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._server.concurrency),
                 ),
                 slots=asyncio.Semaphore(self._server.concurrency),
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from game.builders import CLEAN_NOTE
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from judges.games import played, reward_all, reward_manager
@@ -41,8 +41,11 @@ def options(server: Any, **changes: Any) -> JudgeServer:
     return made
 
 
+JUDGE = LlmJudge(JudgeServer(url="http://localhost/v1", model="m"), TEMPLATE)
+
+
 def prompt(original: str | None, presented: str) -> str:
-    return LlmJudge(JudgeServer(url="http://localhost/v1", model="m"), TEMPLATE).prompt(original, presented)
+    return JUDGE.prompt(original, presented)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,7 @@ def test_a_forged_delimiter_stays_on_a_quoted_line(note: str) -> None:
     assert "<|" not in forged and "[INST]" not in forged and "</s>" not in forged
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note))
 def test_no_note_adds_a_line_to_the_prompt(note: str) -> None:
     assert quoted(prompt("He is ill.", note)) == quoted(prompt("He is ill.", "He is fine."))
@@ -194,6 +198,7 @@ def test_anything_else_is_no_answer(text: str) -> None:
         parse_verdict(text)
 
 
+@settings(deadline=None)
 @given(st.text() | st.text().map(lambda t: f"<think>{t}</think>{t}") | st.text().map(lambda t: PRESENT + t))
 def test_any_text_is_a_verdict_or_a_bad_answer(text: str) -> None:
     with suppress(BadAnswer):

@@ -1,7 +1,7 @@
 """A note in a judge's prompt stays quoted text, whatever it holds."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medserl_agentloop.judges.marking import mark_changes, plain_text
@@ -48,6 +48,7 @@ def test_clinical_text_stays_as_it_is(text: str) -> None:
     assert plain_text(text) == text
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_every_sentence_is_one_line_and_the_numbers_count(original: str, presented: str) -> None:
     for lines in mark_changes(original, presented):
