@@ -8,7 +8,10 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from medserl_agentloop.judges.cli import app as judge_app
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at self-play runs.")
+app.add_typer(judge_app, name="judge")
 
 
 @app.callback()

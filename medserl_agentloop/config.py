@@ -17,7 +17,9 @@ from medserl_agentloop.game.alarms import Alarms
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges import JUDGES
+from medserl_agentloop.judges import judge_class
+from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.judges.startup import check_judge_server
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
 
@@ -100,8 +102,12 @@ class SelfPlayConfig(BaseModel):
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     reward: str = Field(default="medserl", description="Reward scheme.")
-    judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
     anchor: AnchorSettings = Field(default=AnchorSettings(), description="KL to the reference policy per role.")
+    judge: str = Field(
+        default="labels",
+        description="Who decides whether a rewritten note holds an error: labels, http, llm, or package.module:Class.",
+    )
+    judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
@@ -137,11 +143,14 @@ class SelfPlayConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
         _one_of("selfplay.reward", parsed.reward, SCHEMES)
-        _one_of("selfplay.judge", parsed.judge, JUDGES)
-        try:
-            load_profile(parsed.profile)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.profile: {error}") from None
+        for key, check, name in (
+            ("selfplay.judge", judge_class, parsed.judge),
+            ("selfplay.profile", load_profile, parsed.profile),
+        ):
+            try:
+                check(name)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from None
         return parsed
 
 
@@ -152,6 +161,10 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
         ConfigError: Says which key is wrong, why, and what to write instead.
     """
     selfplay = SelfPlayConfig.from_run(config)
+    try:
+        check_judge_server(selfplay, config.reward)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     actor_rollout_ref = config.actor_rollout_ref
     if selfplay.context == "isolated":
         _check_packed("actor_rollout_ref.actor", actor_rollout_ref.actor, "actor_rollout_ref", actor_rollout_ref)

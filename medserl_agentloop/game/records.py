@@ -15,6 +15,11 @@ from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, R
 
 SCHEMA_VERSION = 1
 
+JUDGE_FAILED = "judge failed"
+"""How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
+JUDGE_ABSTAINED = "judge abstained"
+"""What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
+
 Rewards = dict[Role, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
 
@@ -96,12 +101,16 @@ class Judgement(_Record):
         label: Whether the presented note is harmful; None if the judge abstains.
         realistic: Whether the change is realistic; None if the judge does not say.
         reason: The judge's own words.
+        cached: Whether the answer was given before, about the same notes.
+        seconds: Time until the answer was there, with all waiting and every further try.
     """
 
     judge: str
     label: Label | None
     realistic: bool | None = None
     reason: str = ""
+    cached: bool = False
+    seconds: float = 0.0
 
 
 class GameRecord(_Record):

@@ -6,6 +6,7 @@ same whoever drives it. Called by the agent loop; knows no tokens.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import Game
 from medserl_agentloop.game.types import GameSpec, Role
-from medserl_agentloop.judges import build_judge
+from medserl_agentloop.judges import Judge, build_judge, judge_game
 from medserl_agentloop.prompting import Message, load_profile
 
 
@@ -29,6 +30,10 @@ class MedicalGameInteraction:
         self.config = config
         self._profile = load_profile(config.profile)
         self._games: dict[str, Game] = {}
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return build_judge(self.config)
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
         """Start a game on the facts of one row.
@@ -79,7 +84,7 @@ class MedicalGameInteraction:
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
         """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""
         record = self._games[instance_id].record
-        record.judgement = await build_judge(self.config.judge).judge(record)
+        await judge_game(self._judge, record)
         rewards = SCHEMES[self.config.reward](record)
         return sum(sum(components.values()) for components in rewards.values())
 

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import RUN, TOKENIZER, assessment_text, attack_text, play
+from support import RUN, TOKENIZER, assessment_text, attack_text, play, run_with
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.game.records import GameRecord, Judgement
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges import JUDGES
 from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -83,9 +82,9 @@ class AbstainingJudge:
 
 
 @pytest.mark.parametrize("broken", [BrokenJudge, AbstainingJudge])
-def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(JUDGES, "labels", broken)
-    columns = judge(play([attack_text(), assessment_text()])[0])
+def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any) -> None:
+    run = run_with(selfplay__judge=f"{__name__}:{broken.__name__}")
+    columns = judge(play([attack_text(), assessment_text()])[0], run)
     assert columns["response_mask"].eq(0).all()
     assert columns["rm_scores"].eq(0).all()
     assert GameRecord.model_validate(columns["extra_fields"][GAME_KEY]).void is not None
