@@ -13,7 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import SCHEMES, load_scheme
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import JUDGES
@@ -79,7 +79,9 @@ class SelfPlayConfig(BaseModel):
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
-    reward: str = Field(default="medserl", description="Reward scheme.")
+    reward: str = Field(
+        default="medserl", description="Reward scheme, or package.module:function of a user's own."
+    )
     judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
@@ -107,7 +109,10 @@ class SelfPlayConfig(BaseModel):
             parsed = cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-        _one_of("selfplay.reward", parsed.reward, SCHEMES)
+        try:
+            load_scheme(parsed.reward)
+        except ValueError as error:
+            raise ConfigError(f"selfplay.reward={parsed.reward}: {error}{_nearest(parsed.reward, SCHEMES)}") from None
         _one_of("selfplay.judge", parsed.judge, JUDGES)
         try:
             load_profile(parsed.profile)
