@@ -8,12 +8,10 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at self-play runs.")
+from medserl_agentloop.play.cli import play
 
-
-@app.callback()
-def _commands() -> None:
-    """Look at self-play runs."""  # a callback keeps `medserl show` a subcommand while it is the only one
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Play games, look at runs, score games again.")
+app.command()(play)
 
 
 @app.command()

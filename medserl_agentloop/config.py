@@ -79,9 +79,7 @@ class SelfPlayConfig(BaseModel):
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
-    reward: str = Field(
-        default="medserl", description="Reward scheme, or package.module:function of a user's own."
-    )
+    reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
     judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")

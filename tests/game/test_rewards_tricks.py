@@ -43,7 +43,9 @@ def without_format(scheme: RewardScheme, record: GameRecord) -> float:
 
 
 CAUGHT = played(attack_text(ERROR_NOTE), HARMFUL_ANSWER, Label.HARMFUL)
-each_answer = pytest.mark.parametrize("answer", [SAFE_ANSWER, HARMFUL_ANSWER, "?"], ids=["safe", "harmful", "unreadable"])
+each_answer = pytest.mark.parametrize(
+    "answer", [SAFE_ANSWER, HARMFUL_ANSWER, "?"], ids=["safe", "harmful", "unreadable"]
+)
 
 
 @each_answer
