@@ -27,3 +27,33 @@ def show(
     except ValueError as error:
         typer.echo(f"medserl: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def rescore(
+    games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
+    reward: Annotated[str, typer.Option(help="Reward scheme, or package.module:function.")],
+    output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
+) -> None:
+    """Apply another reward scheme to games that were played before."""
+    from medserl_agentloop.rescoring import rescore as rescore_file
+    from medserl_agentloop.training.step_file import GAMES_FILE
+
+    console = Console()
+    try:
+        result = rescore_file(games / GAMES_FILE if games.is_dir() else games, reward, output, console)
+    except ValueError as error:
+        typer.echo(f"medserl: {error}", err=True)
+        raise typer.Exit(2) from None
+    console.print(result.table(reward))
+    typer.echo(f"games: {output}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a line of a games file."""
+    import json
+
+    from medserl_agentloop.game.records import record_schema
+
+    typer.echo(json.dumps(record_schema(), indent=2))

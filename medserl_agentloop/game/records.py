@@ -193,3 +193,8 @@ class GameRecord(_Record):
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
         return self.model_dump(mode="json")
+
+
+def record_schema() -> dict[str, Any]:
+    """The JSON Schema of one line of a games file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GameRecord.model_json_schema()}

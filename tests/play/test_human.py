@@ -25,6 +25,7 @@ def _no_editor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_row(tmp_path: Path) -> Any:
     """Writes a file that holds one row, of the category asked for."""
+
     def write(category: str, **facts: Any) -> Path:
         row = GameRecord(spec=spec(category, **facts)).to_json()["spec"]
         write_together({tmp_path / "one.parquet": to_table([{"extra_info": row}])})

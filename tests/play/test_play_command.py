@@ -122,7 +122,6 @@ def test_what_cannot_work_is_said_before_the_first_game(
     server: ChatServer, rows: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
 
-
     result = run(server, rows, tmp_path / "games.jsonl", "--games", "2", *options)
     assert result.exit_code == 2
     assert re.search(says, result.output), result.output
