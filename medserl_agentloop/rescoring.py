@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from medserl_agentloop.game.records import GameRecord, Rewards
+from medserl_agentloop.game.records import Rewards
 from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.training.step_file import read_games, to_line

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -19,6 +18,7 @@ from medserl_agentloop.game.types import Role
 from medserl_agentloop.training.step_file import StepFile, read_games
 
 SCHEMA_FILE = Path(__file__).parent.parent / "docs" / "schema" / "game_record.schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))
 RECORDS = [
     finished(Outcome.MISSED_ERROR),
     finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"),
@@ -156,16 +156,14 @@ def test_the_published_schema_is_the_one_of_the_code() -> None:
 
 @given(any_game())
 def test_every_record_keeps_the_published_schema(record: GameRecord) -> None:
-    values: dict[str, Any] = scored(record).to_json()
-    jsonschema.validate(values, json.loads(SCHEMA_FILE.read_text()))
+    VALIDATOR.validate(scored(record).to_json())
 
 
 def test_the_schema_refuses_what_the_code_refuses() -> None:
-    validator = jsonschema.Draft202012Validator(record_schema())
     good = scored(RECORDS[0]).to_json()
-    assert validator.is_valid(good)
-    assert not validator.is_valid({**good, "extra": 1})
-    assert not validator.is_valid({k: v for k, v in good.items() if k != "spec"})
+    assert VALIDATOR.is_valid(good)
+    assert not VALIDATOR.is_valid({**good, "extra": 1})
+    assert not VALIDATOR.is_valid({k: v for k, v in good.items() if k != "spec"})
 
 
 @given(any_game())
