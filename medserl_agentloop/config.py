@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.game.alarms import Alarms
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import SCHEMES, load_scheme
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import judge_class
@@ -101,7 +101,7 @@ class SelfPlayConfig(BaseModel):
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
-    reward: str = Field(default="medserl", description="Reward scheme.")
+    reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
     anchor: AnchorSettings = Field(default=AnchorSettings(), description="KL to the reference policy per role.")
     judge: str = Field(
         default="labels",
@@ -142,7 +142,10 @@ class SelfPlayConfig(BaseModel):
             parsed = cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-        _one_of("selfplay.reward", parsed.reward, SCHEMES)
+        try:
+            load_scheme(parsed.reward)
+        except ValueError as error:
+            raise ConfigError(f"selfplay.reward={parsed.reward}: {error}{_nearest(parsed.reward, SCHEMES)}") from None
         for key, check, name in (
             ("selfplay.judge", judge_class, parsed.judge),
             ("selfplay.profile", load_profile, parsed.profile),

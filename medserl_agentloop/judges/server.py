@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
 
-from medserl_agentloop.game.parsing import parse_assessment
+from medserl_agentloop.game.parsing.medserl import parse_assessment
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.types import Category, GameSpec, Label
 from medserl_agentloop.judges import Judge, LabelsForUntouchedNotes

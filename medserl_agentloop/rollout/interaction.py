@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from medserl_agentloop.config import SelfPlayConfig
 from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import Game
 from medserl_agentloop.game.types import GameSpec, Role
 from medserl_agentloop.judges import Judge, build_judge, judge_game
@@ -85,7 +85,7 @@ class MedicalGameInteraction:
         """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""
         record = self._games[instance_id].record
         await judge_game(self._judge, record)
-        rewards = SCHEMES[self.config.reward](record)
+        rewards = load_scheme(self.config.reward)(record)
         return sum(sum(components.values()) for components in rewards.values())
 
     def make_void(self, instance_id: str, reason: str) -> None:

@@ -14,7 +14,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from medserl_agentloop.config import SelfPlayConfig
 from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import build_judge, judge_game
 from medserl_agentloop.rollout.trajectory import GAME_KEY
@@ -42,7 +42,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
         self._judge = build_judge(selfplay, reward_router_address, config.reward.reward_model.model_path)
-        self._scheme_name, self._scheme = selfplay.reward, SCHEMES[selfplay.reward]
+        self._scheme_name, self._scheme = selfplay.reward, load_scheme(selfplay.reward)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Judge and score the game of one trajectory.
