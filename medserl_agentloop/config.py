@@ -17,6 +17,7 @@ from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import JUDGES
+from medserl_agentloop.opponents import OpponentConfig, check_opponent
 from medserl_agentloop.prompting import load_profile
 
 logger = logging.getLogger(__name__)
@@ -83,11 +84,16 @@ class SelfPlayConfig(BaseModel):
     judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
+    opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
 
     def trains(self, role: Role) -> bool:
         """Whether the loss sees the tokens of ``role``."""
         return self.train in ("both", role.value)
+
+    def plays(self, role: Role) -> bool:
+        """Whether the live policy plays ``role``; an opponent does otherwise."""
+        return self.opponent.kind == "live" or self.trains(role)
 
     @classmethod
     def from_run(cls, config: DictConfig) -> SelfPlayConfig:
@@ -123,6 +129,10 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
         ConfigError: Says which key is wrong, why, and what to write instead.
     """
     selfplay = SelfPlayConfig.from_run(config)
+    try:
+        check_opponent(selfplay.opponent, train=selfplay.train, context=selfplay.context, run=config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     actor_rollout_ref = config.actor_rollout_ref
     if selfplay.context == "isolated":
         strategy = actor_rollout_ref.actor.strategy

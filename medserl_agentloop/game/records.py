@@ -104,6 +104,20 @@ class Judgement(_Record):
     reason: str = ""
 
 
+class OpponentRecord(_Record):
+    """Who played the role that is not trained, where it was not the live policy.
+
+    Attributes:
+        role: The opponent's role.
+        kind: ``endpoint`` or ``pool``.
+        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    """
+
+    role: Role
+    kind: str
+    version: str | None
+
+
 class GameRecord(_Record):
     """One game from seed note to rewards.
 
@@ -122,7 +136,8 @@ class GameRecord(_Record):
         step: Training step that used the game, -1 before it is known.
         uid: Identifier of the prompt group.
         session: Number of the game within its group.
-        policy_version: Weights that played: the training step they were pushed after.
+        policy_version: Weights of the live policy: the training step they were pushed after.
+        opponent: Who took the other role's turn; None where the live policy did, or nobody.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -141,6 +156,7 @@ class GameRecord(_Record):
     uid: str = ""
     session: int = 0
     policy_version: int | None = None
+    opponent: OpponentRecord | None = None
 
     @property
     def category(self) -> Category:

@@ -17,10 +17,12 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.config import SelfPlayConfig
+from medserl_agentloop.game.records import OpponentRecord
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.rollout.interaction import MedicalGameInteraction
+from medserl_agentloop.rollout.opponent import HttpOpponent, OpponentError
 from medserl_agentloop.rollout.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
@@ -33,6 +35,7 @@ class _Workbench:
     config: SelfPlayConfig
     interaction: MedicalGameInteraction
     encoder: ChatEncoder
+    opponent: HttpOpponent
 
 
 @lru_cache(maxsize=8)
@@ -40,7 +43,8 @@ def _workbench(tokenizer: Any, selfplay_yaml: str, template_kwargs_yaml: str) ->
     config = SelfPlayConfig.from_run(OmegaConf.create({"selfplay": OmegaConf.create(selfplay_yaml)}))
     template_kwargs: Any = OmegaConf.to_container(OmegaConf.create(template_kwargs_yaml))
     encoder = ChatEncoder(tokenizer, load_profile(config.profile), template_kwargs)
-    return _Workbench(config, MedicalGameInteraction(config), encoder)
+    opponent = HttpOpponent(config.opponent, list(tokenizer.all_special_tokens))
+    return _Workbench(config, MedicalGameInteraction(config), encoder, opponent)
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
@@ -53,7 +57,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             OmegaConf.to_yaml(self.config.selfplay, resolve=True),
             OmegaConf.to_yaml(OmegaConf.create(dict(self.apply_chat_template_kwargs or {}))),
         )
-        self._selfplay, self._interaction, self._encoder = bench.config, bench.interaction, bench.encoder
+        self._selfplay, self._interaction = bench.config, bench.interaction
+        self._encoder, self._opponent = bench.encoder, bench.opponent
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row.
@@ -75,6 +80,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         try:
             while (turn := interaction.turn(game)) is not None:
                 role, note = turn
+                if not self._selfplay.plays(role):
+                    await self._opponents_turn(game, role, note)
+                    continue
                 prompt = self._prompt(trajectory, role, record.category, note)
                 budget = self._budget(trajectory, role, prompt)
                 if budget < 1:
@@ -102,8 +110,6 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         finally:
             await interaction.finalize_interaction(game)
 
-        if not trajectory.turns:  # not even the first turn fits: verl still needs a row
-            trajectory.turns.append(TrajectoryTurn(role, prompt.ids[-self.rollout_config.prompt_length :], [], []))
         record.profile, record.context = self._selfplay.profile, self._selfplay.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
@@ -115,6 +121,27 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         }
         metrics = AgentLoopMetrics(generate_sequences=timing.get("generate_sequences", 0.0))
         return trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
+
+    async def _opponents_turn(self, game: str, role: Role, note: str) -> None:
+        """Have the opponent take a turn. Nothing of it enters the trajectory: only its text plays.
+
+        The roles' contexts are separate, so the trained role's tokens are the same as against the
+        live policy, and there is nothing to mask.
+        """
+        interaction, plan = self._interaction, self._selfplay.budget
+        budget = plan.attacker(len(self._encoder.encode_note(note))) if role is Role.ATTACKER else plan.assessor
+        opponent = OpponentRecord(role=role, kind=self._selfplay.opponent.kind, version=None)
+        interaction.record(game).opponent = opponent
+        try:
+            turn = await self._opponent.play(interaction.messages(game), max_tokens=budget)
+        except OpponentError as error:
+            # An outage costs its games, not the run, and nothing is invented in the opponent's place.
+            interaction.make_void(game, f"opponent failed: {error}")
+            return
+        opponent.version = turn.version
+        await interaction.generate_response(
+            game, [{"role": "assistant", "content": turn.text}], tokens=turn.tokens, truncated=turn.truncated
+        )
 
     def _prompt(self, trajectory: Trajectory, role: Role, category: Category, note: str) -> EncodedPrompt:
         if trajectory.isolated or not trajectory.turns:

@@ -23,11 +23,13 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.config import check_run
+from medserl_agentloop.config import SelfPlayConfig, check_run
 from medserl_agentloop.game.metrics import role_metrics
+from medserl_agentloop.game.opponents import opponent_metrics
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.checkpoint_pool import CheckpointPool
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
@@ -42,6 +44,7 @@ class SelfPlayMixin:
         self.selfplay = check_run(config)
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        self.pool = build_pool(config, self.selfplay)
         super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
 
     def _init_dataloader(self) -> None:
@@ -77,6 +80,22 @@ class SelfPlayMixin:
             removed = file.cut_after(step)
             if removed:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+        if self.pool is not None:
+            if step:
+                self.pool.load(self._checkpoint(step, resumed=True))
+            self.pool.prepare(step + 1)  # before verl validates, and so that a wrong server is found at once
+
+    def _save_checkpoint(self) -> None:
+        if self.pool is not None:  # first: once verl is done, the checkpoint counts as complete
+            self.pool.save(self._checkpoint(self.global_steps))  # type: ignore[attr-defined]
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _checkpoint(self, step: int, *, resumed: bool = False) -> Path:
+        """Folder of verl's checkpoint of a step."""
+        trainer = self.config.trainer  # type: ignore[attr-defined]
+        if resumed and trainer.resume_mode == "resume_path":
+            return Path(trainer.resume_from_path)
+        return Path(trainer.default_local_dir) / f"global_step_{step}"
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
@@ -151,6 +170,9 @@ class SelfPlayMixin:
         records = self._read_records(batch)
         self.games_file.append(record.to_json() for record in records)
         metrics.update(role_metrics(records))
+        metrics.update(opponent_metrics(records))
+        if self.pool is not None:
+            self.pool.record(records)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         lost = sample_batch_size * self.config.actor_rollout_ref.rollout.n - len(records)  # type: ignore[attr-defined]
         if lost:
@@ -163,8 +185,10 @@ class SelfPlayMixin:
         verl adds its own data and timing metrics later, for its loggers.
         """
         started = time.monotonic()
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
+        opponent = self.pool.prepare(step) if self.pool is not None else {}
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics.update(opponent)
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
         numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
         numbers["timing_s/step"] = time.monotonic() - started
@@ -187,6 +211,15 @@ class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc] 
 
     # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
     trainer_mode = property(lambda self: "sync", lambda self, _: None)
+
+
+def build_pool(config: Any, selfplay: SelfPlayConfig) -> CheckpointPool | None:
+    """The run's pool of opponents, if it plays against one."""
+    if selfplay.opponent.kind != "pool":
+        return None
+    return CheckpointPool(
+        selfplay.opponent, config.trainer.default_local_dir, first_model=config.actor_rollout_ref.model.path
+    )
 
 
 def step_line(metrics: dict[str, float]) -> str:
