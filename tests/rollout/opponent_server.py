@@ -32,8 +32,8 @@ class OpponentServer:
         @app.post("/v1/chat/completions")
         def chat(body: dict[str, Any], request: Request) -> Any:
             self.chats.append({**body, "authorization": request.headers.get("authorization")})
-            time.sleep(self.delay_s)
             said = self.answer(body["messages"])
+            time.sleep(self.delay_s)  # last: a request that was given up must not take a later test's answer
             if isinstance(said, int):
                 return JSONResponse({"error": "broken"}, status_code=said)
             if isinstance(said, dict):
@@ -61,7 +61,9 @@ def chat_completion(text: str | None, weight_version: str = "default", **message
     """A chat completion as SGLang writes it."""
     return {
         "model": "frozen-7b",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}],
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
+        ],
         "usage": {"completion_tokens": 12},
         "metadata": {"weight_version": weight_version},
     }
