@@ -8,6 +8,7 @@ the reward loop, which are other processes in a run.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -181,7 +182,7 @@ class Storage:
 
     def __init__(self) -> None:
         self.trajectories = self.tokens = 0
-        self.setup_s = 0.0  # a worker is built once per run, not once per step
+        self.wall_s = self.cpu_s = 0.0
 
     def init(self) -> None: ...
 
@@ -207,8 +208,11 @@ def run_config(*overrides: str) -> DictConfig:
 async def play(
     games: list[ScriptedGame], run: DictConfig, server: ScriptedServer, reward_loop: RewardLoop, agent: str
 ) -> Storage:
-    """Have one worker of verl's play all games at once, as a training step does."""
-    storage, started = Storage(), time.perf_counter()
+    """Have one worker of verl's play all games at once, as a training step does.
+
+    What is built once per run is not timed.
+    """
+    storage = Storage()
     worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
     register(AGENT_NAME)(SelfPlayAgentLoop)
     with patch.object(agent_loop_tq, "tq", storage):
@@ -222,9 +226,11 @@ async def play(
         columns = {name: [game.row[name] for game in games] for name in games[0].row}
         columns |= {"agent_name": [agent] * len(games), "index": [g.row["extra_info"]["index"] for g in games]}
         batch = get_tensordict(columns, {"global_steps": 1})
-        storage.setup_s = time.perf_counter() - started
+        gc.collect()  # of what ran before
+        wall, cpu = time.perf_counter(), time.process_time()
         await worker.generate_sequences(batch)
         await asyncio.gather(*worker.background_tasks)
+        storage.wall_s, storage.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     if storage.trajectories != len(games):
         raise RuntimeError(f"{storage.trajectories} of {len(games)} games were stored")
     return storage

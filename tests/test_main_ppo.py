@@ -160,21 +160,21 @@ def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(tmp_path:
 
     with serving() as server:
         server.answer = attack
-        run_to(2, server.url)
-        run = run_to(3, server.url)  # resumed
-    checkpoints = [tmp_path / "run" / f"global_step_{step}" for step in (1, 2, 3)]
-    models = [str(folder / "actor" / "huggingface") for folder in checkpoints]
-    assert [swap["model_path"] for swap in server.swaps][1:] == models[:2]
-    assert all(any(Path(model).glob("*.safetensors")) for model in models[1:])  # the first is deleted by now
-    assert run.steps_of_games() == dict.fromkeys((1, 2, 3), GAMES_PER_STEP)
-    met = Counter()  # type: ignore[var-annotated]
+        run_to(1, server.url)
+        run = run_to(2, server.url)  # resumed
+    checkpoints = [tmp_path / "run" / f"global_step_{step}" for step in (1, 2)]
+    model = checkpoints[0] / "actor" / "huggingface"
+    assert [swap["weight_version"] for swap in server.swaps] == ["global_step_0", "global_step_1"]
+    assert server.swaps[1]["model_path"] == str(model) and any(model.glob("*.safetensors"))
+    assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
+    assessed: Counter[str] = Counter()
     for game in read_games(tmp_path / "run" / GAMES_FILE):
         assert game.void is None
         if game.attack is not None:
             assert game.opponent is not None and game.opponent.version == f"global_step_{game.step - 1}"
-            met[game.opponent.version] += game.assessment is not None
+            assessed[game.opponent.version] += game.assessment is not None
     results = json.loads((checkpoints[-1] / STATE_FILE).read_text())["results"]
-    assert {version: result["games"] for version, result in results.items()} == met
+    assert {version: result["games"] for version, result in results.items()} == assessed
     for step in run.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
         assert step["selfplay/opponent/failed"] == 0
