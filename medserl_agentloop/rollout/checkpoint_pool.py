@@ -28,17 +28,20 @@ WIN_RATE_POWER = 2
 class CheckpointPool:
     """The opponents of a run, their results, and the server that plays one of them.
 
-    The pool is the model the run started from and every checkpoint of an earlier step that is still
-    on disk: with ``trainer.max_actor_ckpt_to_keep=N`` it is the last N of them.
+    The pool is the model the run started from and the checkpoints of earlier steps.
 
     Args:
         config: The run's ``selfplay.opponent`` node.
         folder: ``trainer.default_local_dir``; the server must see it under the same path.
         first_model: ``actor_rollout_ref.model.path``: what the run started from.
+        keep: ``trainer.max_actor_ckpt_to_keep``: the pool holds the last so many checkpoints.
     """
 
-    def __init__(self, config: OpponentConfig, folder: str | Path, first_model: str) -> None:
+    def __init__(self, config: OpponentConfig, folder: str | Path, first_model: str, keep: int | None = None) -> None:
         self.config = config
+        # verl forgets at a resume which checkpoints it meant to delete. What the pool holds, and so
+        # whom a resumed run meets, must not depend on that.
+        self._keep = keep or None
         self.folder = Path(folder).resolve()
         self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
         self._current: str | None = None
@@ -50,12 +53,14 @@ class CheckpointPool:
 
         Checkpoints of ``step`` and later are left over from a run that was taken back.
         """
-        found = {0: self._first_model}
+        found: dict[int, str] = {}
         for folder in self.folder.glob(f"{POOL_VERSION}*/actor/huggingface"):
             number = folder.parent.parent.name.removeprefix(POOL_VERSION)
             if number.isdigit() and 0 < int(number) < step and any(folder.glob("*.safetensors")):
                 found[int(number)] = str(folder)
-        return {f"{POOL_VERSION}{number}": found[number] for number in sorted(found)}
+        kept = sorted(found)[-self._keep :] if self._keep else sorted(found)
+        first = {f"{POOL_VERSION}0": self._first_model}
+        return first | {f"{POOL_VERSION}{number}": found[number] for number in kept}
 
     def choose(self, step: int) -> str:
         """Version of the opponent of ``step``; the same one however often it is asked for."""

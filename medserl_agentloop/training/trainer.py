@@ -71,9 +71,8 @@ class SelfPlayMixin:
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()  # type: ignore[misc]
-        step = self.global_steps  # type: ignore[attr-defined]
+        step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
         if step:
-            total = self.total_training_steps  # type: ignore[attr-defined]
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file):
@@ -83,7 +82,8 @@ class SelfPlayMixin:
         if self.pool is not None:
             if step:
                 self.pool.load(self._checkpoint(step, resumed=True))
-            self.pool.prepare(step + 1)  # before verl validates, and so that a wrong server is found at once
+            if step < total:  # now: verl may validate first, and a server that cannot play is found at once
+                self.pool.prepare(step + 1)
 
     def _save_checkpoint(self) -> None:
         if self.pool is not None:  # first: once verl is done, the checkpoint counts as complete
@@ -218,7 +218,10 @@ def build_pool(config: Any, selfplay: SelfPlayConfig) -> CheckpointPool | None:
     if selfplay.opponent.kind != "pool":
         return None
     return CheckpointPool(
-        selfplay.opponent, config.trainer.default_local_dir, first_model=config.actor_rollout_ref.model.path
+        selfplay.opponent,
+        config.trainer.default_local_dir,
+        first_model=config.actor_rollout_ref.model.path,
+        keep=config.trainer.max_actor_ckpt_to_keep,
     )
 
 

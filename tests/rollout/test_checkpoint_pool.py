@@ -45,6 +45,14 @@ def test_the_pool_is_the_first_model_and_the_checkpoints_of_earlier_steps(tmp_pa
     assert pool.entries(7)["global_step_4"] == str(tmp_path / "global_step_4" / "actor" / "huggingface")
 
 
+def test_checkpoints_that_verl_would_have_deleted_are_not_in_the_pool(tmp_path: Path) -> None:
+    """After a resume verl leaves them on disk."""
+    pool_of(tmp_path, 1, 2, 3, 4)
+    windowed = CheckpointPool(OpponentConfig(kind="pool"), tmp_path, "model", keep=2)
+    assert versions(windowed, 5) == [0, 3, 4]
+    assert versions(windowed, 4) == [0, 2, 3]
+
+
 def test_latest_takes_the_last_checkpoint(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, 2, 4, rule="latest")
     assert [pool.choose(step) for step in (1, 3, 4, 5)] == [f"global_step_{n}" for n in (0, 2, 2, 4)]
