@@ -25,7 +25,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import Category, Label
+from medserl_agentloop.game.types import Category
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
@@ -67,10 +67,10 @@ async def play(rows: list[dict[str, Any]], run: DictConfig, temperature: float) 
     return games
 
 
-def numbers(game: GameRecord) -> tuple[float, float, float]:
-    """Whether the verdict is right, is readable, and is harmful."""
+def numbers(game: GameRecord) -> tuple[float, float]:
+    """Whether the verdict is right, and whether it is readable."""
     verdict = game.assessment.verdict if game.assessment else None
-    return float(verdict is game.spec.target_label), float(verdict is not None), float(verdict is Label.HARMFUL)
+    return float(verdict is game.spec.target_label), float(verdict is not None)
 
 
 def interval(values: np.ndarray, rng: np.random.Generator) -> str:
@@ -83,15 +83,18 @@ def interval(values: np.ndarray, rng: np.random.Generator) -> str:
 def print_result(console: Console, games: dict[str, list[GameRecord]]) -> None:
     rng = np.random.default_rng(0)
     table = Table(title="Assessor on the same attacks: mean over games [95 % interval]")
-    for column in ("category", "games", "measure", *CONTEXTS, "shared - isolated"):
+    for column in ("category", "measure", "games", *CONTEXTS, "shared - isolated"):
         table.add_column(column)
     pairs = [pair for pair in zip(*(games[c] for c in CONTEXTS), strict=True) if all(g.assessment for g in pair)]
     for category in dict.fromkeys(isolated.category for isolated, _ in pairs):
-        mine = np.array([[numbers(g) for g in pair] for pair in pairs if pair[0].category is category])  # (games, 2, 3)
-        for column, measure in enumerate(("right", "readable", "says harmful")):
-            isolated, shared = mine[:, 0, column], mine[:, 1, column]
-            shown = [interval(values, rng) for values in (isolated, shared, shared - isolated)]
-            table.add_row(category.value if column == 0 else "", str(len(mine)) if column == 0 else "", measure, *shown)
+        scores = np.array([[numbers(g) for g in pair] for pair in pairs if pair[0].category is category])
+        right, readable = scores[..., 0], scores[..., 1]  # (games, contexts)
+        both = readable.all(axis=1)
+        measures = {"readable": readable, "right": right, "right, where both are readable": right[both]}
+        for measure, values in measures.items():
+            if len(values):
+                shown = [interval(v, rng) for v in (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])]
+                table.add_row(category.value, measure, str(len(values)), *shown)
     console.print(table)
     console.print(f"{len(pairs)} of {len(games['isolated'])} attacks were valid and are counted")
 
