@@ -20,6 +20,7 @@ from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import judge_class
 from medserl_agentloop.judges.options import JudgeServer
 from medserl_agentloop.judges.startup import check_judge_server
+from medserl_agentloop.opponents import OpponentConfig, check_opponent
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
 
@@ -111,6 +112,7 @@ class SelfPlayConfig(BaseModel):
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
+    opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
     alarms: Alarms = Field(default=Alarms(), description="When a number of a step becomes a health alarm.")
     on_alarm: Literal["warn", "stop"] = Field(
@@ -123,6 +125,10 @@ class SelfPlayConfig(BaseModel):
     def trains(self, role: Role) -> bool:
         """Whether the loss sees the tokens of ``role``."""
         return self.train in ("both", role.value)
+
+    def plays(self, role: Role) -> bool:
+        """Whether the live policy plays ``role``; an opponent does otherwise."""
+        return self.opponent.kind == "live" or self.trains(role)
 
     @classmethod
     def from_run(cls, config: DictConfig) -> SelfPlayConfig:
@@ -166,6 +172,7 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     selfplay = SelfPlayConfig.from_run(config)
     try:
         check_judge_server(selfplay, config.reward)
+        check_opponent(selfplay.opponent, train=selfplay.train, context=selfplay.context, run=config)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     actor_rollout_ref = config.actor_rollout_ref

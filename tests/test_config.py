@@ -22,6 +22,15 @@ def run(**changes: Any) -> Any:
     return config
 
 
+ENDPOINT = {
+    "selfplay__train": "assessor",
+    "selfplay__opponent__kind": "endpoint",
+    "selfplay__opponent__url": "http://host:30000",
+}
+POOL = {**ENDPOINT, "selfplay__opponent__kind": "pool"}
+HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "optimizer", "extra", "hf_model"]}
+
+
 def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
     composed = OmegaConf.to_container(compose_run("+recipes=base").selfplay, resolve=True)
     assert isinstance(composed, dict)
@@ -49,6 +58,15 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer__use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward__reward_manager__source": "register"}, "reward.reward_manager.source=importlib"),
+        ({**ENDPOINT, "selfplay__train": "both"}, "Set selfplay.train=attacker or selfplay.train=assessor"),
+        ({**ENDPOINT, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
+        ({**ENDPOINT, "selfplay__opponent__url": "host:1"}, "selfplay.opponent.url='host:1'"),
+        ({**ENDPOINT, "selfplay__opponent__api_key_env": "NO_SUCH_KEY"}, "no such environment variable"),
+        ({**ENDPOINT, "selfplay__opponent__rul": "latest"}, "selfplay.opponent.rul is not a key of this node (did"),
+        ({**ENDPOINT, "selfplay__opponent__sampling__top_p": 2}, "selfplay.opponent.sampling.top_p=2"),
+        (POOL, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"),
+        ({**POOL, "trainer__save_freq": -1}, "trainer.save_freq=-1 saves none"),
+        ({**POOL, **HF_MODEL, "actor_rollout_ref__model__lora_rank": 8}, "Set actor_rollout_ref.model.lora_rank=0"),
         (
             {"selfplay__train": "attacker", "algorithm__adv_estimator": "grpo"},
             "algorithm.adv_estimator=grpo does not (did you mean 'role_grpo'?)",
@@ -94,6 +112,14 @@ def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
     for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
         anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True})).anchor
         assert anchored.per_role == {Role.ASSESSOR: 0.1}
+
+
+def test_runs_against_opponents_that_can_play_are_accepted() -> None:
+    assert check_run(run(**ENDPOINT)).opponent.server == "http://host:30000"
+    played = check_run(run(**{**POOL, **HF_MODEL, "selfplay__opponent__url": "https://host/api/v1/"}))
+    assert played.opponent.server == "https://host/api"
+    assert (played.plays(Role.ATTACKER), played.plays(Role.ASSESSOR)) == (False, True)
+    assert check_run(run(selfplay__train="assessor")).plays(Role.ATTACKER)
 
 
 def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:

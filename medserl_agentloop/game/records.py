@@ -114,6 +114,20 @@ class Judgement(_Record):
     seconds: float = 0.0
 
 
+class OpponentRecord(_Record):
+    """Who played the role that is not trained, where it was not the live policy.
+
+    Attributes:
+        role: The opponent's role.
+        kind: ``endpoint`` or ``pool``.
+        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    """
+
+    role: Role
+    kind: str
+    version: str | None
+
+
 class GameRecord(_Record):
     """One game from seed note to rewards.
 
@@ -132,8 +146,9 @@ class GameRecord(_Record):
         step: Training step that used the game, -1 before it is known.
         uid: Identifier of the prompt group.
         session: Number of the game within its group.
-        policy_version: Weights that played: the training step they were pushed after.
         players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
+        policy_version: Weights of the live policy: the training step they were pushed after.
+        opponent: Who took the other role's turn; None where the live policy did, or nobody.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -165,6 +180,8 @@ class GameRecord(_Record):
                 "upgrade medserl-agentloop to read the record"
             )
         return values
+
+    opponent: OpponentRecord | None = None
 
     @property
     def category(self) -> Category:

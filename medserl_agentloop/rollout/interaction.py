@@ -61,6 +61,13 @@ class MedicalGameInteraction:
         game = self._games[instance_id]
         return None if game.next_role is None else (game.next_role, game.note)
 
+    def messages(self, instance_id: str) -> list[Message]:
+        """The chat messages that whoever's turn it is reads; empty if the game is over."""
+        game = self._games[instance_id]
+        if game.next_role is None:
+            return []
+        return self._profile.messages(game.next_role, game.record.category, game.note)
+
     async def generate_response(
         self, instance_id: str, messages: list[Message], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
@@ -78,8 +85,7 @@ class MedicalGameInteraction:
         game.play(messages[-1]["content"], **kwargs)
         if game.next_role is None:
             return True, "", 0.0, {"role": None}
-        prompt = self._profile.messages(game.next_role, game.record.category, game.note)
-        return False, prompt[-1]["content"], 0.0, {"role": game.next_role}
+        return False, self.messages(instance_id)[-1]["content"], 0.0, {"role": game.next_role}
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
         """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""

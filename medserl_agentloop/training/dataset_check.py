@@ -92,14 +92,19 @@ def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> 
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn, the assessor's prompt with the longest note the attacker
-    may write, and the assessor's turn; without an attack it is the assessor's turn alone.
+    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
+    opponent plays takes no room.
     """
     assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
     if not spec.category.has_attack:
-        return len(assess.ids), budget.assessor
+        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+    if not selfplay.plays(Role.ATTACKER):
+        return len(assess.ids) - assess.note_tokens + budget.rewritten_note(assess.note_tokens), budget.assessor
     attack = encoder.opening(Role.ATTACKER, spec.category, spec.seed_note)
     attacker = budget.attacker(attack.note_tokens)
+    if not selfplay.plays(Role.ASSESSOR):
+        return len(attack.ids), attacker
     # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
     second_prompt = len(assess.ids) - assess.note_tokens + attacker
     return len(attack.ids), attacker + second_prompt + budget.assessor

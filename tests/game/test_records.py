@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medserl_agentloop.game.records import SCHEMA_VERSION, GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.records import (
+    SCHEMA_VERSION,
+    GameRecord,
+    InvalidAttack,
+    Judgement,
+    OpponentRecord,
+    Outcome,
+)
 from medserl_agentloop.game.rewards import medserl
 from medserl_agentloop.game.types import ErrorType, Role
 
@@ -45,6 +52,7 @@ def full_record(text: str = "free text") -> GameRecord:
         session=2,
         policy_version=4,
         players={Role.ASSESSOR: text},
+        opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
     )
     record.judgement.realistic, record.judgement.reason = True, text
     record.rewards = medserl(record)
