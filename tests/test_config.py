@@ -45,6 +45,13 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer__use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward__reward_manager__source": "register"}, "reward.reward_manager.source=importlib"),
+        ({"algorithm__adv_estimator": "role_gae"}, "critic.enable=None. Set critic.enable=True"),
+        (
+            {"algorithm__adv_estimator": "role_rae", "selfplay__credit__normalize__assessor": "group"},
+            "selfplay.credit.normalize.assessor=group makes no sense with role_rae: choose one of none, mean, batch",
+        ),
+        ({"selfplay__credit__normalize__attacker": "whiten"}, "selfplay.credit.normalize.attacker='whiten': Input"),
+        ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         (
             {"selfplay__train": "attacker", "algorithm__adv_estimator": "grpo"},
             "algorithm.adv_estimator=grpo does not (did you mean 'role_grpo'?)",
