@@ -68,6 +68,16 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({**POOL, "trainer__save_freq": -1}, "trainer.save_freq=-1 saves none"),
         ({**POOL, **HF_MODEL, "actor_rollout_ref__model__lora_rank": 8}, "Set actor_rollout_ref.model.lora_rank=0"),
         (
+            {"algorithm__adv_estimator": "role_gae", "critic__enable": False},
+            "critic.enable=False. Set critic.enable=True",
+        ),
+        (
+            {"algorithm__adv_estimator": "role_rae", "selfplay__credit__normalize__assessor": "group"},
+            "selfplay.credit.normalize.assessor=group makes no sense with role_rae: choose one of none, mean, batch",
+        ),
+        ({"selfplay__credit__normalize__attacker": "whiten"}, "selfplay.credit.normalize.attacker='whiten': Input"),
+        ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
+        (
             {"selfplay__train": "attacker", "algorithm__adv_estimator": "grpo"},
             "algorithm.adv_estimator=grpo does not (did you mean 'role_grpo'?)",
         ),

@@ -17,13 +17,13 @@ Normalization = Literal["batch", "category", "group", "mean", "none"]
 
 ``batch``: whitened (mean 0, variance 1) over the role's trained tokens of the batch. ``category``: the
 same within each category of games. ``group``: divided by the standard deviation of the role's rewards
-within the prompt group. ``mean``: centred, not divided. ``none``: left as they are.
+within the prompt group. ``mean``: centred over the
+role's tokens of the batch, not divided. ``none``: left as they are.
 """
 
 NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
-    # role_gae, role_reinforce_pp: `mean` centres over the role's tokens of the batch.
     "role_gae": ("batch", "category", "mean", "none"),
-    # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be REINFORCE, see below.
+    # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "category"),
     # Whitening within a category would take off again what the baseline, one per category, put in.
     "role_rae": ("none", "mean", "batch"),

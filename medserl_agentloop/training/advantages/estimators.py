@@ -183,7 +183,7 @@ def role_gae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
     result = _empty(batch)
     for tokens in batch.roles():
         values = batch.values.float()
-        if gamma * lam == 1.0:  # the values in between cancel
+        if gamma == lam == 1.0:  # the values in between cancel
             returns = returns_to_go(tokens)
             signal = (returns.float() - values).mul_(tokens.weights)
         else:
