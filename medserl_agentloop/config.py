@@ -17,7 +17,7 @@ from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import JUDGES
-from medserl_agentloop.opponents import OpponentConfig, check_opponent
+from medserl_agentloop.opponent_config import OpponentConfig, check_opponent
 from medserl_agentloop.prompting import load_profile
 
 logger = logging.getLogger(__name__)
