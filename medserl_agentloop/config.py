@@ -20,7 +20,7 @@ from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import judge_class
 from medserl_agentloop.judges.options import JudgeServer
 from medserl_agentloop.judges.startup import check_judge_server
-from medserl_agentloop.opponents import OpponentConfig, check_opponent
+from medserl_agentloop.opponent_config import OpponentConfig, check_opponent
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
 

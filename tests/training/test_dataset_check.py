@@ -14,7 +14,7 @@ from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import to_table
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
