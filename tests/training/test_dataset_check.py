@@ -122,5 +122,5 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
     check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
     (tmp_path / "val.parquet").write_bytes(b"of an older conversion")
     check_files(str(tmp_path / "train.parquet"))
-    with pytest.raises(ConfigError, match="val.parquet: the file is not the one"):
+    with pytest.raises(ConfigError, match=r"val\.parquet: the file is not the one"):
         check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
