@@ -13,7 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from medserl_agentloop.game.rewards import SCHEMES, load_scheme
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import JUDGES
@@ -107,15 +107,15 @@ class SelfPlayConfig(BaseModel):
             parsed = cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-        try:
-            load_scheme(parsed.reward)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.reward={parsed.reward}: {error}{_nearest(parsed.reward, SCHEMES)}") from None
         _one_of("selfplay.judge", parsed.judge, JUDGES)
-        try:
-            load_profile(parsed.profile)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.profile: {error}") from None
+        for key, check, name in (
+            ("selfplay.reward", load_scheme, parsed.reward),
+            ("selfplay.profile", load_profile, parsed.profile),
+        ):
+            try:
+                check(name)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from None
         return parsed
 
 

@@ -39,7 +39,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__budget__asessor": 5}, "selfplay.budget.asessor is not a key of this node (did you mean 'asses"),
         ({"selfplay__context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
-        ({"selfplay__reward": "zerosum"}, "function GameRecord -> Rewards (did you mean 'zero_sum'?)"),
+        ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
         ({"selfplay__judge": "label"}, "expected one of labels (did you mean 'labels'?)"),
         ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of medserl"),
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
