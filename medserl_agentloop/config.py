@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.game.alarms import Alarms
-from medserl_agentloop.game.rewards import SCHEMES, load_scheme
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import judge_class
@@ -148,11 +148,8 @@ class SelfPlayConfig(BaseModel):
             parsed = cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-        try:
-            load_scheme(parsed.reward)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.reward={parsed.reward}: {error}{_nearest(parsed.reward, SCHEMES)}") from None
         for key, check, name in (
+            ("selfplay.reward", load_scheme, parsed.reward),
             ("selfplay.judge", judge_class, parsed.judge),
             ("selfplay.profile", load_profile, parsed.profile),
         ):
@@ -272,11 +269,6 @@ def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
 
     walk(OmegaConf.to_container(run, resolve=False), OmegaConf.to_container(schema, resolve=False), "")
     return found
-
-
-def _one_of(key: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}={value}: expected one of {', '.join(sorted(allowed))}{_nearest(value, allowed)}")
 
 
 def _explain(error: Any) -> str:

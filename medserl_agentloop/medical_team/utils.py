@@ -103,7 +103,7 @@ def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | Non
         answer = body.removeprefix("<answer>").removesuffix("</answer>").strip()
         if thinking and answer:
             return (thinking, answer), False
-    return (None, _last_answer(response.rpartition("</think>")[2]) or _last_answer(response)), True
+    return (None, _last_answer(response)), True
 
 
 def answer_without_reasoning(response: str) -> str:
@@ -115,7 +115,7 @@ def answer_without_reasoning(response: str) -> str:
 def _last_answer(text: str) -> str:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
-    return "" if start < 0 else text[start + len("<answer>") : end].strip()
+    return "" if start < 0 else text[start + len("<answer>") :].partition("</answer>")[0].strip()
 
 
 # --- rewards ---

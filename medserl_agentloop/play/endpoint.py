@@ -98,7 +98,10 @@ class EndpointPlayer:
 
     async def reply(self, role: Role, category: Category, note: str) -> Reply:
         """Take a turn; see :class:`play.driver.Player`."""
+        prefill: str = getattr(self._profile.settings, "assistant_prefix", "")
         messages = self._profile.messages(role, category, note)
+        if prefill:
+            messages = [*messages, {"role": "assistant", "content": prefill}]
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._options.tries),
             wait=wait_random_exponential(multiplier=self._options.backoff_s, max=8.0),
@@ -109,7 +112,7 @@ class EndpointPlayer:
             answer: Any = await retrying(self._ask, self._body(role, note, messages))
         except _TryAgainError as error:
             raise NoReplyError(f"{error} ({self._options.tries} tries)") from error
-        return _read(answer, prefill=messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
+        return _read(answer, prefill)
 
     def _body(self, role: Role, note: str, messages: list[Message]) -> dict[str, Any]:
         options = self._options

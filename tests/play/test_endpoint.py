@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -116,13 +117,15 @@ def test_the_key_travels_and_is_never_shown(server: ChatServer) -> None:
 def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
     class Beginning:
         parser = load_profile().parser
+        settings = SimpleNamespace(assistant_prefix="Sure. <think>")
 
         def messages(self, role: Role, category: Category, note: str) -> list[dict[str, str]]:
-            return [{"role": "user", "content": note}, {"role": "assistant", "content": "Sure. <think>"}]
+            return [{"role": "user", "content": note}]
 
     server.answer = lambda role, prompt: completion("x", reasoning_content="why")
     answer = asyncio.run(ask(options(server), Beginning()))
     assert (answer.text, answer.prefill) == ("why</think>\nx", "Sure. <think>")
+    assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "Sure. <think>"}
     assert server.requests[0]["continue_final_message"] is True
     assert server.requests[0]["add_generation_prompt"] is False
 
