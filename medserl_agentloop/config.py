@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.rules import EditLimits
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.game.types import Category, Role, VanillaAttacker
 from medserl_agentloop.judges import JUDGES
 from medserl_agentloop.prompting import load_profile
 
@@ -81,6 +81,16 @@ class SelfPlayConfig(BaseModel):
     )
     reward: str = Field(default="medserl", description="Reward scheme.")
     judge: str = Field(default="labels", description="Who decides whether the presented note holds an error.")
+    vanilla_attacker: VanillaAttacker = Field(
+        default=VanillaAttacker.SKIP,
+        description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
+        "as in the OpenRLHF system.",
+    )
+    mix: dict[Category, float] | None = Field(
+        default=None,
+        description="Share of each category in an epoch of training; None plays every row of the file once. "
+        "Categories left out are not played.",
+    )
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")

@@ -41,7 +41,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
         ({"selfplay__reward": "zerosum"}, "expected one of medserl, zero_sum (did you mean 'zero_sum'?)"),
         ({"selfplay__judge": "label"}, "expected one of labels (did you mean 'labels'?)"),
-        ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of medserl"),
+        ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, classic, medserl"),
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer__use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward__reward_manager__source": "register"}, "reward.reward_manager.source=importlib"),

@@ -67,7 +67,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             that does not fit makes the game void; it never raises.
         """
         interaction = self._interaction
-        game = await interaction.start_interaction(extra_info=row["extra_info"])
+        game = await interaction.start_interaction(
+            extra_info=row["extra_info"], special_tokens=self._encoder.special_tokens
+        )
         record = interaction.record(game)
         trajectory = Trajectory(isolated=self._selfplay.context == "isolated")
         versions: list[int] = []
@@ -75,7 +77,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         try:
             while (turn := interaction.turn(game)) is not None:
                 role, note = turn
-                prompt = self._prompt(trajectory, role, record.category, note)
+                prompt = self._prompt(trajectory, role, record.spec.task, note)
                 budget = self._budget(trajectory, role, prompt)
                 if budget < 1:
                     interaction.make_void(game, f"no room for the {role.value}'s turn")
@@ -84,7 +86,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                     output = await self.server_manager.generate(
                         request_id=uuid4().hex,
                         prompt_ids=prompt.ids if trajectory.isolated else [*trajectory.ids, *prompt.ids],
-                        sampling_params={**sampling_params, "max_tokens": budget},
+                        sampling_params={**sampling_params, **self._encoder.stop(role), "max_tokens": budget},
                     )
                 ids = list(output.token_ids)
                 log_probs = list(output.log_probs) if output.log_probs else [0.0] * len(ids)
@@ -96,6 +98,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                 await interaction.generate_response(
                     game,
                     [{"role": "assistant", "content": self._decode(ids)}],
+                    prefill=prompt.prefill,
                     tokens=len(ids),
                     truncated=self._was_cut(output, budget),
                 )

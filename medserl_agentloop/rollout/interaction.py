@@ -35,7 +35,8 @@ class MedicalGameInteraction:
 
         Args:
             instance_id: Name of the game; a new one if None.
-            **kwargs: ``extra_info`` of the row.
+            **kwargs: ``extra_info`` of the row, and ``special_tokens``, the strings that the run's
+                tokenizer has special tokens for, where there is one.
 
         Returns:
             The instance id.
@@ -47,7 +48,11 @@ class MedicalGameInteraction:
         if instance_id in self._games:
             raise ValueError(f"a game named {instance_id!r} is in progress already")
         self._games[instance_id] = Game(
-            GameSpec.from_extra_info(kwargs["extra_info"]), self.config.edits, self._profile.parser
+            GameSpec.from_extra_info(kwargs["extra_info"]),
+            self.config.edits,
+            self._profile.parser,
+            vanilla_attacker=self.config.vanilla_attacker,
+            special_tokens=kwargs.get("special_tokens", ()),
         )
         return instance_id
 
@@ -73,7 +78,7 @@ class MedicalGameInteraction:
         game.play(messages[-1]["content"], **kwargs)
         if game.next_role is None:
             return True, "", 0.0, {"role": None}
-        prompt = self._profile.messages(game.next_role, game.record.category, game.note)
+        prompt = self._profile.messages(game.next_role, game.record.spec.task, game.note)
         return False, prompt[-1]["content"], 0.0, {"role": game.next_role}
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:

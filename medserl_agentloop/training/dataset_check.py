@@ -10,9 +10,9 @@ from collections import Counter
 from typing import Any
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.prompting import Message, PromptProfile, load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 
 
@@ -57,17 +57,18 @@ def check_dataset(
             spec = GameSpec.from_extra_info(extra_info)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if spec.category is Category.DECOY_BENIGN and selfplay.judge == "labels":
+        if spec.task is Category.DECOY_BENIGN and selfplay.judge == "labels":
             raise ConfigError(
                 f"{where}: decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
-        first_role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        if list(prompt) != profile.messages(first_role, spec.category, spec.seed_note):
-            raise ConfigError(
-                f"{where}: its prompt is not what profile {selfplay.profile!r} renders for it. Write the "
-                f"file again with --profile {selfplay.profile}, or set selfplay.profile to the one it was written with."
-            )
+        first_role = spec.category.first_role(selfplay.vanilla_attacker)
+        try:
+            expected = profile.messages(first_role, spec.task, spec.seed_note)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if list(prompt) != expected:
+            raise ConfigError(f"{where}: {_why_other_prompt(list(prompt), spec, selfplay, profile)}")
         prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder)
         longest_prompt = max(longest_prompt, prompt_tokens)
         longest_response = max(longest_response, response_tokens)
@@ -96,10 +97,31 @@ def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> 
     """
     assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
-    if not spec.category.has_attack:
+    if spec.category.first_role(selfplay.vanilla_attacker) is Role.ASSESSOR:
         return len(assess.ids), budget.assessor
-    attack = encoder.opening(Role.ATTACKER, spec.category, spec.seed_note)
+    attack = encoder.opening(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.note_tokens)
-    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
-    second_prompt = len(assess.ids) - assess.note_tokens + attacker
+    # Every token of the attacker's turn could be note, so that is what the second prompt must hold; a copy
+    # is answered by the seed note itself.
+    note = attacker if spec.category.has_attack else assess.note_tokens
+    second_prompt = len(assess.ids) - assess.note_tokens + note
     return len(attack.ids), attacker + second_prompt + budget.assessor
+
+
+def _why_other_prompt(prompt: list[Message], spec: GameSpec, selfplay: SelfPlayConfig, profile: PromptProfile) -> str:
+    here = selfplay.vanilla_attacker
+    [other] = set(VanillaAttacker) - {here}
+    if not spec.category.has_attack:
+        try:
+            begins_otherwise = prompt == profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)
+        except ValueError:  # a profile without a template for copies
+            begins_otherwise = False
+        if begins_otherwise:
+            return (
+                f"its prompt is that of selfplay.vanilla_attacker={other.value}, and the run has {here.value}. Write "
+                f"the file again with --vanilla-attacker {here.value}, or set selfplay.vanilla_attacker={other.value}."
+            )
+    return (
+        f"its prompt is not what profile {selfplay.profile!r} renders for it. Write the "
+        f"file again with --profile {selfplay.profile}, or set selfplay.profile to the one it was written with."
+    )

@@ -32,6 +32,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.training.dataset_check import check_dataset
+from medserl_agentloop.training.mix import apply_mix
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
@@ -48,6 +49,8 @@ class SelfPlayMixin:
         super()._init_dataloader()  # type: ignore[misc]
         trainer: Any = self
         data = trainer.config.data
+        if self.selfplay.mix is not None:
+            apply_mix(trainer.train_dataset, self.selfplay.mix, seed=data.get("seed") or 0)
         template_kwargs: Any = OmegaConf.to_container(
             OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         )
