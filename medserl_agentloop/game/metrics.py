@@ -59,6 +59,7 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
         prefix + "parse_rate": _share(a.note is not None for a in attacks),
         prefix + "format_violation_rate": _share(bool(a.violations) for a in attacks),
         prefix + "truncation_rate": _share(a.truncated for a in attacks),
+        prefix + "injection_rate": _share(bool(a.injections) for a in attacks),
         prefix + "valid_rate": _share(a.invalid is None for a in attacks),
         prefix + "tokens": _mean([a.tokens for a in attacks]),
         prefix + "changed_words": _mean([a.changed_words for a in attacks if a.invalid is None]),

@@ -97,7 +97,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                     break
                 await interaction.generate_response(
                     game,
-                    [{"role": "assistant", "content": self._decode(ids)}],
+                    [{"role": "assistant", "content": self._decode(ids, role)}],
                     prefill=prompt.prefill,
                     tokens=len(ids),
                     truncated=self._was_cut(output, budget),
@@ -134,9 +134,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         wanted = plan.attacker(prompt.note_tokens) if role is Role.ATTACKER else plan.assessor
         return min(wanted, limit - used)
 
-    def _decode(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int], role: Role) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] == self.tokenizer.eos_token_id:
+        if ids[-1] in (self.tokenizer.eos_token_id, *self._encoder.stop(role).get("stop_token_ids", ())):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text

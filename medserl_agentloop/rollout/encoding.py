@@ -69,7 +69,7 @@ class ChatEncoder:
         """Strings that the tokenizer has special tokens for."""
         return self._plain_text.special_tokens
 
-    def stop(self, role: Role) -> dict[str, list[int] | list[str]]:
+    def stop(self, role: Role) -> dict[str, list[Any]]:
         """Sampling parameters that end ``role``'s turn where its profile says so.
 
         ``stop_token_ids`` where one token is the stop string; SGLang takes a longer one, in ``stop``, only

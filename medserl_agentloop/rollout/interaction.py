@@ -47,11 +47,12 @@ class MedicalGameInteraction:
         instance_id = instance_id or uuid4().hex
         if instance_id in self._games:
             raise ValueError(f"a game named {instance_id!r} is in progress already")
+        extra_info = kwargs["extra_info"]
         self._games[instance_id] = Game(
-            GameSpec.from_extra_info(kwargs["extra_info"]),
+            GameSpec.from_extra_info(extra_info),
             self.config.edits,
             self._profile.parser,
-            vanilla_attacker=self.config.vanilla_attacker,
+            vanilla_attacker=self.config.vanilla_attacker.on(extra_info),
             special_tokens=kwargs.get("special_tokens", ()),
         )
         return instance_id

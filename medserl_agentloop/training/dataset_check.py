@@ -62,14 +62,17 @@ def check_dataset(
                 f"{where}: decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
-        first_role = spec.category.first_role(selfplay.vanilla_attacker)
+        vanilla_attacker = selfplay.vanilla_attacker.on(extra_info)
+        first_role = spec.category.first_role(vanilla_attacker)
         try:
             expected = profile.messages(first_role, spec.task, spec.seed_note)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         if list(prompt) != expected:
-            raise ConfigError(f"{where}: {_why_other_prompt(list(prompt), spec, selfplay, profile)}")
-        prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder)
+            raise ConfigError(
+                f"{where}: {_why_other_prompt(list(prompt), spec, selfplay.profile, profile, vanilla_attacker)}"
+            )
+        prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder, vanilla_attacker)
         longest_prompt = max(longest_prompt, prompt_tokens)
         longest_response = max(longest_response, response_tokens)
         categories[spec.category.value] += 1
@@ -89,7 +92,27 @@ def check_dataset(
     )
 
 
-def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> tuple[int, int]:
+def check_stop_strings(encoder: ChatEncoder, rollout: Any) -> None:
+    """Refuse stop strings of the profile that the run's engine could not look for.
+
+    Raises:
+        ConfigError: Names them and what to set.
+    """
+    strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
+    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
+        raise ConfigError(
+            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
+            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
+            "take them out of profile.yaml."
+        )
+
+
+def plan_row(
+    spec: GameSpec,
+    selfplay: SelfPlayConfig,
+    encoder: ChatEncoder,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> tuple[int, int]:
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn, the assessor's prompt with the longest note the attacker
@@ -97,7 +120,7 @@ def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> 
     """
     assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
-    if spec.category.first_role(selfplay.vanilla_attacker) is Role.ASSESSOR:
+    if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
         return len(assess.ids), budget.assessor
     attack = encoder.opening(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.note_tokens)
@@ -108,20 +131,25 @@ def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> 
     return len(attack.ids), attacker + second_prompt + budget.assessor
 
 
-def _why_other_prompt(prompt: list[Message], spec: GameSpec, selfplay: SelfPlayConfig, profile: PromptProfile) -> str:
-    here = selfplay.vanilla_attacker
-    [other] = set(VanillaAttacker) - {here}
-    if not spec.category.has_attack:
-        try:
-            begins_otherwise = prompt == profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)
-        except ValueError:  # a profile without a template for copies
-            begins_otherwise = False
-        if begins_otherwise:
-            return (
-                f"its prompt is that of selfplay.vanilla_attacker={other.value}, and the run has {here.value}. Write "
-                f"the file again with --vanilla-attacker {here.value}, or set selfplay.vanilla_attacker={other.value}."
-            )
+def _why_other_prompt(
+    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, vanilla_attacker: VanillaAttacker
+) -> str:
+    [other] = set(VanillaAttacker) - {vanilla_attacker}
+    role = spec.category.first_role(other)
+    if role is not spec.category.first_role(vanilla_attacker) and prompt == _rendered(profile, role, spec):
+        here = vanilla_attacker.value
+        return (
+            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here}. Write the file "
+            f"again with --vanilla-attacker {here}, or set selfplay.vanilla_attacker={other.value}."
+        )
     return (
-        f"its prompt is not what profile {selfplay.profile!r} renders for it. Write the "
-        f"file again with --profile {selfplay.profile}, or set selfplay.profile to the one it was written with."
+        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
+        "or set selfplay.profile to the one it was written with."
     )
+
+
+def _rendered(profile: PromptProfile, role: Role, spec: GameSpec) -> list[Message] | None:
+    try:
+        return profile.messages(role, spec.task, spec.seed_note)
+    except ValueError:  # a profile may have no template for copies
+        return None

@@ -31,7 +31,7 @@ from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
-from medserl_agentloop.training.dataset_check import check_dataset
+from medserl_agentloop.training.dataset_check import check_dataset, check_stop_strings
 from medserl_agentloop.training.mix import apply_mix
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
@@ -55,6 +55,7 @@ class SelfPlayMixin:
             OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         )
         encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
+        check_stop_strings(encoder, trainer.config.actor_rollout_ref.rollout)
         for dataset, key in (
             (trainer.train_dataset, "data.train_files"),
             (trainer.val_dataset, "data.val_files"),
