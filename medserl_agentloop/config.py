@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -86,7 +86,7 @@ class SelfPlayConfig(BaseModel):
         description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
         "as in the OpenRLHF system.",
     )
-    mix: dict[Category, float] | None = Field(
+    mix: dict[Category, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
         default=None,
         description="Share of each category in an epoch of training; None plays every row of the file once. "
         "Categories left out are not played.",

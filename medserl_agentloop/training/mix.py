@@ -26,17 +26,17 @@ def mixed_rows(categories: Sequence[Category | None], mix: Mapping[Category, flo
 
     Args:
         categories: The category of each row of the file.
-        mix: Share of each category, in any unit.
+        mix: Share of each category, 0 or more, in any unit.
         seed: Chooses and orders the rows of a category.
 
     Returns:
         Row numbers, as many as there are rows; some more than once, some not at all.
 
     Raises:
-        ConfigError: A share is negative or there is none, or a category has a share and no rows.
+        ConfigError: Every share is 0, or a category has a share and no rows.
     """
-    if any(share < 0 for share in mix.values()) or not any(mix.values()):
-        raise ConfigError(f"selfplay.mix={_shown(mix)}: shares must be 0 or positive, and at least one positive")
+    if not any(mix.values()):
+        raise ConfigError("selfplay.mix: every share is 0; give the categories to play a share, or leave it null")
     shares = {category: Fraction(share) for category, share in mix.items() if share}
     rows = {category: [n for n, c in enumerate(categories) if c is category] for category in shares}
     missing = [category.value for category, members in rows.items() if not members]
@@ -83,7 +83,3 @@ def apply_mix(dataset: Any, mix: Mapping[Category, float], *, seed: int) -> None
         "left out of it",
         flush=True,
     )
-
-
-def _shown(mix: Mapping[Category, float]) -> dict[str, float]:
-    return {category.value: share for category, share in mix.items()}

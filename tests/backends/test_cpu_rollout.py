@@ -189,7 +189,7 @@ def test_a_request_draws_the_same_tokens_whoever_shares_its_batch(model: Any) ->
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ({"stop": ["\n"]}, r"stop=\['\\n'\]"),
+        ({"min_new_tokens": 4}, "min_new_tokens=4"),
     ],
 )
 def test_sampling_parameters_that_cannot_be_honoured_are_refused(params: dict[str, Any], message: str) -> None:
