@@ -20,9 +20,9 @@ from medserl_agentloop.game.types import Category
 def mixed_rows(categories: Sequence[Category | None], mix: Mapping[Category, float], seed: int) -> list[int]:
     """Rows of an epoch that is as long as the file and has the shares of ``mix``.
 
-    Each category is within one row of its share. Where it has fewer rows than that, they are used in
-    turn; where it has more, the seed chooses. The categories are interleaved, so that any stretch of the
-    epoch has these shares too, to within a row of each: a batch of a run with ``data.shuffle=False``.
+    Where a category has fewer rows than its share, they are used in turn; where it has more, the seed
+    chooses. The categories are interleaved, so that not only the epoch but any stretch of it has these
+    shares, to within a row for each category: so does a batch of a run with ``data.shuffle=False``.
 
     Args:
         categories: The category of each row of the file.
