@@ -206,9 +206,10 @@ def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: 
     console.print(Text(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}"))
     for rows in (games.train, games.val):
         labels = conversion.labels(games, rows.name)
-        written = f"{output / rows.name}.parquet: {len(rows)} rows"
-        console.print(Text(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe"), soft_wrap=True)
-    console.print(Text("nothing was written: --dry-run" if dry_run else f"{output / 'manifest.json'}: the account"), soft_wrap=True)
+        counts = f"presented notes {labels['harmful']} harmful, {labels['safe']} safe"
+        console.print(Text(f"{output / rows.name}.parquet: {len(rows)} rows, {counts}"), soft_wrap=True)
+    account = "nothing was written: --dry-run" if dry_run else f"{output / 'manifest.json'}: the account"
+    console.print(Text(account), soft_wrap=True)
 
 
 def _input_table(read: ReadResult) -> Table:
