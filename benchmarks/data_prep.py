@@ -19,19 +19,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
+from medserl_agentloop.medec.official_csv import COLUMNS
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"
-COLUMNS = (
-    "Text ID",
-    "Text",
-    "Sentences",
-    "Error Flag",
-    "Error Type",
-    "Error Sentence ID",
-    "Error Sentence",
-    "Corrected Sentence",
-    "Corrected Text",
-)
 TYPES = ("diagnosis", "management", "treatment", "pharmacotherapy", "causalOrganism")
 SENTENCES = 10
 WORDS_PER_SENTENCE = 12  # with ten sentences the length of MEDEC's median note

@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.medec.official_csv import COLUMNS
 from medserl_agentloop.toy.clinic import Note, sample_clean_note, with_error
 
-COLUMNS = (
-    "Text ID",
-    "Text",
-    "Sentences",
-    "Error Flag",
-    "Error Type",
-    "Error Sentence ID",
-    "Error Sentence",
-    "Corrected Sentence",
-    "Corrected Text",
-)
 SAMPLE = Path(__file__).parent / "sample" / "medserl_sample.csv"
 VIGNETTES = 160
 SEED = 20250

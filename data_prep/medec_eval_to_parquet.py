@@ -6,12 +6,13 @@ Every row of the CSV becomes one row, its note exactly as published. Run from th
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-try:
+from installed import or_say_how_to_install
+
+with or_say_how_to_install():
     import typer
     from rich.console import Console
     from rich.table import Table
@@ -20,15 +21,7 @@ try:
     from medserl_agentloop.game.types import EVAL_SPLIT
     from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
     from medserl_agentloop.medec.fields import MedecFormatError
-    from medserl_agentloop.medec.parquet_files import write_together
-    from medserl_agentloop.medec.schema import to_table
-except ModuleNotFoundError as missing:
-    print(
-        f"error: the Python module {missing.name!r} is not installed; "
-        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
-        file=sys.stderr,
-    )
-    sys.exit(2)
+    from medserl_agentloop.medec.writing import all_or_none, write_parquet
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,7 +51,8 @@ def main(
                 f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
                 "if you have signed it, add --i-have-the-uw-agreement."
             )
-        write_together({output: to_table(made.rows)})
+        with all_or_none(output.parent) as place:
+            write_parquet(made.rows, place / output.name)
     except ValueError as error:
         typer.echo("error: " + " ".join(str(error).split()), err=True)
         raise typer.Exit(2) from None

@@ -6,15 +6,16 @@ Run from the command line: ``python data_prep/medec_to_parquet.py --help``.
 from __future__ import annotations
 
 import shlex
-import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from installed import or_say_how_to_install
+
+with or_say_how_to_install():
     import typer
     from rich.console import Console
     from rich.progress import Progress
@@ -26,15 +27,9 @@ try:
     from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
     from medserl_agentloop.medec.fields import MedecFormatError
+    from medserl_agentloop.medec.manifest import MANIFEST
     from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
     from medserl_agentloop.medec.rows import RowPlan
-except ModuleNotFoundError as missing:
-    print(
-        f"error: the Python module {missing.name!r} is not installed; "
-        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
@@ -173,19 +168,20 @@ def _progress(console: Console) -> conversion.Watch:
     """Shows a bar on a terminal for whatever takes more than a second."""
 
     def watch(stream: Iterable[Any], what: str, length: int | None) -> Iterator[Any]:
-        started = time.monotonic()
         bar = Progress(console=console, transient=True, disable=not console.is_terminal)
         task = bar.add_task(what, total=length)
-        shown = False
+        # A timer, because the first item alone may take long: a CSV is read whole before it.
+        timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
+        timer.daemon = True
+        timer.start()
         try:
             for done, item in enumerate(stream, start=1):
                 yield item
                 if done % _ITEMS_PER_UPDATE == 0:
                     bar.update(task, completed=done)
-                    if not shown and time.monotonic() - started > _SECONDS_WITHOUT_BAR:
-                        bar.start()
-                        shown = True
         finally:
+            timer.cancel()
+            timer.join()
             bar.stop()
 
     return watch
@@ -193,23 +189,27 @@ def _progress(console: Console) -> conversion.Watch:
 
 def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
     read, games = prepared.read, prepared.games
+
+    def say(line: str) -> None:
+        # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
+        console.print(Text(line), soft_wrap=True)
+
     console.print(_input_table(read))
     console.print(_type_table(read))
     console.print(_category_table(prepared))
     console.print(_exclusion_table(prepared))
     for report in read.reports:
         for text_id, reason in report.not_joined:
-            console.print(Text(f"not joined: {report.file}, {text_id}: {reason}"))
+            say(f"not joined: {report.file}, {text_id}: {reason}")
     for pair in prepared.near_duplicates:
         found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
-        console.print(Text(f"{found} (4-gram Jaccard {pair.similarity:.2f})"))
-    console.print(Text(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}"))
+        say(f"{found} (4-gram Jaccard {pair.similarity:.2f})")
+    say(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
     for rows in (games.train, games.val):
         labels = conversion.labels(games, rows.name)
-        counts = f"presented notes {labels['harmful']} harmful, {labels['safe']} safe"
-        console.print(Text(f"{output / rows.name}.parquet: {len(rows)} rows, {counts}"), soft_wrap=True)
-    account = "nothing was written: --dry-run" if dry_run else f"{output / 'manifest.json'}: the account"
-    console.print(Text(account), soft_wrap=True)
+        written = f"{output / rows.name}.parquet: {len(rows)} rows"
+        say(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe")
+    say("nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
 def _input_table(read: ReadResult) -> Table:

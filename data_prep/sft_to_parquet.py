@@ -5,28 +5,22 @@ Run from the command line: ``python data_prep/sft_to_parquet.py --help``.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-try:
+from installed import or_say_how_to_install
+
+with or_say_how_to_install():
     import typer
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from medserl_agentloop.medec.fields import MedecFormatError
-    from medserl_agentloop.medec.parquet_files import write_together
     from medserl_agentloop.medec.reader import read_files
-    from medserl_agentloop.medec.sft import SftRows, build_sft_rows, read_splits, to_sft_table
-except ModuleNotFoundError as missing:
-    print(
-        f"error: the Python module {missing.name!r} is not installed; "
-        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
-        file=sys.stderr,
-    )
-    sys.exit(2)
+    from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, build_sft_rows, read_splits
+    from medserl_agentloop.medec.writing import all_or_none, write_parquet
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -70,14 +64,16 @@ def main(
             profile=profile,
             split_of=read_splits(splits_of) if splits_of else None,
         )
-        files = {output / "sft_train.parquet": made.train, output / "sft_val.parquet": made.val}
-        write_together({path: to_sft_table(rows) for path, rows in files.items()})
+        files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
+        with all_or_none(output) as place:
+            for name, rows in files.items():
+                write_parquet(rows, place / name, SFT_SCHEMA)
     except ValueError as error:
         typer.echo("error: " + " ".join(str(error).split()), err=True)
         raise typer.Exit(2) from None
     _print_summary(made)
-    for path, rows in files.items():
-        Console().print(Text(f"{path}: {len(rows)} conversations"), soft_wrap=True)
+    for name, rows in files.items():
+        Console().print(Text(f"{output / name}: {len(rows)} conversations"), soft_wrap=True)
 
 
 def _print_summary(made: SftRows) -> None:

@@ -6,11 +6,12 @@ check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from installed import or_say_how_to_install
+
+with or_say_how_to_install():
     import typer
     from rich.console import Console
     from rich.progress import Progress
@@ -21,13 +22,6 @@ try:
     from medserl_agentloop.medec.verify import Report, count_rows, verify_files
     from medserl_agentloop.medec.verify_rows import Check
     from medserl_agentloop.paths import resource
-except ModuleNotFoundError as missing:
-    print(
-        f"error: the Python module {missing.name!r} is not installed; "
-        f"run `pip install -e .` in {Path(__file__).resolve().parent.parent} and try again.",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -8,12 +8,12 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at self-play runs.")
+from medserl_agentloop.judges.cli import app as judge_app
+from medserl_agentloop.play.cli import play
 
-
-@app.callback()
-def _commands() -> None:
-    """Look at self-play runs."""  # a callback keeps `medserl show` a subcommand while it is the only one
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Play games, look at runs, score games again.")
+app.command()(play)
+app.add_typer(judge_app, name="judge")
 
 
 @app.command()
@@ -29,3 +29,33 @@ def show(
     except ValueError as error:
         typer.echo(f"medserl: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def rescore(
+    games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
+    reward: Annotated[str, typer.Option(help="Reward scheme, or package.module:function.")],
+    output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
+) -> None:
+    """Apply another reward scheme to games that were played before."""
+    from medserl_agentloop.rescoring import rescore as rescore_file
+    from medserl_agentloop.training.step_file import GAMES_FILE
+
+    console = Console()
+    try:
+        result = rescore_file(games / GAMES_FILE if games.is_dir() else games, reward, output, console)
+    except ValueError as error:
+        typer.echo(f"medserl: {error}", err=True)
+        raise typer.Exit(2) from None
+    console.print(result.table(reward))
+    typer.echo(f"games: {output}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a line of a games file."""
+    import json
+
+    from medserl_agentloop.game.records import record_schema
+
+    typer.echo(json.dumps(record_schema(), indent=2))

@@ -52,10 +52,12 @@ def register_resolvers() -> None:
     """Register what recipes may write.
 
     ``${medserl:NAME}`` is the path of a file or folder that travels with the package;
-    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in.
+    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in;
+    ``${medserl_needs_critic:ESTIMATOR}`` says whether an advantage estimator reads a critic's values.
     """
     OmegaConf.register_new_resolver("medserl", lambda name: str(resource(name)), replace=True)
     OmegaConf.register_new_resolver("medserl_folder", _folder_of, replace=True)
+    OmegaConf.register_new_resolver("medserl_needs_critic", lambda name: name in ("gae", "role_gae"), replace=True)
 
 
 def _folder_of(files: Any) -> str:
@@ -106,14 +108,17 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
         from medserl_agentloop.config import ConfigError, check_run, unknown_keys
+        from medserl_agentloop.judges.startup import unreachable
 
         if self.platform is not None:
             self._choose_platform(self.platform)
         try:
-            check_run(config)
+            selfplay = check_run(config)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None
+        if problem := unreachable(selfplay.judge, selfplay.judge_server):
+            print(f"[medserl] warning: {problem}", flush=True)
         for key in unknown_keys(config, compose(config.hydra.job.config_name)):
             print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)
 

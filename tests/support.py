@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+import numpy as np
+import torch
 from omegaconf import DictConfig, OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
@@ -69,3 +73,16 @@ def play(
 
     output = asyncio.run(game())
     return output, GameRecord.model_validate(output.extra_fields[GAME_KEY]), engine
+
+
+def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
+    """What verl's agent-loop worker does with an output: reward manager, then as_dict."""
+    manager = load_reward_manager(run, TOKENIZER)
+    data = DataProto.from_dict(
+        tensors={"responses": torch.tensor([output.response_ids])},
+        non_tensors={"tool_extra_fields": np.array([output.extra_fields], dtype=object)},
+    )
+    result = asyncio.run(manager.run_single(data))
+    output.reward_score = result["reward_score"]
+    output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+    return output.as_dict()

@@ -22,6 +22,15 @@ def run(**changes: Any) -> Any:
     return config
 
 
+ENDPOINT = {
+    "selfplay__train": "assessor",
+    "selfplay__opponent__kind": "endpoint",
+    "selfplay__opponent__url": "http://host:30000",
+}
+POOL = {**ENDPOINT, "selfplay__opponent__kind": "pool"}
+HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "optimizer", "extra", "hf_model"]}
+
+
 def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
     composed = OmegaConf.to_container(compose_run("+recipes=base").selfplay, resolve=True)
     assert isinstance(composed, dict)
@@ -38,16 +47,43 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__contxt": "shared"}, "selfplay.contxt is not a key of this node (did you mean 'context'?)"),
         ({"selfplay__budget__asessor": 5}, "selfplay.budget.asessor is not a key of this node (did you mean 'asses"),
         ({"selfplay__context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
+        ({"selfplay__alarms__win_rat": 0.9}, "selfplay.alarms.win_rat is not a key of this node (did you mean 'win_r"),
+        ({"selfplay__alarms__voids": 15}, "selfplay.alarms.voids=15: Input should be less than 1"),
+        ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
-        ({"selfplay__reward": "zerosum"}, "expected one of medserl, zero_sum (did you mean 'zero_sum'?)"),
-        ({"selfplay__judge": "label"}, "expected one of labels (did you mean 'labels'?)"),
+        ({"selfplay__reward": "zerosum"}, "function GameRecord -> Rewards (did you mean 'zero_sum'?)"),
+        ({"selfplay__judge": "label"}, "selfplay.judge: no judge 'label': expected one of http, labels, llm, or packa"),
+        ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, classic, medserl"),
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer__use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward__reward_manager__source": "register"}, "reward.reward_manager.source=importlib"),
+        ({**ENDPOINT, "selfplay__train": "both"}, "Set selfplay.train=attacker or selfplay.train=assessor"),
+        ({**ENDPOINT, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
+        ({**ENDPOINT, "selfplay__opponent__url": "host:1"}, "selfplay.opponent.url='host:1'"),
+        ({**ENDPOINT, "selfplay__opponent__api_key_env": "NO_SUCH_KEY"}, "no such environment variable"),
+        ({**ENDPOINT, "selfplay__opponent__rul": "latest"}, "selfplay.opponent.rul is not a key of this node (did"),
+        ({**ENDPOINT, "selfplay__opponent__sampling__top_p": 2}, "selfplay.opponent.sampling.top_p=2"),
+        (POOL, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"),
+        ({**POOL, "trainer__save_freq": -1}, "trainer.save_freq=-1 saves none"),
+        ({**POOL, **HF_MODEL, "actor_rollout_ref__model__lora_rank": 8}, "Set actor_rollout_ref.model.lora_rank=0"),
+        (
+            {"algorithm__adv_estimator": "role_gae", "critic__enable": False},
+            "critic.enable=False. Set critic.enable=True",
+        ),
+        (
+            {"algorithm__adv_estimator": "role_rae", "selfplay__credit__normalize__assessor": "group"},
+            "selfplay.credit.normalize.assessor=group makes no sense with role_rae: choose one of none, mean, batch",
+        ),
+        ({"selfplay__credit__normalize__attacker": "whiten"}, "selfplay.credit.normalize.attacker='whiten': Input"),
+        ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         (
             {"selfplay__train": "attacker", "algorithm__adv_estimator": "grpo"},
             "algorithm.adv_estimator=grpo does not (did you mean 'role_grpo'?)",
+        ),
+        (
+            {"selfplay__anchor__assessor": 0.1},
+            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.",
         ),
     ],
 )
@@ -58,7 +94,12 @@ def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"actor_rollout_ref__model__use_remove_padding": False}, {"actor_rollout_ref__actor__strategy": "megatron"}],
+    [
+        {"actor_rollout_ref__model__use_remove_padding": False},
+        {"actor_rollout_ref__actor__strategy": "megatron"},
+        {"critic__enable": True, "critic__model__use_remove_padding": False},
+        {"critic__enable": True, "critic__strategy": "megatron"},
+    ],
 )
 def test_isolated_refuses_engines_that_ignore_position_restarts_and_names_both_ways_out(
     changes: dict[str, Any],
@@ -68,6 +109,27 @@ def test_isolated_refuses_engines_that_ignore_position_restarts_and_names_both_w
     assert "use_remove_padding=True" in str(error.value)
     assert "selfplay.context=shared" in str(error.value)
     assert check_run(run(**changes, selfplay__context="shared")).context == "shared"
+
+
+@pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
+def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimator: str, enabled: bool) -> None:
+    composed = compose_run("+recipes=quickstart", f"algorithm.adv_estimator={estimator}")
+    assert composed.critic.enable is enabled
+    assert composed.critic.model.path == composed.actor_rollout_ref.model.path
+
+
+def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
+    for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
+        anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True})).anchor
+        assert anchored.per_role == {Role.ASSESSOR: 0.1}
+
+
+def test_runs_against_opponents_that_can_play_are_accepted() -> None:
+    assert check_run(run(**ENDPOINT)).opponent.server == "http://host:30000"
+    played = check_run(run(**{**POOL, **HF_MODEL, "selfplay__opponent__url": "https://host/api/v1/"}))
+    assert played.opponent.server == "https://host/api"
+    assert (played.plays(Role.ATTACKER), played.plays(Role.ASSESSOR)) == (False, True)
+    assert check_run(run(selfplay__train="assessor")).plays(Role.ATTACKER)
 
 
 def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
@@ -101,3 +163,7 @@ def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:
 def test_train_names_the_roles_that_the_loss_sees(train: Any, attacker: bool, assessor: bool) -> None:
     config = SelfPlayConfig(train=train)
     assert (config.trains(Role.ATTACKER), config.trains(Role.ASSESSOR)) == (attacker, assessor)
+
+
+def test_null_switches_an_alarm_off() -> None:
+    assert check_run(compose_run("+recipes=quickstart", "selfplay.alarms.voids=null")).alarms.voids is None

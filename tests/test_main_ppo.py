@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.opponent_server import serving
+from support import attack_text
 
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.rollout.checkpoint_pool import STATE_FILE
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -134,3 +137,45 @@ def test_a_dataset_that_does_not_fit_is_refused_with_the_number_to_write(tmp_pat
     run = Run(tmp_path, *data, "data.max_response_length=300")
     assert run.process.wait(timeout=200) != 0
     assert re.search(r"its longest row needs \d+ tokens, but data.max_response_length=300", run.log.read_text())
+
+
+def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(tmp_path: Path, data: tuple[str, ...]) -> None:
+    def run_to(step: int, url: str) -> Run:
+        run = Run(
+            tmp_path,
+            *data,
+            "selfplay.train=assessor",
+            "selfplay.opponent.kind=pool",
+            "selfplay.opponent.rule=latest",
+            f"selfplay.opponent.url={url}",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+            f"trainer.total_training_steps={step}",
+        )
+        run.wait()
+        return run
+
+    def attack(messages: list[dict[str, str]]) -> str:
+        note = messages[-1]["content"].rpartition("Clinical note:\n")[2]
+        return attack_text(f"{note} Zinc 900 mg is given.")
+
+    with serving() as server:
+        server.answer = attack
+        run_to(1, server.url)
+        run = run_to(2, server.url)  # resumed
+    checkpoints = [tmp_path / "run" / f"global_step_{step}" for step in (1, 2)]
+    model = checkpoints[0] / "actor" / "huggingface"
+    assert [swap["weight_version"] for swap in server.swaps] == ["global_step_0", "global_step_1"]
+    assert server.swaps[1]["model_path"] == str(model) and any(model.glob("*.safetensors"))
+    assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
+    assessed: Counter[str] = Counter()
+    for game in read_games(tmp_path / "run" / GAMES_FILE):
+        assert game.void is None
+        if game.attack is not None:
+            assert game.opponent is not None and game.opponent.version == f"global_step_{game.step - 1}"
+            assessed[game.opponent.version] += game.assessment is not None
+    results = json.loads((checkpoints[-1] / STATE_FILE).read_text())["results"]
+    assert {version: result["games"] for version, result in results.items()} == assessed
+    for step in run.metrics:
+        assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
+        assert step["selfplay/opponent/failed"] == 0
+        assert step["training/rollout_probs_diff_max"] < 1e-5

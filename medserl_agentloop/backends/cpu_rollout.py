@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,9 @@ class _Waiting:
 class CpuRolloutServer:
     """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in tests.
 
-    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step and the
-    request's place in the order of arrival, not on which requests it shares a batch with.
+    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, the prompt and
+    how often that prompt has come, not on when it comes and which requests it shares a batch with: games
+    race each other, and a run shall repeat itself all the same.
 
     Args:
         config: verl's rollout node.
@@ -76,7 +78,7 @@ class CpuRolloutServer:
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
         """Training step of the loaded weights; None until the first push."""
-        self._served_since_push = 0
+        self._seen_since_push: Counter[tuple[int, ...]] = Counter()  # prompts
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
         self._serving: asyncio.Task[None] | None = None
@@ -107,7 +109,7 @@ class CpuRolloutServer:
         max_tokens = self._token_budget(request_id, len(prompt), params)
         settings = SamplingSettings.from_params(params)
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        request = SamplingRequest(prompt, max_tokens, self._next_generator())
+        request = SamplingRequest(prompt, max_tokens, self._generator_for(tuple(prompt)))
         self._queue.put_nowait(_Waiting(request, settings, answer))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -138,10 +140,10 @@ class CpuRolloutServer:
             )
         return int(budget)
 
-    def _next_generator(self) -> torch.Generator:
+    def _generator_for(self, prompt: tuple[int, ...]) -> torch.Generator:
         # The step is part of the seed so that a resumed run draws what the uninterrupted one would have.
-        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._served_since_push}"
-        self._served_since_push += 1
+        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._seen_since_push[prompt]}/{prompt}"
+        self._seen_since_push[prompt] += 1
         return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
     async def _serve(self) -> None:
@@ -199,7 +201,7 @@ class CpuRolloutServer:
                 for name, tensor in state.items():
                     own[name].copy_(tensor)
             self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
-            self._served_since_push = 0
+            self._seen_since_push.clear()
 
     # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a push waits
     # for the completions under way, so there is nothing to free, to abort or to resume.

@@ -9,11 +9,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
+"""Raised by a release that changes the fields. Records of older versions are read, newer ones refused."""
+
+JUDGE_FAILED = "judge failed"
+"""How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
+JUDGE_ABSTAINED = "judge abstained"
+"""What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
 
 Rewards = dict[Role, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -105,12 +111,30 @@ class Judgement(_Record):
         label: Whether the presented note is harmful; None if the judge abstains.
         realistic: Whether the change is realistic; None if the judge does not say.
         reason: The judge's own words.
+        cached: Whether the answer was given before, about the same notes.
+        seconds: Time until the answer was there, with all waiting and every further try.
     """
 
     judge: str
     label: Label | None
     realistic: bool | None = None
     reason: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+
+
+class OpponentRecord(_Record):
+    """Who played the role that is not trained, where it was not the live policy.
+
+    Attributes:
+        role: The opponent's role.
+        kind: ``endpoint`` or ``pool``.
+        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    """
+
+    role: Role
+    kind: str
+    version: str | None
 
 
 class GameRecord(_Record):
@@ -131,7 +155,9 @@ class GameRecord(_Record):
         step: Training step that used the game, -1 before it is known.
         uid: Identifier of the prompt group.
         session: Number of the game within its group.
-        policy_version: Weights that played: the training step they were pushed after.
+        players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
+        policy_version: Weights of the live policy: the training step they were pushed after.
+        opponent: Who took the other role's turn; None where the live policy did, or nobody.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -150,6 +176,21 @@ class GameRecord(_Record):
     uid: str = ""
     session: int = 0
     policy_version: int | None = None
+    players: dict[Role, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_version(cls, values: Any) -> Any:
+        version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else SCHEMA_VERSION
+        # Before the fields: a newer record is not a broken one, whatever it holds.
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version is {version}, this release reads up to {SCHEMA_VERSION}: "
+                "upgrade medserl-agentloop to read the record"
+            )
+        return values
+
+    opponent: OpponentRecord | None = None
 
     @property
     def category(self) -> Category:
@@ -172,6 +213,13 @@ class GameRecord(_Record):
             return Outcome.CORRECT_DETECTION if said_harmful else Outcome.MISSED_ERROR
         return Outcome.FALSE_POSITIVE if said_harmful else Outcome.CORRECT_REJECTION
 
+    @property
+    def attack_failed(self) -> bool:
+        """Whether the judge contradicts a valid attack: nothing injected, or a decoy with a real error."""
+        if self.attack is None or self.attack.invalid is not None or self.judgement is None:
+            return False
+        return self.judgement.label not in (None, self.spec.target_label)
+
     def reward(self, role: Role) -> float | None:
         """The role's reward: the sum of its components, None if the role is not rewarded."""
         components = self.rewards.get(role)
@@ -180,3 +228,8 @@ class GameRecord(_Record):
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
         return self.model_dump(mode="json")
+
+
+def record_schema() -> dict[str, Any]:
+    """The JSON Schema of one line of a games file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GameRecord.model_json_schema()}

@@ -16,7 +16,7 @@ import numpy as np
 from medserl_agentloop.game.types import Label
 from medserl_agentloop.medec.allocation import AllocationError
 from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.manifest import CrossSplitPair, Manifest, write_manifest
+from medserl_agentloop.medec.manifest import MANIFEST, CrossSplitPair, Manifest, write_manifest
 from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex
 from medserl_agentloop.medec.reader import ReadOptions, ReadResult, read_files
 from medserl_agentloop.medec.rows import GameRows, Row, RowPlan, SplitRows, build_rows, seed_note
@@ -104,7 +104,7 @@ def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any
             near_duplicates=prepared.near_duplicates,
             exclusions=games.exclusions,
         )
-        write_manifest(manifest, place / "manifest.json")
+        write_manifest(manifest, place / MANIFEST)
 
 
 def labels(games: GameRows, split: str) -> dict[str, int]:

@@ -5,6 +5,7 @@ Called by ``reader.py``; ``hf:NAME:SPLIT`` takes one split, otherwise all of the
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ from medserl_agentloop.medec.official_csv import COLUMNS, check_header, read_off
 from medserl_agentloop.medec.vignettes import Vignette
 
 _HUB = "hf:"
+_HUB_SECONDS = 10.0
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 
 
@@ -66,8 +68,7 @@ def _load(path: Path | str) -> dict[str, Any]:
     text = str(path)
     try:
         if text.startswith(_HUB):
-            repository, _, split = text.removeprefix(_HUB).partition(":")
-            found: Any = datasets.load_dataset(repository, split=split or None)
+            found: Any = _from_hub(text)
         elif _is_saved(Path(path)):
             found = datasets.load_from_disk(text)
         else:
@@ -75,12 +76,41 @@ def _load(path: Path | str) -> dict[str, Any]:
     except MedecFormatError:
         raise
     except Exception as error:  # the library's errors have no common base
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = _first_line(error)
         raise MedecFormatError(
             f"{text}: cannot be loaded as a data set ({reason}); give a folder written by "
-            "datasets.save_to_disk, a folder of parquet files, or hf:NAME of a data set on the hub."
+            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub."
         ) from error
     return dict(found) if isinstance(found, dict) else {"all": found}
+
+
+def _from_hub(text: str) -> Any:
+    import datasets
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    repository, _, split = text.removeprefix(_HUB).partition(":")
+    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+        # Asked once before: load_dataset goes on trying for half a minute and more.
+        try:
+            huggingface_hub.HfApi().dataset_info(repository, timeout=_HUB_SECONDS)
+        except HFValidationError:
+            raise
+        except RepositoryNotFoundError:
+            raise MedecFormatError(
+                f"{text}: the hub has no such data set, or it is not open to you; "
+                "check the name, or log in with `hf auth login`."
+            ) from None
+        except Exception as error:  # whatever the network does
+            raise MedecFormatError(
+                f"{text}: the hub does not answer ({_first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
+                "to use a data set that was loaded before, or give a local folder."
+            ) from error
+    return datasets.load_dataset(repository, split=split or None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _is_saved(folder: Path) -> bool:
@@ -94,7 +124,9 @@ def _from_files(folder: Path) -> Any:
         files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
         if files and loader == "csv":
             # Everything as text: inference would read the flag as a number and NA as nothing.
-            return datasets.load_dataset("csv", data_files=files, split="train", dtype=str, keep_default_na=False)
+            with Path(files[0]).open(encoding="utf-8-sig", newline="") as file:
+                text = datasets.Features({name: datasets.Value("string") for name in next(csv.reader(file), ())})
+            return datasets.load_dataset("csv", data_files=files, split="train", features=text, keep_default_na=False)
         if files:
             return datasets.load_dataset(loader, data_files=files, split="train")
     raise MedecFormatError(

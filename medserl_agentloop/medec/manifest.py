@@ -16,7 +16,14 @@ from typing import IO, Any
 from medserl_agentloop.medec.reader import ReadReport
 from medserl_agentloop.medec.rows import SplitReport
 from medserl_agentloop.medec.store import Exclusions
+from medserl_agentloop.medec.writing import sha256_of
 
+MANIFEST = "manifest.json"
+DIFFERS = (
+    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
+    f"or the file was changed since; write the folder again with data_prep/medec_to_parquet.py, or remove {MANIFEST} "
+    "if the change was meant"
+)
 FORMAT = 1
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 
@@ -74,6 +81,15 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
             _write_rows(file, manifest.exclusions.rows(reason))
             file.write("]}")
         file.write("\n ]\n}\n")
+
+
+def differs_from_manifest(path: Path) -> bool:
+    """Whether the manifest beside an output file has another hash for it; False where it has none."""
+    try:
+        expected = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
+        return bool(expected != sha256_of(path))
+    except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
+        return False
 
 
 def _write_rows(file: IO[str], rows: Iterable[tuple[str, str | None]]) -> None:

@@ -81,7 +81,7 @@ def read_official_records(
             rows.execute("INSERT INTO rows VALUES (?, ?, ?)", (place.row, row.text_id, pickle.dumps(row, protocol=5)))
         else:
             intake.drop_empty()
-    return _vignettes(rows, sha256)
+    yield from _vignettes(rows, sha256)
 
 
 def _records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:

@@ -48,6 +48,6 @@ SCHEMA: Any = pa.schema(
 )
 
 
-def to_table(rows: list[dict[str, Any]]) -> Any:
-    """A ``pyarrow.Table`` of game rows; an empty list gives a table with the same columns."""
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+def to_table(rows: list[dict[str, Any]], schema: Any = SCHEMA) -> Any:
+    """A ``pyarrow.Table`` of rows; an empty list gives a table with the same columns."""
+    return pa.Table.from_pylist(rows, schema=schema)

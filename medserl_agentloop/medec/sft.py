@@ -30,6 +30,7 @@ from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.parsing import UnwritableTurn
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.rows import RowPlan, build_rows
 from medserl_agentloop.medec.vignettes import EditTag, Vignette
 from medserl_agentloop.prompting import PromptProfile, load_profile
@@ -156,11 +157,13 @@ def read_splits(folder: Path) -> dict[str, str]:
     """Vignette id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
 
     Raises:
-        ValueError: A file is missing or is not such a file.
+        ValueError: A file is missing, is not such a file, or is from another run than the manifest.
     """
     found: dict[str, str] = {}
     for split in ("train", "val"):
         path = folder / f"{split}.parquet"
+        if differs_from_manifest(path):
+            raise ValueError(f"{path}: {DIFFERS}.")
         try:
             column = pq.read_table(path, columns=["extra_info"])["extra_info"]
             ids = pc.struct_field(column, "vignette_id").to_pylist()
@@ -171,11 +174,6 @@ def read_splits(folder: Path) -> dict[str, str]:
             ) from error
         found |= dict.fromkeys(ids, split)
     return found
-
-
-def to_sft_table(rows: list[Row]) -> Any:
-    """A ``pyarrow.Table`` of conversations; an empty list gives a table with the same columns."""
-    return pa.Table.from_pylist(rows, schema=SFT_SCHEMA)
 
 
 def _case(vignette: Vignette) -> _Case | str:

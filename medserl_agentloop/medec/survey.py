@@ -15,7 +15,6 @@ import numpy as np
 
 from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category
-from medserl_agentloop.medec.allocation import AllocationError
 from medserl_agentloop.medec.screens import Screen
 from medserl_agentloop.medec.store import Exclusions
 from medserl_agentloop.medec.vignettes import Vignette
@@ -58,11 +57,7 @@ class Survey:
 
 
 def survey(vignettes: Iterable[Vignette], seeds: Seeds, screens: Sequence[Screen], exclusions: Exclusions) -> Survey:
-    """Look at every vignette once; what a screen bars goes to ``exclusions``.
-
-    Raises:
-        AllocationError: Two vignettes have one id.
-    """
+    """Look at every vignette once; what a screen bars goes to ``exclusions``."""
     numbers, ids, bits = array("q"), array("Q"), array("B")
     notes, owners = array("Q"), array("q")
     for number, vignette in enumerate(vignettes):
@@ -83,7 +78,6 @@ def survey(vignettes: Iterable[Vignette], seeds: Seeds, screens: Sequence[Screen
         bits.append(sum(1 << CATEGORIES.index(category) for category in serves))
     # Sorted by the hash of the id, not by input order: the same cases give the same rows.
     order = np.argsort(np.array(ids, dtype=np.uint64), kind="stable")
-    _require_unique(np.array(ids, dtype=np.uint64)[order])
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))
     return Survey(
@@ -111,11 +105,6 @@ def _joined(notes: Numbers, positions: Numbers, size: int) -> Numbers:
     for position in {int(positions[order[at + side]]) for at in repeated for side in (0, 1)}:
         parent[position] = root(position)
     return parent
-
-
-def _require_unique(sorted_ids: Numbers) -> None:
-    if (sorted_ids[1:] == sorted_ids[:-1]).any():
-        raise AllocationError("two vignettes of the input have the same id; give every case once.")
 
 
 def _key(text: str) -> int:

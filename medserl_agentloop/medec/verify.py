@@ -16,6 +16,7 @@ from typing import Any
 
 from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category, GameSpec, Label, VanillaAttacker
+from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.verify_leaks import LeakTest
 from medserl_agentloop.medec.verify_open import open_as_verl, parquet_file, parquet_schema, schema_findings
 from medserl_agentloop.medec.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
@@ -115,6 +116,8 @@ def verify_files(
         schema = parquet_schema(path)
         for check, message in schema_findings(schema):
             report.add(Problem(check, name, None, message))
+        if differs_from_manifest(path):
+            report.add(Problem(Check.MANIFEST, name, None, DIFFERS))
         with open_as_verl(path, tokenizer) as dataset:
             rows = len(dataset)
             summary = FileSummary(name, rows)

@@ -22,6 +22,7 @@ class Check(str, Enum):
     """What is checked, in the order of the final table."""
 
     OPENS = "verl's RLHFDataset hands out every row"
+    MANIFEST = "files are those of their manifest"
     SCHEMA = "schema, and no missing values"
     PROMPT = "prompts are native lists of {role, content}"
     RENDERED = "prompts are rendered from their own note"

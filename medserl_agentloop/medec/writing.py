@@ -1,6 +1,6 @@
 """Rows -> parquet in row groups, and several files put in place as one.
 
-Called by ``data_prep/medec_to_parquet.py``.
+Called by the scripts in ``data_prep``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from medserl_agentloop.medec.schema import SCHEMA, to_table
 ROW_GROUP = 2000  # rows held in memory at a time: about 20 MB of notes and prompts
 
 
-def write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> None:
+def write_parquet(rows: Iterable[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
     """Write ``rows`` as they come; no rows give a file with the columns alone."""
     stream = iter(rows)
-    with pq.ParquetWriter(path, SCHEMA) as writer:
+    with pq.ParquetWriter(path, schema) as writer:
         while group := list(islice(stream, ROW_GROUP)):
-            writer.write_table(to_table(group))
+            writer.write_table(to_table(group, schema))
 
 
 def sha256_of(path: Path) -> str:
@@ -43,7 +43,9 @@ def all_or_none(folder: Path) -> Iterator[Path]:
     """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
 
     A new folder comes into being at once. In one that exists the files are exchanged one by one, and
-    exchanged back if one of them cannot be; other files in it stay.
+    exchanged back if one of them cannot be; other files in it stay. A process that is killed between two
+    exchanges leaves whole files, some of them old: ``manifest.py`` tells. It also leaves the hidden
+    folder it wrote into, which nothing reads.
 
     Raises:
         ValueError: A file cannot be written; the old files are in their place.

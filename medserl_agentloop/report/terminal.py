@@ -79,7 +79,7 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
             head += f" (invalid: {attack.invalid.value})"
         lines = Text.assemble((_plain(attack.reasoning) or "no reasoning", "italic"), "\n\n")
         lines.append_text(
-            _marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(_plain(attack.response))
+            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(_plain(attack.response))
         )
         parts.append(Panel(lines, title=Text(head), title_align="left", border_style="red"))
     elif record.presented_note is not None:
@@ -126,7 +126,7 @@ def _telling_game(games: list[GameRecord]) -> int:
     return len(games)
 
 
-def _marked_changes(old: str, new: str) -> Text:
+def marked_changes(old: str, new: str) -> Text:
     """``new`` with what it has in place of ``old`` marked word by word."""
     before, after = _plain(old).split(), _plain(new).split()
     text = Text()

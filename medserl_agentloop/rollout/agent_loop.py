@@ -17,30 +17,61 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.config import SelfPlayConfig
+from medserl_agentloop.game.records import OpponentRecord
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.rollout.interaction import MedicalGameInteraction
+from medserl_agentloop.rollout.opponent import HttpOpponent, OpponentError
 from medserl_agentloop.rollout.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 
+class _Identity:
+    """An object as a key: equal to itself alone, and kept alive, so that no other gets its id."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.held is other.held
+
+
 @dataclass(frozen=True)
 class _Workbench:
-    """What all games of one worker share; building it per trajectory would cost more than a game."""
+    """What all games of one worker share; reading it from the config would cost more than the game."""
 
     config: SelfPlayConfig
     interaction: MedicalGameInteraction
     encoder: ChatEncoder
+    opponent: HttpOpponent
+    prompt_length: int
+    response_length: int
+    eos_token_id: int
+    pad_token_id: int
 
 
 @lru_cache(maxsize=8)
-def _workbench(tokenizer: Any, selfplay_yaml: str, template_kwargs_yaml: str) -> _Workbench:
-    config = SelfPlayConfig.from_run(OmegaConf.create({"selfplay": OmegaConf.create(selfplay_yaml)}))
-    template_kwargs: Any = OmegaConf.to_container(OmegaConf.create(template_kwargs_yaml))
-    encoder = ChatEncoder(tokenizer, load_profile(config.profile), template_kwargs)
-    return _Workbench(config, MedicalGameInteraction(config), encoder)
+def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbench:
+    config = SelfPlayConfig.from_run(run.held)
+    template_kwargs: Any = OmegaConf.to_container(
+        OmegaConf.create(dict(data.held.get("apply_chat_template_kwargs") or {}))
+    )
+    rollout = run.held.actor_rollout_ref.rollout
+    return _Workbench(
+        config,
+        MedicalGameInteraction(config),
+        ChatEncoder(tokenizer.held, load_profile(config.profile), template_kwargs),
+        HttpOpponent(config.opponent, list(tokenizer.held.all_special_tokens)),
+        prompt_length=rollout.prompt_length,
+        response_length=rollout.response_length,
+        eos_token_id=tokenizer.held.eos_token_id,
+        pad_token_id=tokenizer.held.pad_token_id,
+    )
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
@@ -48,12 +79,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        bench = _workbench(
-            self.tokenizer,
-            OmegaConf.to_yaml(self.config.selfplay, resolve=True),
-            OmegaConf.to_yaml(OmegaConf.create(dict(self.apply_chat_template_kwargs or {}))),
-        )
-        self._selfplay, self._interaction, self._encoder = bench.config, bench.interaction, bench.encoder
+        self._bench = bench = _workbench(_Identity(self.config), _Identity(self.data_config), _Identity(self.tokenizer))
+        self._selfplay, self._interaction = bench.config, bench.interaction
+        self._encoder, self._opponent = bench.encoder, bench.opponent
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row.
@@ -77,6 +105,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         try:
             while (turn := interaction.turn(game)) is not None:
                 role, note = turn
+                if not self._selfplay.plays(role):
+                    await self._opponents_turn(game, role, note)
+                    continue
                 prompt = self._prompt(trajectory, role, record.spec.task, note)
                 budget = self._budget(trajectory, role, prompt)
                 if budget < 1:
@@ -105,8 +136,6 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         finally:
             await interaction.finalize_interaction(game)
 
-        if not trajectory.turns:  # not even the first turn fits: verl still needs a row
-            trajectory.turns.append(TrajectoryTurn(role, prompt.ids[-self.rollout_config.prompt_length :], [], []))
         record.profile, record.context = self._selfplay.profile, self._selfplay.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
@@ -117,7 +146,33 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             "max_global_steps": max(versions, default=fallback),
         }
         metrics = AgentLoopMetrics(generate_sequences=timing.get("generate_sequences", 0.0))
-        return trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
+        return trajectory.to_output(record, metrics, extra, self._bench.pad_token_id)
+
+    async def _opponents_turn(self, game: str, role: Role, note: str) -> None:
+        """Have the opponent take a turn. Nothing of it enters the trajectory: only its text plays.
+
+        The roles' contexts are separate, so the trained role's tokens are the same as against the
+        live policy, and there is nothing to mask.
+        """
+        interaction, plan = self._interaction, self._selfplay.budget
+        budget = plan.attacker(len(self._encoder.encode_note(note))) if role is Role.ATTACKER else plan.assessor
+        opponent = OpponentRecord(role=role, kind=self._selfplay.opponent.kind, version=None)
+        interaction.record(game).opponent = opponent
+        try:
+            prefix = interaction.assistant_prefix
+            turn = await self._opponent.play(interaction.messages(game), max_tokens=budget, prefix=prefix)
+        except OpponentError as error:
+            # An outage costs its games, not the run, and nothing is invented in the opponent's place.
+            interaction.make_void(game, f"opponent failed: {error}")
+            return
+        opponent.version = turn.version
+        await interaction.generate_response(
+            game,
+            [{"role": "assistant", "content": turn.text}],
+            prefill=prefix,
+            tokens=turn.tokens,
+            truncated=turn.truncated,
+        )
 
     def _prompt(self, trajectory: Trajectory, role: Role, category: Category, note: str) -> EncodedPrompt:
         if trajectory.isolated or not trajectory.turns:
@@ -127,8 +182,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     def _budget(self, trajectory: Trajectory, role: Role, prompt: EncodedPrompt) -> int:
         """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""
         plan = self._selfplay.budget
-        limit: int = self.rollout_config.response_length
-        if not trajectory.turns and len(prompt.ids) > self.rollout_config.prompt_length:
+        limit = self._bench.response_length
+        if not trajectory.turns and len(prompt.ids) > self._bench.prompt_length:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
         wanted = plan.attacker(prompt.note_tokens) if role is Role.ATTACKER else plan.assessor
@@ -136,7 +191,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     def _decode(self, ids: list[int], role: Role) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] in (self.tokenizer.eos_token_id, *self._encoder.stop(role).get("stop_token_ids", ())):
+        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(role).get("stop_token_ids", ())):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
@@ -145,7 +200,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if output.stop_reason in ("length", "stop"):
             return bool(output.stop_reason == "length")
-        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self.tokenizer.eos_token_id)
+        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._bench.eos_token_id)
 
 
 def _versions(output: TokenOutput) -> tuple[int | None, int | None]:

@@ -6,15 +6,16 @@ same whoever drives it. Called by the agent loop; knows no tokens.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
 from medserl_agentloop.config import SelfPlayConfig
 from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import Game
 from medserl_agentloop.game.types import GameSpec, Role
-from medserl_agentloop.judges import build_judge
+from medserl_agentloop.judges import Judge, build_judge, judge_game
 from medserl_agentloop.prompting import Message, load_profile
 
 
@@ -29,6 +30,10 @@ class MedicalGameInteraction:
         self.config = config
         self._profile = load_profile(config.profile)
         self._games: dict[str, Game] = {}
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return build_judge(self.config)
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
         """Start a game on the facts of one row.
@@ -62,6 +67,18 @@ class MedicalGameInteraction:
         game = self._games[instance_id]
         return None if game.next_role is None else (game.next_role, game.note)
 
+    def messages(self, instance_id: str) -> list[Message]:
+        """The chat messages that whoever's turn it is reads; empty if the game is over."""
+        game = self._games[instance_id]
+        if game.next_role is None:
+            return []
+        return self._profile.messages(game.next_role, game.record.spec.task, game.note)
+
+    @property
+    def assistant_prefix(self) -> str:
+        """How the profile begins every turn for its player."""
+        return self._profile.settings.assistant_prefix
+
     async def generate_response(
         self, instance_id: str, messages: list[Message], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
@@ -79,14 +96,13 @@ class MedicalGameInteraction:
         game.play(messages[-1]["content"], **kwargs)
         if game.next_role is None:
             return True, "", 0.0, {"role": None}
-        prompt = self._profile.messages(game.next_role, game.record.spec.task, game.note)
-        return False, prompt[-1]["content"], 0.0, {"role": game.next_role}
+        return False, self.messages(instance_id)[-1]["content"], 0.0, {"role": game.next_role}
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
         """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""
         record = self._games[instance_id].record
-        record.judgement = await build_judge(self.config.judge).judge(record)
-        rewards = SCHEMES[self.config.reward](record)
+        await judge_game(self._judge, record)
+        rewards = load_scheme(self.config.reward)(record)
         return sum(sum(components.values()) for components in rewards.values())
 
     def make_void(self, instance_id: str, reason: str) -> None:

@@ -64,15 +64,16 @@ class Trajectory:
     ) -> SelfPlayOutput:
         """The trajectory as verl wants it, not yet judged.
 
-        A game whose only turn was aborted before its first token gets one masked padding token:
-        verl cannot hold an empty response.
+        verl can hold neither an empty prompt nor an empty response. A game in which the policy took no
+        turn, or was aborted before its first token, gets a masked padding token instead.
         """
-        first = self.turns[0]
+        first = self.turns[0] if self.turns else TrajectoryTurn(Role.ASSESSOR, [pad_token_id], [], [])
         ids: list[int] = []
         mask: list[int] = []
         log_probs: list[float] = []
         role_ids: list[int] = []
-        for turn in self.turns:
+        turns = self.turns or [first]
+        for turn in turns:
             if turn is not first:
                 ids += turn.prompt_ids
                 mask += [0] * len(turn.prompt_ids)
@@ -82,7 +83,7 @@ class Trajectory:
             mask += [1] * len(turn.response_ids)
             log_probs += turn.log_probs
             role_ids += [turn.role.id] * len(turn.response_ids)
-        lengths = [len(t.prompt_ids) + len(t.response_ids) for t in self.turns]
+        lengths = [len(t.prompt_ids) + len(t.response_ids) for t in turns]
         if not ids:
             ids, mask, log_probs, role_ids = [pad_token_id], [0], [0.0], [NO_ROLE_ID]
             lengths[-1] += 1
@@ -139,7 +140,9 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
 
         rm_scores = torch.zeros(role_ids.shape, dtype=torch.float32)
         for role, components in record.rewards.items():
-            rm_scores[(role_ids == role.id).nonzero()[-1]] = sum(components.values())
+            own = (role_ids == role.id).nonzero()
+            if len(own):  # an opponent is rewarded in the record alone
+                rm_scores[own[-1]] = sum(components.values())
         columns["rm_scores"] = rm_scores
         if record.void is not None:
             columns["response_mask"] = torch.zeros_like(columns["response_mask"])

@@ -116,18 +116,23 @@ def plan_row(
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn, the assessor's prompt with the longest note the attacker
-    may write, and the assessor's turn; without an attack it is the assessor's turn alone.
+    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
+    opponent plays takes no room.
     """
     assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
     if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
-        return len(assess.ids), budget.assessor
+        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+    rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
+    if not selfplay.plays(Role.ATTACKER):
+        note = budget.rewritten_note(assess.note_tokens) if rewritten else assess.note_tokens
+        return len(assess.ids) - assess.note_tokens + note, budget.assessor
     attack = encoder.opening(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.note_tokens)
-    # Every token of the attacker's turn could be note, so that is what the second prompt must hold; a copy
-    # is answered by the seed note itself.
-    note = attacker if spec.category.has_attack else assess.note_tokens
-    second_prompt = len(assess.ids) - assess.note_tokens + note
+    if not selfplay.plays(Role.ASSESSOR):
+        return len(attack.ids), attacker
+    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
+    second_prompt = len(assess.ids) - assess.note_tokens + (attacker if rewritten else assess.note_tokens)
     return len(attack.ids), attacker + second_prompt + budget.assessor
 
 

@@ -7,7 +7,6 @@ to :meth:`SelfPlayOutput.as_dict`, which places the rewards.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from verl import DataProto
@@ -15,12 +14,10 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from medserl_agentloop.config import SelfPlayConfig
 from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges import build_judge
+from medserl_agentloop.judges import build_judge, judge_game
 from medserl_agentloop.rollout.trajectory import GAME_KEY
-
-logger = logging.getLogger(__name__)
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
@@ -44,8 +41,8 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
-        self._judge = build_judge(selfplay.judge)
-        self._scheme_name, self._scheme = selfplay.reward, SCHEMES[selfplay.reward]
+        self._judge = build_judge(selfplay, reward_router_address, config.reward.reward_model.model_path)
+        self._scheme_name, self._scheme = selfplay.reward, load_scheme(selfplay.reward)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Judge and score the game of one trajectory.
@@ -62,26 +59,13 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
                 "agent_name=medserl_selfplay (see tool_configs/agent_loop.yaml)"
             )
         record = GameRecord.model_validate(fields[GAME_KEY])
-        await self._judge_game(record)
+        await judge_game(self._judge, record)
         record.scheme, record.rewards = self._scheme_name, self._scheme(record)
         rewards = {role: record.reward(role) for role in Role}
         return {
             "reward_score": sum(r for r in rewards.values() if r is not None),
             "reward_extra_info": {**validation_numbers(record), GAME_KEY: record.to_json()},
         }
-
-    async def _judge_game(self, record: GameRecord) -> None:
-        if record.void is not None or record.assessment is None:
-            return  # nothing to judge: void, or an invalid attack
-        try:
-            record.judgement = await self._judge.judge(record)
-        except Exception as error:
-            # An outage of the judge must cost its games, not the run, and must not invent a result.
-            logger.warning("judge %s failed, game is void: %s", self._judge.name, error)
-            record.void = f"judge failed: {type(error).__name__}"
-            return
-        if record.judgement.label is None:
-            record.void = "judge abstained"
 
 
 def validation_numbers(record: GameRecord) -> dict[str, float | None]:

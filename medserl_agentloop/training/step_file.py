@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,9 @@ class StepFile:
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Write one line per object and wait until they are on disk."""
-        text = "".join(json.dumps(o, ensure_ascii=False) + "\n" for o in objects)
+        lines = b"".join(map(to_line, objects))
         with self.path.open("ab") as file:
-            # A lone surrogate in a model's text must not lose the game.
-            file.write(text.encode("utf-8", errors="backslashreplace"))
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
 
@@ -74,8 +73,18 @@ class StepFile:
             yield from map(json.loads, file)
 
 
-def read_games(path: str | Path) -> Iterator[GameRecord]:
+def to_line(values: dict[str, Any]) -> bytes:
+    """A JSON object as a line of a file."""
+    # A lone surrogate in a model's text must not lose the game.
+    return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
     """The game records of a file, in order.
+
+    Args:
+        path: The file.
+        on_bytes: Called with the length of each line that has been read.
 
     Raises:
         ValueError: A line is not a game record; names file and line.
@@ -87,3 +96,4 @@ def read_games(path: str | Path) -> Iterator[GameRecord]:
                 yield GameRecord.model_validate(json.loads(line))
             except ValueError as error:  # not UTF-8, not JSON, or not a record
                 raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+            on_bytes(len(line))

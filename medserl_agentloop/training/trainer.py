@@ -7,12 +7,13 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
+import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from tensordict import TensorDict
@@ -21,18 +22,26 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.config import check_run
-from medserl_agentloop.game.metrics import role_metrics
+from medserl_agentloop.game.health import HealthError, HealthMonitor, stop_message
+from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.game.opponents import opponent_metrics
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.checkpoint_pool import build_pool
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.training.columns import pad_role_ids, restart_positions, role_token_metrics, write_anchor
 from medserl_agentloop.training.dataset_check import check_dataset, check_stop_strings
+from medserl_agentloop.training.games_table import log_games
+from medserl_agentloop.training.loss import selfplay_loss
 from medserl_agentloop.training.mix import apply_mix
+from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
@@ -41,8 +50,15 @@ class SelfPlayMixin:
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
+        self.baselines = BaselineState()
+        self.health = HealthMonitor(self.selfplay.alarms)
+        self.stop_reason: str | None = None
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        self.pool = build_pool(self.selfplay.opponent, config)
+        self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
+        if self.pool is not None:
+            self.run_state["opponents"] = self.pool
         super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
 
     def _init_dataloader(self) -> None:
@@ -70,21 +86,53 @@ class SelfPlayMixin:
             )
             print(f"[medserl] {line}", flush=True)
 
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        trainer: Any = self
+        # Workers start with verl's own loss and no knowledge of roles.
+        actor_config = omega_conf_to_dataclass(trainer.config.actor_rollout_ref.actor)
+        trainer.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, actor_config))
+
+    def _save_checkpoint(self) -> None:
+        save_state(self._checkpoint_folder(), self.run_state)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _checkpoint_folder(self) -> Path:
+        """Folder of the checkpoint of the current step."""
+        trainer: Any = self
+        return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
+
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()  # type: ignore[misc]
-        step = self.global_steps  # type: ignore[attr-defined]
+        trainer: Any = self
+        step, total = trainer.global_steps, trainer.total_training_steps
         if step:
-            total = self.total_training_steps  # type: ignore[attr-defined]
+            resumed_from = trainer.config.trainer
+            folder = (
+                Path(resumed_from.resume_from_path)
+                if resumed_from.resume_mode == "resume_path"
+                else self._checkpoint_folder()
+            )
+            for name in load_state(folder, self.run_state):
+                print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file):
             removed = file.cut_after(step)
             if removed:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+        if self.pool is not None and step < total:
+            self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
         return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        if self.selfplay.anchor.per_role:
+            write_anchor(batch, self.selfplay.anchor.per_role)
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own step with role-separated estimators; the rest of it is as upstream.
@@ -108,9 +156,12 @@ class SelfPlayMixin:
                 "old_log_probs",
                 "ref_log_prob",
                 "values",
+                "entropy",
+                "extra_fields",
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns.pop("extra_fields"))]
         role_rows = list(columns.pop("role_ids").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
@@ -133,14 +184,26 @@ class SelfPlayMixin:
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
 
-        data.batch["advantages"], data.batch["returns"] = ROLE_ESTIMATORS[algorithm.adv_estimator](
-            data.batch["token_level_rewards"],
-            data.batch["response_mask"],
-            role_ids,
-            index=uids,
-            gamma=algorithm.gamma,
+        credited = ROLE_ESTIMATORS[algorithm.adv_estimator](
+            RoleBatch(
+                rewards=data.batch["token_level_rewards"],
+                mask=data.batch["response_mask"],
+                role_ids=role_ids,
+                groups=uids.tolist(),
+                categories=categories,
+                values=data.batch.get("values", None),
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+            ),
+            self.selfplay.credit,
+            self.baselines,
         )
-        metrics.update(advantage_metrics(data.batch["advantages"], data.batch["response_mask"], role_ids))
+        data.batch["advantages"], data.batch["returns"] = credited.advantages, credited.returns
+        metrics.update(credited.metrics)
+        per_token = {"advantage": data.batch["advantages"]}
+        if "entropy" in data.batch:  # verl leaves it out where it takes the rollout's log-probs as they are
+            per_token["entropy"] = data.batch["entropy"]
+        metrics.update(role_token_metrics(per_token, data.batch["response_mask"], role_ids))
 
         data.batch["loss_mask"] = data.batch["response_mask"]
         written = ["advantages", "returns", "response_mask", "loss_mask"]
@@ -155,25 +218,44 @@ class SelfPlayMixin:
         records = self._read_records(batch)
         self.games_file.append(record.to_json() for record in records)
         metrics.update(role_metrics(records))
+        metrics.update(opponent_metrics(records))
+        if self.pool is not None:
+            self.pool.record(records)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
-        lost = sample_batch_size * self.config.actor_rollout_ref.rollout.n - len(records)  # type: ignore[attr-defined]
-        if lost:
-            metrics["selfplay/lost_games"] = float(lost)
+        config = self.config  # type: ignore[attr-defined]
+        metrics.update(lost_games_metrics(sample_batch_size * config.actor_rollout_ref.rollout.n, len(records)))
+        log_games(records, self.global_steps, self.selfplay.wandb_games, config.trainer.logger)  # type: ignore[attr-defined]
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """One training step of verl's; its metrics are on disk before verl can checkpoint it.
 
         verl adds its own data and timing metrics later, for its loggers.
+
+        Raises:
+            HealthError: The step before had an alarm and ``selfplay.on_alarm`` is ``stop``. Not in that
+                step itself, so that verl has saved and logged it.
         """
+        if self.stop_reason is not None:
+            raise HealthError(self.stop_reason)
         started = time.monotonic()
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
+        opponent = self.pool.prepare(step) if self.pool is not None else {}
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics.update(opponent)
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
+        # verl answers NaN where a step trained on no token; JSON has no word for it.
+        numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
         numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
         numbers["timing_s/step"] = time.monotonic() - started
-        self.metrics_file.append([{"step": step, **numbers}])
+        health = self.health.observe(numbers)
+        metrics.update(health.metrics)
+        self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
         print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
+        for line in health.lines:
+            print(f"[medserl] alarm {line}", flush=True)
+        if health.firing and self.selfplay.on_alarm == "stop":
+            self.stop_reason = stop_message(health.firing, step)
         return batch
 
     def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
@@ -209,57 +291,3 @@ def step_line(metrics: dict[str, float]) -> str:
         ("seconds", "timing_s/step"),
     )
     return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown if name in metrics)
-
-
-def restart_positions(batch: KVBatchMeta) -> None:
-    """Rewrite the batch's ``position_ids`` so that they count from 0 in every private context.
-
-    verl's FSDP engine passes position ids and no attention mask, and Transformers reads each 0 as
-    the start of a new packed sequence. Rows that verl added as padding keep theirs.
-    """
-    rows = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-    keys = [key for key, _ in rows]
-    columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["context_lengths"])
-    positions = []
-    for (key, tag), lengths in zip(rows, columns["context_lengths"].unbind(), strict=True):
-        if int(lengths.sum()) != tag["seq_len"]:
-            raise RuntimeError(
-                f"game {key}: its contexts hold {int(lengths.sum())} tokens, its sequence {tag['seq_len']}; "
-                "the agent loop and the trajectory disagree"
-            )
-        positions.append(torch.cat([torch.arange(int(n)) for n in lengths]))
-    tq.kv_batch_put(
-        keys=keys,
-        partition_id=batch.partition_id,
-        fields=TensorDict(
-            {"position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged)},
-            batch_size=len(keys),
-        ),
-    )
-
-
-def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
-    """Stack the role ids of rows to the shape (B, T) of ``response_mask``, 0 where there is no token.
-
-    A row that verl added as padding holds the role ids of the row it was copied from; its mask is
-    all 0, which takes it out of every estimator whatever it holds.
-    """
-    role_ids = torch.zeros_like(response_mask)
-    width = response_mask.shape[1]
-    for number, row in enumerate(rows):
-        role_ids[number, : min(len(row), width)] = row[:width]
-    return role_ids
-
-
-def advantage_metrics(
-    advantages: torch.Tensor, response_mask: torch.Tensor, role_ids: torch.Tensor
-) -> dict[str, float]:
-    """Mean and spread of each role's advantages over its trained tokens, and how many there are."""
-    metrics: dict[str, float] = {}
-    for role in Role:
-        values = advantages[(role_ids == role.id) & (response_mask > 0)]
-        metrics[f"selfplay/{role.value}/trained_tokens"] = float(values.numel())
-        if values.numel():
-            metrics[f"selfplay/{role.value}/advantage_mean"] = values.mean().item()
-            metrics[f"selfplay/{role.value}/advantage_std"] = values.std(unbiased=False).item()
-    return metrics

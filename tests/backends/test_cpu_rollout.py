@@ -387,6 +387,21 @@ def test_a_run_repeats_itself_with_the_same_seed_and_step(model_path: Path, mode
     assert tokens(seed=1, steps=3) != tokens(seed=1, steps=4)
 
 
+def test_draws_do_not_depend_on_the_order_of_arrival_and_differ_between_repeats(model_path: Path, model: Any) -> None:
+    calls = [(prompt, {"max_tokens": 12, "ignore_eos": True}) for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0])]
+
+    def answers(order: tuple[int, ...]) -> dict[tuple[int, ...], list[list[int]]]:
+        outputs = ask(make_server(model_path, model, seed=1), *(calls[i] for i in order))
+        found: dict[tuple[int, ...], list[list[int]]] = {}
+        for i, output in zip(order, outputs, strict=True):
+            found.setdefault(tuple(calls[i][0]), []).append(output.token_ids)
+        return found
+
+    assert answers((0, 1, 2)) == answers((1, 2, 0)) == answers((2, 0, 1))
+    first, second = answers((0, 1, 2))[tuple(PROMPTS[0])]
+    assert first != second
+
+
 def test_pushed_weights_are_the_ones_that_answer(model_path: Path, model: Any) -> None:
     server = make_server(model_path, model)
     call = ([5, 6, 7], {"temperature": 0, "max_tokens": 1})

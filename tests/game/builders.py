@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from medserl_agentloop.game.parsing.medserl import MEDSERL
 from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack, Judgement, Outcome
 from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, GameSpec, Label
+from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label
 
 CLEAN_NOTE = "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
 ERROR_NOTE = CLEAN_NOTE.replace("heparin", "warfarin")
@@ -115,3 +117,30 @@ def finished(
     ).model_copy(update=changes)
     assert record.outcome is outcome
     return record
+
+
+@st.composite
+def any_game(draw: st.DrawFn) -> GameRecord:
+    """Any finished game, with an attack or without, whatever the judge says of it."""
+    category = draw(st.sampled_from(Category))
+    invalid = [Outcome.INVALID_ATTACK] if category.has_attack else []
+    outcome = draw(st.sampled_from([*DECIDED, Outcome.UNREADABLE, Outcome.VOID, *invalid]))
+    violations = st.lists(st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2)
+    share = draw(st.floats(0, 1))
+    attack = {"violations": draw(violations), "edit_share": share, "changed_words": round(24 * share)}
+    if outcome is Outcome.INVALID_ATTACK:
+        attack["invalid"] = draw(st.sampled_from(InvalidAttack))
+    assessment = {
+        "violations": draw(violations),
+        "sentence": draw(st.sampled_from([None, ERROR_SENTENCE, "She is well."])),
+        "error_type": draw(st.sampled_from([None, *ErrorType])),
+    }
+    facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
+    record = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts)
+    judgement = record.judgement
+    if judgement is not None:
+        realistic = draw(st.sampled_from([None, True, False]))
+        label = draw(st.sampled_from(Label)) if outcome is Outcome.UNREADABLE else judgement.label
+        judgement = judgement.model_copy(update={"realistic": realistic, "label": label})
+    sentences = draw(st.sampled_from([[], [ERROR_SENTENCE]]))
+    return record.model_copy(update={"error_sentences": sentences, "judgement": judgement})

@@ -1,15 +1,13 @@
-"""Role metrics: a batch counted by hand, batches that lack something, and no NaN whatever is played."""
+"""Role metrics: a batch counted by hand, batches that lack something, and what a name means."""
 
 import math
 
 import pytest
-from game.builders import attack_record, finished
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from game.builders import finished
 
 from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.game.records import GameRecord, InvalidAttack, Outcome
+from medserl_agentloop.game.types import ErrorType, Role
 
 TYPED = {"error_type": ErrorType.DIAGNOSIS}
 
@@ -24,7 +22,7 @@ def batch() -> list[GameRecord]:
         finished(
             Outcome.MISSED_ERROR,
             category="adversarial_benign",
-            attack={"tokens": 100, "changed_words": 3},
+            attack={"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given warfarin."]},
             assessment={"tokens": 10},
             rewards=both({"game": 1.0, "format": 0.0}, {"game": -1.0}),
         ),
@@ -84,15 +82,28 @@ def batch() -> list[GameRecord]:
 EXPECTED = {
     "selfplay/games": 9,
     "selfplay/void_rate": 2 / 9,
+    "selfplay/void/judge_failed": 2 / 9,
+    "selfplay/judge/asked": 4,
+    "selfplay/judge/answer_rate": 3 / 4,
+    "selfplay/judge/abstention_rate": 0.0,
+    "selfplay/judge/failure_rate": 1 / 4,
+    "selfplay/judge/injected": 3,
+    "selfplay/judge/no_error_rate": 0.0,
     "selfplay/attacker/turns": 4,
     "selfplay/attacker/parse_rate": 3 / 4,
     "selfplay/attacker/format_violation_rate": 2 / 4,
     "selfplay/attacker/truncation_rate": 1 / 4,
     "selfplay/attacker/injection_rate": 1 / 4,
     "selfplay/attacker/valid_rate": 3 / 4,
+    "selfplay/attacker/violation/text_after_note": 1 / 4,
+    "selfplay/attacker/violation/no_note": 1 / 4,
+    "selfplay/attacker/violation/truncated": 1 / 4,
     "selfplay/attacker/tokens": 250,
+    "selfplay/attacker/tokens_max": 400,
     "selfplay/attacker/changed_words": 5,
+    "selfplay/attacker/changed_sentences": 1 / 3,
     "selfplay/attacker/invalid/truncated": 1 / 4,
+    "selfplay/attacker/decided": 2,
     "selfplay/attacker/success_rate": 1 / 2,
     "selfplay/attacker/reward": -0.75,
     "selfplay/attacker/reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
@@ -101,10 +112,16 @@ EXPECTED = {
     "selfplay/attacker/reward_validity": -2.0,
     "selfplay/assessor/turns": 6,
     "selfplay/assessor/parse_rate": 5 / 6,
+    "selfplay/assessor/unreadable_rate": 1 / 6,
     "selfplay/assessor/format_violation_rate": 2 / 6,
     "selfplay/assessor/truncation_rate": 1 / 6,
+    "selfplay/assessor/violation/no_answer": 1 / 6,
+    "selfplay/assessor/violation/no_correction": 1 / 6,
+    "selfplay/assessor/violation/truncated": 1 / 6,
     "selfplay/assessor/tokens": 40,
+    "selfplay/assessor/tokens_max": 90,
     "selfplay/assessor/accuracy": 2 / 6,
+    "selfplay/assessor/balanced_accuracy": (2 / 5 + 0) / 2,
     "selfplay/assessor/precision": 2 / 3,
     "selfplay/assessor/recall": 2 / 5,
     "selfplay/assessor/f1": 0.5,
@@ -152,7 +169,10 @@ def test_no_games_give_a_count_and_nothing_else() -> None:
 
 def test_void_games_only_give_no_metrics_of_a_role() -> None:
     games = [finished(Outcome.VOID), finished(Outcome.VOID, category="vanilla_benign")]
-    assert measured(role_metrics(games)) == {"selfplay/games": 2.0, "selfplay/void_rate": 1.0}
+    metrics = measured(role_metrics(games))
+    assert metrics["selfplay/games"] == 2.0
+    assert metrics["selfplay/void_rate"] == 1.0
+    assert not [n for n in metrics if n.startswith(("selfplay/attacker/", "selfplay/assessor/"))]
 
 
 def test_nothing_is_reported_of_an_attacker_that_did_not_play() -> None:
@@ -224,37 +244,3 @@ def test_a_reward_component_averages_over_the_games_that_have_it() -> None:
     assert metrics["selfplay/assessor/reward_sentence"] == 0.5
     assert metrics["selfplay/assessor/reward_game"] == 0.0
     assert metrics["selfplay/assessor/reward"] == 0.25
-
-
-# --- any batch ---
-
-rewards = st.dictionaries(st.sampled_from(["game", "format", "sentence"]), st.floats(-3, 3), max_size=3)
-
-
-@st.composite
-def records(draw: st.DrawFn) -> GameRecord:
-    category = draw(st.sampled_from(Category))
-    outcome = draw(st.sampled_from([o for o in Outcome if category.has_attack or o is not Outcome.INVALID_ATTACK]))
-    facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
-    record = finished(outcome, category=category, facts=facts)
-    record.rewards = draw(st.dictionaries(st.sampled_from(Role), rewards))
-    if draw(st.booleans()):
-        record.judgement = Judgement(judge="llm", label=draw(st.sampled_from([None, *Label])))
-    if draw(st.booleans()):
-        record.attack = draw(st.sampled_from([None, attack_record(changed_words=0)]))
-    if draw(st.integers(0, 9)) == 0:
-        record.assessment = None
-    return record
-
-
-SHARES = ("rate", "accuracy", "precision", "recall", "f1", "invalid/")
-
-
-@given(st.lists(records(), max_size=8))
-@settings(deadline=None)
-def test_no_batch_gives_nan_and_every_share_is_a_share(games: list[GameRecord]) -> None:
-    metrics = role_metrics(games)
-    assert all(math.isfinite(v) for v in metrics.values())
-    assert all(type(v) is float for v in metrics.values())
-    shares = {n: v for n, v in metrics.items() if any(s in n for s in SHARES)}
-    assert all(0 <= v <= 1 for v in shares.values())

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medserl_agentloop.game.records import SCHEMA_VERSION, GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.records import (
+    SCHEMA_VERSION,
+    GameRecord,
+    InvalidAttack,
+    Judgement,
+    OpponentRecord,
+    Outcome,
+)
 from medserl_agentloop.game.rewards import medserl
 from medserl_agentloop.game.types import ErrorType, Role
 
@@ -44,6 +51,8 @@ def full_record(text: str = "free text") -> GameRecord:
         uid="u",
         session=2,
         policy_version=4,
+        players={Role.ASSESSOR: text},
+        opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
     )
     record.judgement.realistic, record.judgement.reason = True, text
     record.rewards = medserl(record)
@@ -112,6 +121,29 @@ def test_rewards_come_back_under_their_roles() -> None:
 
 def test_a_record_says_its_schema_version() -> None:
     assert full_record().to_json()["schema_version"] == SCHEMA_VERSION == 1
+
+
+def test_a_record_of_a_newer_version_is_refused_for_its_version_and_nothing_else() -> None:
+    newer = {**full_record().to_json(), "schema_version": SCHEMA_VERSION + 1, "a_field_to_come": 1}
+    with pytest.raises(ValidationError, match="upgrade medserl-agentloop") as refused:
+        GameRecord.model_validate(newer)
+    assert refused.value.error_count() == 1
+
+
+VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "target_label": "safe", "seed_note":
+"He is well.", "error_note": null, "clean_note": null, "error_type": null, "error_sentence": null,
+"corrected_sentence": null, "text_id": "ms-1", "vignette_id": "ms-1", "index": 4}, "presented_note": "He is well.",
+"error_sentences": [], "attack": null, "assessment": {"response": "x", "tokens": 3, "truncated": false, "verdict":
+"safe", "sentence": null, "error_type": null, "correction": null, "reasoning": "y", "violations": []}, "judgement":
+{"judge": "labels", "label": "safe", "realistic": null, "reason": ""}, "rewards": {"assessor": {"game": 1.0,
+"format": 0.0}}, "scheme": "medserl", "void": null, "profile": "medserl", "context": "isolated", "step": 2, "uid":
+"u", "session": 0, "policy_version": 1}"""
+
+
+def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_later() -> None:
+    record = GameRecord.model_validate(json.loads(VERSION_1))
+    assert record.outcome is Outcome.CORRECT_REJECTION
+    assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
 
 
 @pytest.mark.parametrize("part", [None, "attack", "assessment", "judgement"])

@@ -1,18 +1,18 @@
-"""Who earns what: the full table of both schemes, and the properties that must hold in any game."""
+"""zero_sum and medserl: who earns what, the full table, and the properties that must hold in any game."""
 
 import itertools
+from typing import Any
 
 import pytest
-from game.builders import DECIDED, ERROR_SENTENCE, finished
+from game.builders import DECIDED, ERROR_SENTENCE, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.rewards import SCHEMES, RewardScheme, medserl, zero_sum
+from medserl_agentloop.game.rewards import RewardScheme, medserl, zero_sum
 from medserl_agentloop.game.types import Category, ErrorType, Label, Role
 
 SLIP = ["no_reasoning"]
-ATTACKED = [c for c in Category if c.has_attack]
 PLAYED = [*DECIDED, Outcome.UNREADABLE]
 
 each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
@@ -26,26 +26,10 @@ def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
     return {"attack": {"violations": SLIP * attacker}, "assessment": {"violations": SLIP * assessor}}
 
 
-@st.composite
-def games(draw: st.DrawFn) -> GameRecord:
-    """Any finished game with an attack or without."""
-    category = draw(st.sampled_from(Category))
-    outcomes = [*PLAYED, Outcome.VOID, *([Outcome.INVALID_ATTACK] if category.has_attack else [])]
-    outcome = draw(st.sampled_from(outcomes))
-    violations = st.lists(st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2)
-    share = draw(st.floats(0, 1))
-    attack = {"violations": draw(violations), "edit_share": share, "changed_words": round(24 * share)}
-    if outcome is Outcome.INVALID_ATTACK:
-        attack["invalid"] = draw(st.sampled_from(InvalidAttack))
-    assessment = {
-        "violations": draw(violations),
-        "sentence": draw(st.sampled_from([None, ERROR_SENTENCE, "She is well."])),
-        "error_type": draw(st.sampled_from([None, *ErrorType])),
-    }
-    facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
-    sentences = draw(st.sampled_from([[], [ERROR_SENTENCE]]))
-    record = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts)
-    return record.model_copy(update={"error_sentences": sentences})
+def honest(outcome: Outcome, **changes: Any) -> GameRecord:
+    """A game whose attack did what its category asked for."""
+    safe = outcome in (Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
+    return finished(outcome, category="decoy_benign" if safe else "adversarial_benign", **changes)
 
 
 # --- the tables ---
@@ -63,7 +47,7 @@ TABLE = [(o, *v) for o in GAME for v in itertools.product([False, True], repeat=
 
 @pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
 def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips: bool, assessor_slips: bool) -> None:
-    record = finished(outcome, **slips(attacker_slips, assessor_slips))
+    record = honest(outcome, **slips(attacker_slips, assessor_slips))
     format_term = -0.5 if assessor_slips else 0.0
     assert zero_sum(record) == {
         Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
@@ -78,7 +62,7 @@ def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips:
 def test_medserl_adds_faithfulness_to_the_same_table(
     outcome: Outcome, attacker_slips: bool, assessor_slips: bool
 ) -> None:
-    record = finished(outcome, **slips(attacker_slips, assessor_slips))
+    record = honest(outcome, **slips(attacker_slips, assessor_slips))
     expected = zero_sum(record)
     expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
     assert medserl(record) == expected
@@ -123,6 +107,51 @@ def test_the_judge_s_label_decides_and_not_the_row_s(scheme: RewardScheme) -> No
     called_safe = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
     assert called_safe.spec.target_label is Label.HARMFUL
     assert scheme(called_safe)[Role.ASSESSOR]["game"] == 1.0
+
+
+FAILED = [
+    ("adversarial_benign", Outcome.CORRECT_REJECTION),  # nothing was injected
+    ("adversarial_benign", Outcome.FALSE_POSITIVE),
+    ("adversarial_harmful", Outcome.CORRECT_REJECTION),  # the error is gone
+    ("adversarial_harmful", Outcome.FALSE_POSITIVE),
+    ("decoy_benign", Outcome.CORRECT_DETECTION),  # a decoy with a real error
+    ("decoy_benign", Outcome.MISSED_ERROR),
+]
+
+
+@pytest.mark.parametrize(("category", "outcome"), FAILED)
+@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
+def test_an_attack_that_the_judge_contradicts_costs_as_much_as_an_invalid_one(
+    scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
+) -> None:
+    record = finished(outcome, category=category)
+    assert record.attack_failed
+    rewards = scheme(record)
+    assert rewards[Role.ATTACKER] == {"validity": penalty, "format": 0.0}
+    assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
+
+
+@each_scheme
+def test_the_label_of_the_row_and_not_the_category_says_what_an_attack_was_asked_for(scheme: RewardScheme) -> None:
+    # Older data asks adversarial_benign for an accurate variation.
+    record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
+    assert not record.attack_failed
+    assert scheme(record)[Role.ATTACKER]["game"] == 1.0
+
+
+@each_scheme
+def test_an_unreadable_assessment_does_not_hide_a_failed_attack(scheme: RewardScheme) -> None:
+    record = finished(Outcome.UNREADABLE, judgement=Judgement(judge="llm", label=Label.SAFE))
+    assert "game" not in scheme(record)[Role.ATTACKER]
+
+
+@pytest.mark.parametrize(("realistic", "expected"), [(None, {}), (True, {"realism": 0.0}), (False, {"realism": -0.5})])
+def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
+    realistic: bool | None, expected: dict[str, float]
+) -> None:
+    judgement = Judgement(judge="llm", label=Label.HARMFUL, realistic=realistic)
+    attacker = medserl(finished(Outcome.MISSED_ERROR, judgement=judgement))[Role.ATTACKER]
+    assert {k: v for k, v in attacker.items() if k == "realism"} == expected
 
 
 # --- partial credit ---
@@ -199,42 +228,53 @@ def test_faithfulness_costs_the_edit_s_share_of_what_is_allowed(share: float, co
 # --- properties ---
 
 
-@given(games(), st.sampled_from([zero_sum, medserl]))
-def test_the_game_sums_to_zero_wherever_both_are_rewarded(record: GameRecord, scheme: RewardScheme) -> None:
-    rewards = scheme(record)
-    if len(rewards) == 2:
-        assert sum(components["game"] for components in rewards.values()) == 0
+@given(any_game(), st.sampled_from([zero_sum, medserl]))
+def test_the_game_sums_to_zero_wherever_both_have_one(record: GameRecord, scheme: RewardScheme) -> None:
+    games = [components["game"] for components in scheme(record).values() if "game" in components]
+    if len(games) == 2:
+        assert sum(games) == 0
 
 
-@given(games(), st.sampled_from([zero_sum, medserl]))
+@given(any_game(), st.sampled_from([zero_sum, medserl]))
+def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_attack_does_not_count(
+    record: GameRecord, scheme: RewardScheme
+) -> None:
+    attacker = scheme(record).get(Role.ATTACKER)
+    if attacker is not None:
+        does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
+        assert ("validity" in attacker) == does_not_count
+        assert ("game" in attacker) != does_not_count
+
+
+@given(any_game(), st.sampled_from([zero_sum, medserl]))
 def test_components_have_known_names(record: GameRecord, scheme: RewardScheme) -> None:
     rewards = scheme(record)
-    assert set(rewards.get(Role.ATTACKER, ())) <= {"game", "format", "validity", "faithfulness"}
+    assert set(rewards.get(Role.ATTACKER, ())) <= {"game", "format", "validity", "faithfulness", "realism"}
     assert set(rewards.get(Role.ASSESSOR, ())) <= {"game", "format", "sentence", "error_type"}
     assert all(isinstance(v, float) for components in rewards.values() for v in components.values())
 
 
-attacked_games = games().filter(lambda g: g.attack is not None and g.outcome is not Outcome.VOID)
+def counts(record: GameRecord) -> bool:
+    return record.attack is not None and record.outcome in PLAYED and not record.attack_failed
 
 
-@given(attacked_games, st.sampled_from([zero_sum, medserl]))
-def test_an_invalid_attack_never_pays_more_than_a_valid_one_of_the_same_form(
+@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
+def test_an_invalid_attack_never_pays_more_than_one_of_the_same_form_that_counts(
     record: GameRecord, scheme: RewardScheme
 ) -> None:
     assert record.attack is not None
-    invalid = finished(Outcome.INVALID_ATTACK, attack={"violations": record.attack.violations})
-    assert total(scheme, invalid, Role.ATTACKER) < 0
-    assert total(scheme, invalid, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
+    violations = {"violations": record.attack.violations}
+    for does_not_count in (
+        finished(Outcome.INVALID_ATTACK, attack=violations),
+        finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=violations),
+    ):
+        assert total(scheme, does_not_count, Role.ATTACKER) < 0
+        assert total(scheme, does_not_count, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
+        if scheme is medserl:
+            assert total(scheme, does_not_count, Role.ATTACKER) < total(scheme, record, Role.ATTACKER)
 
 
-@given(attacked_games.filter(lambda g: g.outcome in PLAYED))
-def test_in_medserl_the_worst_valid_attack_beats_an_invalid_one(record: GameRecord) -> None:
-    assert record.attack is not None
-    invalid = finished(Outcome.INVALID_ATTACK, attack={"violations": record.attack.violations})
-    assert total(medserl, record, Role.ATTACKER) > total(medserl, invalid, Role.ATTACKER)
-
-
-@given(games())
+@given(any_game())
 def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: GameRecord) -> None:
     attacker = medserl(record).get(Role.ATTACKER, {})
     assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
@@ -252,25 +292,5 @@ def test_an_unreadable_answer_is_worse_than_a_wrong_one_in_good_form(scheme: Rew
 @each_scheme
 def test_no_slip_ever_pays(scheme: RewardScheme) -> None:
     for outcome, role in itertools.product(PLAYED, Role):
-        good, bad = finished(outcome), finished(outcome, **slips(True, True))
+        good, bad = honest(outcome), honest(outcome, **slips(True, True))
         assert total(scheme, bad, role) <= total(scheme, good, role)
-
-
-@given(games(), st.sampled_from([zero_sum, medserl]))
-def test_scoring_leaves_the_record_as_it_was(record: GameRecord, scheme: RewardScheme) -> None:
-    before = record.model_dump_json()
-    assert scheme(record) == scheme(record)
-    assert record.model_dump_json() == before
-
-
-@given(games(), st.sampled_from([zero_sum, medserl]))
-def test_a_role_s_reward_is_the_sum_of_its_components(record: GameRecord, scheme: RewardScheme) -> None:
-    record.rewards = scheme(record)
-    for role in Role:
-        components = record.rewards.get(role)
-        assert record.reward(role) == (None if components is None else sum(components.values()))
-
-
-def test_schemes_are_found_by_their_name() -> None:
-    assert SCHEMES["zero_sum"] is zero_sum
-    assert SCHEMES["medserl"] is medserl

@@ -10,22 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from medec.builders import run
 
-COLUMNS = [
-    "Text ID",
-    "Text",
-    "Sentences",
-    "Error Flag",
-    "Error Type",
-    "Error Sentence ID",
-    "Error Sentence",
-    "Corrected Sentence",
-    "Corrected Text",
-]
+from medserl_agentloop.medec.official_csv import COLUMNS
+
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def medec_dir() -> Path:
     """Folder of the real MEDEC files; never copied into the repository."""
     default = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
@@ -117,6 +109,22 @@ def write_pairs(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def pairs(write_pairs: Callable[..., Path], pair: Callable[..., dict[str, Any]]) -> Path:
+    """A file of 40 pairs."""
+    return write_pairs(*(pair(n) for n in range(40)))
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Callable[..., Any]:
+    """Runs ``medec_to_parquet.py`` into a folder of ``tmp_path``."""
+
+    def convert(*arguments: Any, output: str = "out") -> Any:
+        return run("medec_to_parquet", *arguments, "--output", tmp_path / output)
+
+    return convert
 
 
 def _with_blanks(cells: dict[str, str]) -> dict[str, str]:

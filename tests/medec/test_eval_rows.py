@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow.parquet as pq
-from typer.testing import CliRunner
+from medec.builders import (
+    OFFICIAL,
+    SAMPLE,
+    TOKENIZER,
+    run,
+)
 
 from medserl_agentloop.game.types import Category, GameSpec, Role
-from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
+from medserl_agentloop.medec.eval_rows import FIRST_INDEX
 from medserl_agentloop.medec.schema import SCHEMA
 from medserl_agentloop.medec.verify import verify_files
 from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
-from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
-
-DATA_PREP = Path(__file__).resolve().parents[2] / "data_prep"
-SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
-OFFICIAL = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
-TOKENIZER = tiny_tokenizer()
-NULLABLE = {"error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"}
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, DATA_PREP / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(name: str, *arguments: Any) -> Any:
-    return CliRunner().invoke(script(name).app, [str(argument) for argument in arguments])
 
 
 def written(tmp_path: Path, *inputs: Path, options: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -145,57 +129,4 @@ def test_official_validation_set_is_complete(tmp_path: Path, medec_dir: Path) ->
     }
     assert_untouched_and_playable(rows, cells_of(medec_dir / OFFICIAL))
     report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
-
-
-# parquet -> datasets -> verl's RLHFDataset -> first-turn tokens.
-
-
-def assert_round_trip(paths: list[Path], cache: Path) -> int:
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    config = compose_run().data
-    config.filter_overlong_prompts = True
-    config.filter_overlong_prompts_workers = 1
-    config.max_prompt_length = 8192
-    encoder = ChatEncoder(TOKENIZER, load_profile())
-    files = [str(path) for path in paths]
-    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(cache))
-    dataset = RLHFDataset(files, TOKENIZER, config)
-    source = [row for path in paths for row in pq.read_table(path).to_pylist()]
-    assert len(source) == len(loaded) == len(dataset)
-    for number, row in enumerate(source):
-        handed_out = dataset[number]
-        assert loaded[number] == row == {name: handed_out[name] for name in row}
-        facts = handed_out["extra_info"]
-        assert None not in [value for name, value in row.items()]
-        assert not [
-            name for name in SCHEMA.field("extra_info").type.names if facts[name] is None and name not in NULLABLE
-        ]
-        assert None not in [sentence[key] for sentence in facts["sentences"] for key in ("id", "text")]
-        spec = GameSpec.from_extra_info(facts)
-        role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        tokens = encoder.opening(role, spec.category, spec.seed_note).ids
-        assert TOKENIZER.decode(tokens) == TOKENIZER.apply_chat_template(
-            handed_out["raw_prompt"], add_generation_prompt=True, tokenize=False
-        )
-        assert spec.seed_note in TOKENIZER.decode(tokens)
-    return len(source)
-
-
-def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
-    assert run("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
-    assert assert_round_trip(paths, tmp_path / "cache") > 300
-    report = verify_files(paths, TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
-
-
-def test_round_trip_of_the_official_validation_set(tmp_path: Path, medec_dir: Path) -> None:
-    assert run("medec_to_parquet", "--input", medec_dir / OFFICIAL, "--output", tmp_path).exit_code == 0
-    build = build_eval_rows([medec_dir / OFFICIAL])
-    written(tmp_path / "eval", medec_dir / OFFICIAL)
-    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet", tmp_path / "eval" / "eval.parquet"]
-    assert assert_round_trip(paths, tmp_path / "cache") > 574 == len(build.rows)
-    report = verify_files(paths[:2], TOKENIZER)
     assert report.ok, [str(problem) for problem in report.problems]

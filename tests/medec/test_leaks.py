@@ -1,95 +1,155 @@
-"""White space, ids, row order and length: none of them tells error notes from clean ones in the files."""
+"""White space, ids, row order and length: none of them tells error notes from clean ones in the files.
+
+A tree is cross-validated with the notes of a case in one fold: with one of them to learn from, the
+other would be guessed wrong. How well it does on labels shuffled at random says what chance is. The bound
+is that of a one-sided test at 5 % over all comparisons together (Bonferroni, normal approximation).
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import tempfile
 from pathlib import Path
+from statistics import NormalDist
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from medec.builders import OFFICIAL
 
-from medserl_agentloop.medec.allocation import parse_mix
+from medserl_agentloop.game.types import Category
+from medserl_agentloop.medec.allocation import DEFAULT_MIX, parse_mix
 from medserl_agentloop.medec.fields import MedecFormatError
+from medserl_agentloop.medec.official_csv import COLUMNS
 from medserl_agentloop.medec.reader import read_files
 from medserl_agentloop.medec.rows import RowPlan, build_rows
 from medserl_agentloop.medec.writing import write_parquet
 
-MARGIN = 0.04  # of balanced accuracy over chance: two standard errors of 574 rows are 0.042
+FOLDS = 5
+SHUFFLES = 100
+KINDS = ("white space", "id", "row order", "length")
+# Which rows, and which of their labels: that of the note they start from, or that of the note presented.
+LABELS = {
+    "vanilla, presented": ("vanilla", "target_label"),
+    "attacked, start": ("adversarial decoy", "seed_label"),
+    "attacked, presented": ("adversarial decoy", "target_label"),
+    "all, start": ("vanilla adversarial decoy", "seed_label"),
+    "all, presented": ("vanilla adversarial decoy", "target_label"),
+}
+ALPHA = 0.05 / (len(KINDS) * len(LABELS))
+CLEARLY = 0.01  # a leak has a chance below this
+
+
+def features(kind, ids, notes, harmful):
+    """What a classifier of ``kind`` sees of each row; (rows, features)."""
+    if kind == "white space":
+        return [white_space(note) for note in notes]
+    if kind == "length":
+        return [[len(note), len(note.split())] for note in notes]
+    if kind == "id":
+        numbers = [int(text_id.rsplit("-", 1)[1]) for text_id in ids]
+        return [[number, number % 2] for number in numbers]
+    # The label of the row before: in MEDEC's files a clean note mostly follows its error note.
+    return [[at, at % 2, before] for at, before in enumerate([-1, *harmful[:-1]])]
 
 
 def white_space(note):
-    tail = note[len(note.rstrip()) :]
-    return [len(tail), "\n" in tail, note.count("  "), note.count("\n"), note.count("\t"), note.count(" \n")]
+    inner, tail = note.strip(), note[len(note.rstrip()) :]
+    before = len(note) - len(note.lstrip())
+    return [before, len(tail), "\n" in tail, *(inner.count(mark) for mark in ("  ", "\n", "\t", " \n", "\xa0"))]
 
 
-def accuracy(features, labels, cases):
-    """Balanced accuracy by cross-validation of a tree, which finds thresholds.
-
-    The notes of a case are in one fold: with one of them to learn from, the other would be guessed wrong.
-    """
+def chance_of(values, harmful, cases):
+    """Probability that a classifier without any information does as well as one on ``values``."""
     model_selection = pytest.importorskip("sklearn.model_selection")
     trees = pytest.importorskip("sklearn.tree")
-    folds = model_selection.StratifiedGroupKFold(5, shuffle=True, random_state=0)
-    model = trees.DecisionTreeClassifier(max_depth=4, min_samples_leaf=10, class_weight="balanced", random_state=0)
-    scores = model_selection.cross_val_score(
-        model, features, labels, groups=cases, cv=folds, scoring="balanced_accuracy"
-    )
-    return scores.mean()
+    values, harmful = np.asarray(values, dtype=float), np.asarray(harmful, dtype=bool)
+    folds = list(model_selection.GroupKFold(FOLDS, shuffle=True, random_state=0).split(values, groups=cases))
+    model = trees.DecisionTreeClassifier(max_depth=3, min_samples_leaf=10, class_weight="balanced", random_state=0)
+
+    def accuracy(labels):
+        guess = np.zeros(len(labels), dtype=bool)
+        for fit, held_out in folds:
+            guess[held_out] = model.fit(values[fit], labels[fit]).predict(values[held_out])
+        return (guess[labels].mean() + 1 - guess[~labels].mean()) / 2
+
+    rng = np.random.default_rng(0)
+    by_chance = [accuracy(rng.permutation(harmful)) for _ in range(SHUFFLES)]
+    return 1 - NormalDist(np.mean(by_chance), np.std(by_chance, ddof=1)).cdf(accuracy(harmful))
 
 
-@pytest.fixture
-def converted(medec_dir):
-    vignettes = read_files([next(medec_dir.glob("MEDEC*.csv"))]).vignettes
-    plan = RowPlan(parse_mix("vanilla_harmful=1,vanilla_benign=1"), val_fraction=0.0)
-    return list(build_rows(vignettes, plan).train)
+@pytest.fixture(scope="module")
+def vignettes(medec_dir):
+    return read_files([medec_dir / OFFICIAL]).vignettes
 
 
-def test_white_space_gives_the_label_away_before_conversion_and_not_after(medec_dir, converted):
-    with next(medec_dir.glob("MEDEC*.csv")).open(encoding="utf-8", newline="") as file:
-        raw = list(csv.DictReader(file))
-    before = accuracy([white_space(r["Text"]) for r in raw], [r["Error Flag"] for r in raw], range(len(raw)))
-    notes = [row["extra_info"]["seed_note"] for row in converted]
-    after = accuracy([white_space(note) for note in notes], labels(converted), cases(converted))
-    assert before > 0.5 + MARGIN > after
+@pytest.fixture(scope="module")
+def converted(vignettes):
+    """Facts of the rows of all five categories."""
+    plan = RowPlan(parse_mix(f"{DEFAULT_MIX},decoy_benign=1"), val_fraction=0.0)
+    return [
+        row["extra_info"] | {"seed_label": Category(row["extra_info"]["category"]).seed_label.value}
+        for row in build_rows(vignettes, plan).train
+    ]
 
 
-def test_row_order_index_and_length_do_not_give_the_label_away(converted):
-    order = [[at, at % 2, at % 3, row["extra_info"]["index"]] for at, row in enumerate(converted)]
-    assert accuracy(order, labels(converted), cases(converted)) < 0.5 + MARGIN
-    lengths = [[len(row["extra_info"]["seed_note"]), len(row["extra_info"]["seed_note"].split())] for row in converted]
-    assert accuracy(lengths, labels(converted), cases(converted)) < 0.5 + MARGIN
-
-
-def test_note_ids_do_not_give_the_label_away(converted):
-    ids = [[int(row["extra_info"]["text_id"].rsplit("-", 1)[1])] for row in converted]
-    assert accuracy([[i[0], i[0] % 2] for i in ids], labels(converted), cases(converted)) < 0.5 + MARGIN
-
-
-def labels(rows):
-    return [row["reward_model"]["ground_truth"] for row in rows]
-
-
-def cases(rows):
-    return [row["extra_info"]["vignette_id"] for row in rows]
-
-
-COLUMNS = (
-    "Text ID,Text,Sentences,Error Flag,Error Type,Error Sentence ID,Error Sentence,Corrected Sentence,Corrected Text"
+@pytest.mark.parametrize(
+    ("kind", "leaks"), [("white space", True), ("id", True), ("row order", True), ("length", False)]
 )
+def test_what_tells_the_label_in_the_official_file(medec_dir, vignettes, kind, leaks):
+    """Case 5, and the structure of MEDEC's files. Length tells nothing there to begin with."""
+    with (medec_dir / OFFICIAL).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    case_of = {text_id: vignette.vignette_id for vignette in vignettes for text_id in vignette.text_ids}
+    ids, harmful = [row["Text ID"] for row in rows], [row["Error Flag"] == "1" for row in rows]
+    values = features(kind, ids, [row["Text"] for row in rows], harmful)
+    chance = chance_of(values, harmful, [case_of[text_id] for text_id in ids])
+    assert (chance < CLEARLY) == leaks, chance
+
+
+def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows(medec_dir):
+    """Case 5 with 1,538 pairs, among which a leak as wide as the published one cannot hide."""
+    official, pairs = medec_dir / OFFICIAL, medec_dir / "medec_ms_train_pairs.jsonl"
+    with official.open(encoding="utf-8", newline="") as file:
+        raw = [(row["Text"], row["Corrected Text"]) for row in csv.DictReader(file) if row["Error Flag"] == "1"]
+    raw += [(pair["incorrect_note"], pair["correct_note"]) for pair in map(json.loads, pairs.open(encoding="utf-8"))]
+    notes, harmful = [note for pair in raw for note in pair], [True, False] * len(raw)
+    cases = [number // 2 for number in range(len(notes))]
+    assert chance_of([white_space(note) for note in notes], harmful, cases) < CLEARLY / 1000
+
+    plan = RowPlan(parse_mix("vanilla_harmful=1,vanilla_benign=1"), val_fraction=0.0)
+    rows = [row["extra_info"] for row in build_rows(read_files([official, pairs]).vignettes, plan).train]
+    harmful = [facts["target_label"] == "harmful" for facts in rows]
+    values = [white_space(facts["seed_note"]) for facts in rows]
+    assert chance_of(values, harmful, [facts["vignette_id"] for facts in rows]) > ALPHA
+
+
+@pytest.mark.parametrize("which", LABELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_tells_the_label_in_converted_rows(converted, kind, which):
+    """Case 5, in games that present a note as it is and in those that start an attack from it."""
+    families, label = LABELS[which]
+    rows = [facts for facts in converted if facts["category"].split("_")[0] in families.split()]
+    harmful = [facts[label] == "harmful" for facts in rows]
+    values = features(kind, [facts["text_id"] for facts in rows], [facts["seed_note"] for facts in rows], harmful)
+    chance = chance_of(values, harmful, [facts["vignette_id"] for facts in rows])
+    assert chance > ALPHA, chance
+
+
 TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
 @given(notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), newline=st.sampled_from(["\n", "\r\n"]))
 def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(notes, newline):
-    pq = pytest.importorskip("pyarrow.parquet")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "notes.csv")
         with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             writer = csv.writer(file, lineterminator=newline, quoting=csv.QUOTE_ALL)
-            writer.writerow(COLUMNS.split(","))
+            writer.writerow(COLUMNS)
             for n, (wrong, right) in enumerate(notes):
                 writer.writerow([f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"])
         unusable = [

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import json
+import io
+import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import datasets
+import medec_to_parquet
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from medec.builders import (
+    OFFICIAL,
+    assert_one_sentence,
+    manifest_of,
+)
+from rich.console import Console
 
-from medserl_agentloop.game.types import GameSpec, VanillaAttacker
-from medserl_agentloop.medec import conversion
-from medserl_agentloop.medec.reader import ReadOptions, read_files
+from medserl_agentloop.game.types import Category, GameSpec, VanillaAttacker
+from medserl_agentloop.medec import manifest
 from medserl_agentloop.medec.schema import SCHEMA
 from medserl_agentloop.medec.verify import verify_files
 from medserl_agentloop.medec.verify_rows import Check
@@ -25,36 +32,7 @@ from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
-SCRIPT = Path(__file__).resolve().parents[2] / "data_prep" / "medec_to_parquet.py"
-
-
-@pytest.fixture(scope="module")
-def command():
-    spec = importlib.util.spec_from_file_location("medec_to_parquet", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def convert(command, tmp_path):
-    def run(*arguments, output="out"):
-        return CliRunner().invoke(command.app, [*map(str, arguments), "--output", str(tmp_path / output)])
-
-    return run
-
-
-@pytest.fixture
-def pairs(write_pairs, pair):
-    return write_pairs(*(pair(n) for n in range(40)))
-
-
-def assert_one_sentence(result, *parts):
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stderr
-    for part in parts:
-        assert part in result.stderr
+DATA_PREP = Path(medec_to_parquet.__file__).parent
 
 
 def test_files_have_the_declared_schema_and_no_temporary_file_stays(convert, pairs, tmp_path):
@@ -153,45 +131,10 @@ def test_bad_option_ends_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, *arguments), part)
 
 
-def test_output_that_is_a_file_ends_with_one_sentence(convert, pairs, tmp_path):
-    (tmp_path / "taken").write_text("mine")
-    assert_one_sentence(convert("--input", pairs, output="taken"), "cannot be written")
-    assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_failed_write_leaves_the_old_files_alone(command, convert, pairs, tmp_path, monkeypatch):
-    convert("--input", pairs)
-    before = (tmp_path / "out" / "train.parquet").read_bytes()
-
-    def full_disk(rows, path):
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(conversion, "write_parquet", full_disk)
-    assert_one_sentence(convert("--input", pairs, "--seed", 2), "No space left")
-    assert (tmp_path / "out" / "train.parquet").read_bytes() == before
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
-
-
-def test_file_that_cannot_be_exchanged_brings_the_others_back(convert, pairs, tmp_path):
-    folder = tmp_path / "out"
-    convert("--input", pairs)
-    (folder / "val.parquet").unlink()
-    (folder / "val.parquet").mkdir()
-    before = (folder / "train.parquet").read_bytes()
-    assert_one_sentence(convert("--input", pairs, "--seed", 2), "cannot be written")
-    assert (folder / "train.parquet").read_bytes() == before
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-
-
 def test_dry_run_shows_the_summary_and_writes_nothing(convert, pairs, tmp_path):
     result = convert("--input", pairs, "--dry-run")
     assert result.exit_code == 0 and "nothing was written" in result.stdout
     assert not (tmp_path / "out").exists()
-
-
-def manifest_of(folder):
-    return json.loads((folder / "manifest.json").read_text())
 
 
 def test_manifest_accounts_for_sources_outputs_and_every_exclusion(convert, write_csv, error_row, clean_row, tmp_path):
@@ -213,73 +156,6 @@ def test_manifest_accounts_for_sources_outputs_and_every_exclusion(convert, writ
     assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
 
 
-def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, pair, tmp_path):
-    shared = pair(3, note_id="ms-val-1003")  # the same notes as ms-train-3
-    other = write_pairs(shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl")
-    assert convert("--input", pairs, "--val-input", other).exit_code == 0
-    ids = {
-        name: {row["vignette_id"] for row in pq.read_table(tmp_path / f"out/{name}.parquet")["extra_info"].to_pylist()}
-        for name in ("train", "val")
-    }
-    assert ids["val"] and all(text_id.startswith("ms-val") for text_id in ids["val"])
-    assert len(ids["train"]) == 39 and "ms-train-3" not in ids["train"]
-    left_out = [
-        entry for entry in manifest_of(tmp_path / "out")["exclusions"] if "given for validation" in entry["reason"]
-    ]
-    assert left_out[0]["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
-
-
-def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, pair, tmp_path):
-    changed = pair(7, note_id="ms-eval-1")
-    for key in ("incorrect_note", "correct_note"):
-        changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
-    near = write_pairs(changed, name="eval.jsonl")
-    assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
-    exclusions = manifest_of(tmp_path / "out")["exclusions"]
-    rows = [row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]]
-    assert "ms-train-7" in {row["id"] for row in rows}
-    assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
-
-
-def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
-    dash = "\u2013".encode().decode("cp1252")
-    broken = [pair(n, correct_note=f"Note {n}: 2{dash}3 \u00b5g, 5 m\u00b3.") for n in range(12)]
-    path = write_pairs(*broken)
-    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    for options, expected in (
-        ((), f"2{dash}3 \u00b5g, 5 m\u00b3."),
-        (("--repair-encoding",), "2\u20133 \u00b5g, 5 m\u00b3."),
-    ):
-        assert convert(*arguments, *options).exit_code == 0
-        notes = [row["clean_note"] for row in pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()]
-        assert all(note.endswith(expected) for note in notes)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def test_overlong_prompts_are_an_error_that_names_them(convert, pairs, tokenizer, tmp_path):
-    arguments = ("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tokenizer)
-    assert_one_sentence(
-        convert(*arguments), "160 prompts are overlong", "ms-train-0 (vanilla_harmful:", "--on-overlong"
-    )
-    assert not (tmp_path / "out").exists()
-
-
-def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs, pair, tokenizer, tmp_path):
-    long_note = "word " * 4000
-    path = write_pairs(pair(0, incorrect_note=long_note), *(pair(n) for n in range(1, 20)))
-    arguments = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--on-overlong", "exclude")
-    assert convert("--input", path, "--mix", "vanilla_harmful=1", "--val-fraction", 0, *arguments).exit_code == 0
-    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 19
-    overlong = [e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt"]
-    assert [row["id"] for entry in overlong for row in entry["rows"]] == ["ms-train-0"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -299,14 +175,6 @@ def test_split_fractions_are_the_val_fraction(convert, pairs, tmp_path):
     assert (tmp_path / "a/val.parquet").read_bytes() == (tmp_path / "b/val.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
-def test_real_openrlhf_rows_all_get_their_error_type(medec_dir, name):
-    join = next(medec_dir.glob("MEDEC*.csv"))
-    (report,) = read_files([medec_dir / name], ReadOptions(join=(join,))).reports
-    assert (report.records, report.joined, report.not_joined) == (320, 320, ())
-    assert "unknown" not in report.error_types
-
-
 def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
     assert convert("--input", next(medec_dir.glob("MEDEC*.csv"))).exit_code == 0
     manifest = manifest_of(tmp_path / "out")
@@ -316,19 +184,22 @@ def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
     assert [count for reason, count in counts.items() if reason.startswith("twin")] == [255]
 
 
-def test_missing_package_says_how_to_install_it():
-    code = (
-        "import runpy, sys; sys.modules['medserl_agentloop'] = None; "
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+@pytest.mark.parametrize("script", ["medec_to_parquet", "medec_eval_to_parquet", "sft_to_parquet", "verify_parquet"])
+def test_missing_package_says_how_to_install_it(tmp_path, script):
+    missing = "raise ModuleNotFoundError('No module named typer', name='typer')"
+    (tmp_path / "typer.py").write_text(missing)
+    command = [sys.executable, DATA_PREP / f"{script}.py", "--help"]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install -e ." in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: the Python module 'typer' is not installed; run `pip install -e .`")
+    assert done.stderr.count("\n") == 1
 
 
 def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
     files = (
-        medec_dir / "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv",
+        medec_dir / OFFICIAL,
         medec_dir / "medec_ms_train_pairs.jsonl",
     )
     for path, expected in zip(files, ((570, 60), (2190, 240)), strict=True):
@@ -337,3 +208,65 @@ def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
         assert tuple(table.num_rows for table in written) == expected
         for row in written[0].to_pylist() + written[1].to_pylist():
             assert GameSpec.from_extra_info(row["extra_info"]).seed_note in row["prompt"][0]["content"]
+
+
+# The progress bar: on a terminal, for what takes more than a second.
+
+
+def shown(items, *, seconds, terminal=True):
+    """What a terminal sees of a stream whose first item takes ``seconds``."""
+    screen = io.StringIO()
+
+    def stream():
+        for number in range(items):
+            time.sleep(seconds if number == 0 else 0)
+            yield number
+
+    watch = medec_to_parquet._progress(Console(file=screen, force_terminal=terminal))
+    assert list(watch(stream(), "reading notes", items)) == list(range(items))
+    return screen.getvalue()
+
+
+def test_bar_appears_only_for_what_takes_more_than_a_second():
+    assert shown(200, seconds=0.2) == ""
+    assert "reading notes" in shown(3, seconds=1.5)
+    assert shown(3, seconds=1.1, terminal=False) == ""
+
+
+def test_bar_goes_away_where_the_work_fails():
+    screen = io.StringIO()
+
+    def stream():
+        yield 1
+        time.sleep(1.2)
+        raise ValueError("row 2")
+
+    with pytest.raises(ValueError, match="row 2"):
+        list(medec_to_parquet._progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
+    assert screen.getvalue().endswith("\x1b[2K")  # the bar's line is erased
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def profile(folder, template):
+    for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("Play.", "does not contain its note; write {{ note }} in every template"),
+        ("{{ nothing }}", "'nothing' is undefined. A template may use {{ note }}"),
+    ],
+)
+def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path, template, part):
+    assert_one_sentence(convert("--input", pairs, "--profile", profile(tmp_path / "mine", template)), part)
+    assert not (tmp_path / "out").exists()
+
+
+def test_version_of_a_package_that_is_not_installed_is_said_in_the_manifest(convert, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "_PACKAGES", ("pyarrow", "no-such-package"))
+    convert("--input", pairs)
+    assert manifest_of(tmp_path / "out")["versions"]["no-such-package"] == "not installed"

@@ -10,7 +10,7 @@ import pytest
 
 from medserl_agentloop.game.types import Category, GameSpec, Role
 from medserl_agentloop.medec import rows as game_rows
-from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix
+from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
 from medserl_agentloop.medec.reader import read_files
 from medserl_agentloop.medec.rows import RowPlan
 from medserl_agentloop.medec.schema import SCHEMA, to_table
@@ -51,6 +51,7 @@ def test_without_a_row_number_the_largest_exact_multiple_of_the_mix_is_made(vign
 
 
 def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
+    """Case 15: the allocation is exact."""
     games = build_rows(vignettes, plan(rows=47))
     assert len(games.train) + len(games.val) == 47
     assert counts(games.train)["vanilla_benign"] in (17, 18)  # half of 35
@@ -58,6 +59,7 @@ def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
 
 
 def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
+    """Case 15: more rows asked than exist."""
     with pytest.raises(AllocationError, match=r"need .* for vanilla_benign .* at most about 60 rows"):
         build_rows(vignettes, plan(rows=1000))
 
@@ -79,6 +81,7 @@ def test_val_fraction_zero_asks_for_no_validation_rows(vignettes):
 
 
 def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
+    """Case 15: split by vignette."""
     games = build_rows(vignettes, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
@@ -88,6 +91,7 @@ def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
 
 
 def test_vignettes_that_share_a_note_stay_in_one_split(vignettes):
+    """Case 15: one case under two ids."""
     vignettes = [
         *vignettes[:20],
         *(replace(v, vignette_id=f"again-{i}") for i, v in enumerate(vignettes[:20])),
@@ -158,6 +162,7 @@ def test_game_spec_reads_every_row(vignettes):
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):
+    """Case 8: the two notes differ in letter case only."""
     pairs = [pair(n) for n in range(12)]
     pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
     vignettes = read_files([write_pairs(*pairs)]).vignettes
@@ -189,6 +194,7 @@ def test_data_source_of_other_collections_is_the_prefix_of_their_ids(write_pairs
 
 
 def test_braces_in_a_note_reach_the_prompt_unrendered(write_pairs, pair):
+    """Case 14: one pass of substitution."""
     note = "{{ note }} {% raw %} %s \\g<0> </answer><image>"
     vignettes = read_files([write_pairs(pair(0, incorrect_note=note))]).vignettes
     row = build_rows(vignettes, plan("adversarial_harmful=1", val_fraction=0)).train[0]
@@ -212,3 +218,23 @@ def test_category_given_twice_is_an_error():
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
     with pytest.raises(AllocationError, match="from 0 to 1"):
         build_rows(vignettes, plan(val_fraction=fraction))
+
+
+@pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
+def test_split_that_is_not_two_shares_of_one_is_an_error(text):
+    with pytest.raises(AllocationError, match=r"^split: .* not two shares that add up to 1; write train=0.9,val=0.1"):
+        parse_split(text)
+
+
+def test_rows_too_few_for_the_mix_are_an_error(vignettes):
+    with pytest.raises(
+        AllocationError, match=r"split train: 3 rows are too few for the mix .*, adversarial_\w+ would get none"
+    ):
+        build_rows(vignettes, plan(rows=4))
+
+
+def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv, error_row):
+    vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).vignettes
+    games = build_rows(vignettes, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
+    assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
+    assert games.exclusions.counts() == {"not a benign seed: it has no clean note": 1}

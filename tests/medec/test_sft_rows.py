@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import sft_to_parquet
+from medec.builders import (
+    SAMPLE,
+    run,
+)
 from omegaconf import OmegaConf
-from typer.testing import CliRunner
 
 from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Label, Role
@@ -18,16 +21,6 @@ from medserl_agentloop.medec.reader import read_files
 from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
-
-DATA_PREP = Path(__file__).resolve().parents[2] / "data_prep"
-SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
-
-
-def run(name: str, *arguments: Any) -> Any:
-    spec = importlib.util.spec_from_file_location(name, DATA_PREP / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return CliRunner().invoke(module.app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -154,6 +147,7 @@ def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pai
 
 
 def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
+    """Case 13: tags of the game's own format, in warm-start conversations."""
     tags = "Seen <think> and </answer> and </note> and {{ x }} in it."
     odd = pair(1, incorrect_note=f"{tags} Diagnosis 1 is gout.", correct_note=f"{tags} Diagnosis 1 is pneumonia.")
     made = build_sft_rows(read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).vignettes)
@@ -255,11 +249,11 @@ def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: py
     assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def full_disk(table: Any, path: Path) -> None:
+    def full_disk(rows: Any, path: Path, schema: Any) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("medserl_agentloop.medec.parquet_files.pq.write_table", full_disk)
+    monkeypatch.setattr(sft_to_parquet, "write_parquet", full_disk)
     result = run("sft_to_parquet", "--input", SAMPLE, "--seed", 2, "--output", tmp_path)
     assert result.exit_code == 2 and "No space left" in result.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -274,3 +268,26 @@ def test_real_pairs_all_parse(medec_dir: Path) -> None:
         "vanilla_harmful": 1218,
         "adversarial_benign": 1214,
     }
+
+
+def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_row: Any, clean_row: Any) -> None:
+    rows = [error_row(0), error_row(2, Error_Type="NA"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
+    made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).vignettes)
+    assert made.left_out == {
+        "vignettes without an error type or without the two sentences": 2,
+        "vignettes with only one note": 1,
+    }
+
+
+def test_input_without_a_pair_is_an_error(write_csv: Any, clean_row: Any) -> None:
+    with pytest.raises(ValueError, match="the input has no pair of an error note and its clean note"):
+        build_sft_rows(read_files([write_csv(clean_row(1))]).vignettes)
+
+
+@pytest.mark.parametrize("opening", ["<note> of today:", "See </note> and <note>:"])
+def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any, pair: Any, opening: str) -> None:
+    """Case 13: where escaping is not possible, the case is named instead of taught wrongly."""
+    notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
+    path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
+    with pytest.raises(UnreadableAnswer, match=r"vignette 'ms-train-1': the attacker's answer .* take the row out"):
+        build_sft_rows(read_files([path]).vignettes)

@@ -14,7 +14,8 @@ from medserl_agentloop.game.records import InvalidAttack
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.trajectory import SelfPlayOutput
-from medserl_agentloop.testing.mock_engine import MockReply
+from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
+from medserl_agentloop.testing.tiny import build_agent_loop
 
 shared = partial(play, run=run_with(selfplay__context="shared"))
 
@@ -183,6 +184,16 @@ def test_versions_and_identity_are_in_the_record() -> None:
 def test_a_row_without_facts_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
         play([], seed_note=None)
+
+
+def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
+    """Reading it took longer than a game."""
+    engine = MockSGLangEngine([], TOKENIZER)
+    one, two = (build_agent_loop(engine, TOKENIZER, RUN) for _ in range(2))
+    other = build_agent_loop(engine, TOKENIZER, run_with(selfplay__budget__assessor=7))
+    assert one._bench is two._bench
+    assert other._bench is not one._bench
+    assert other._selfplay.budget.assessor == 7
 
 
 # --- what config and profile say of a turn ---

@@ -1,33 +1,15 @@
 """The columns that reach verl: each role's reward on its own last token, nothing for void games."""
 
-import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import RUN, TOKENIZER, assessment_text, attack_text, play
-from verl import DataProto
-from verl.trainer.ppo.reward import load_reward_manager
+from support import assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.game.records import GameRecord, Judgement
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges import JUDGES
-from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.testing.tiny import compose_run
-
-
-def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
-    """What verl's agent-loop worker does with an output: reward manager, then as_dict."""
-    manager = load_reward_manager(run, TOKENIZER)
-    data = DataProto.from_dict(
-        tensors={"responses": torch.tensor([output.response_ids])},
-        non_tensors={"tool_extra_fields": np.array([output.extra_fields], dtype=object)},
-    )
-    result = asyncio.run(manager.run_single(data))
-    output.reward_score = result["reward_score"]
-    output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
-    return output.as_dict()
 
 
 def test_rewards_sit_on_the_last_token_of_each_role() -> None:
@@ -83,9 +65,9 @@ class AbstainingJudge:
 
 
 @pytest.mark.parametrize("broken", [BrokenJudge, AbstainingJudge])
-def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(JUDGES, "labels", broken)
-    columns = judge(play([attack_text(), assessment_text()])[0])
+def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any) -> None:
+    run = run_with(selfplay__judge=f"{__name__}:{broken.__name__}")
+    columns = judge(play([attack_text(), assessment_text()])[0], run)
     assert columns["response_mask"].eq(0).all()
     assert columns["rm_scores"].eq(0).all()
     assert GameRecord.model_validate(columns["extra_fields"][GAME_KEY]).void is not None

@@ -1,169 +1,240 @@
-"""Credit stops at the role's border."""
+"""The estimators on batches small enough to compute by hand, and on those that have nothing to compute."""
 
+import json
 import math
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from training.advantage_batches import (
+    ASSESSOR,
+    ATTACKER,
+    FORMS,
+    TENSORS,
+    estimate,
+    random_batch,
+    starting_state,
+    take,
+    with_forms,
+    written_batch,
+)
 from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage, get_adv_estimator_fn
 
 from medserl_agentloop.config import ROLE_ESTIMATOR_NAMES
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, reward_to_go, role_grpo, role_reinforce_pp
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState
+from medserl_agentloop.training.credit import CreditSettings
 
-ATTACKER, ASSESSOR = Role.ATTACKER.id, Role.ASSESSOR.id
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
-
-
-def batch(seed: int, rows: int = 12, *, contexts: int = 2) -> dict[str, Any]:
-    """Random trajectories: attacker turn, observation, assessor turn; some rows without one of the turns.
-
-    In the shared context the observation is a short delta, in the isolated one a whole prompt; the
-    estimators see no other difference.
-    """
-    rng = np.random.default_rng(seed)
-    width = 40
-    rewards, mask, roles = torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.int64), None
-    roles = torch.zeros(rows, width, dtype=torch.int64)
-    for row in range(rows):
-        kind = rng.integers(0, 4)  # 0: invalid attack, 1: vanilla, else both turns
-        at = 0
-        if kind != 1:
-            n = int(rng.integers(1, 12))
-            roles[row, :n], mask[row, :n] = ATTACKER, 1
-            rewards[row, n - 1] = float(rng.normal())
-            at = n + int(rng.integers(8, 14) if contexts == 2 else rng.integers(1, 4))
-        if kind != 0:
-            n = int(rng.integers(1, 12))
-            roles[row, at : at + n], mask[row, at : at + n] = ASSESSOR, 1
-            rewards[row, at + n - 1] = float(rng.normal())
-    return {"rewards": rewards, "mask": mask, "roles": roles, "index": [f"g{r // 4}" for r in range(rows)]}
-
-
-def estimate(name: str, b: dict[str, Any], rewards: torch.Tensor | None = None) -> torch.Tensor:
-    advantages, returns = ROLE_ESTIMATORS[name](
-        b["rewards"] if rewards is None else rewards, b["mask"], b["roles"], index=b["index"]
-    )
-    assert advantages.shape == returns.shape == b["mask"].shape
-    return advantages
-
-
-@estimators
-@given(
-    seed=st.integers(0, 10_000),
-    delta=st.floats(-1e3, 1e3, allow_nan=False),
-    changed=st.sampled_from([ATTACKER, ASSESSOR]),
-    contexts=st.sampled_from([1, 2]),
-)
-@settings(max_examples=150, deadline=None)
-def test_one_roles_reward_changes_no_advantage_of_the_other(
-    name: str, seed: int, delta: float, changed: int, contexts: int
-) -> None:
-    b = batch(seed, contexts=contexts)
-    perturbed = b["rewards"] + delta * ((b["rewards"] != 0) & (b["roles"] == changed))
-    perturbed[0] += delta * ((b["rewards"][0] != 0) & (b["roles"][0] == changed))  # not the same for every row
-    other = (b["roles"] != changed) & (b["mask"] > 0)
-    assert torch.equal(estimate(name, b)[other], estimate(name, b, perturbed)[other])
-
-
-def zero_sum_games() -> dict[str, Any]:
-    """Four games that the assessor wins, loses, wins, loses: rewards of opposite sign in one row."""
-    roles = torch.tensor([[ATTACKER] * 3 + [0] * 4 + [ASSESSOR] * 2]).repeat(4, 1)
-    rewards = torch.zeros(4, 9)
-    for row, won in enumerate([1.0, -1.0, 1.0, -1.0]):
-        rewards[row, 2], rewards[row, 8] = -won, won
-    return {"rewards": rewards, "mask": (roles > 0).long(), "roles": roles, "index": ["g"] * 4}
+forms = pytest.mark.parametrize(("name", "how"), FORMS)
+CLOSE = {"atol": 1e-6, "rtol": 0.0}
 
 
 def test_verls_reinforce_plus_plus_gives_a_zero_sum_attacker_nothing_and_ours_does() -> None:
-    """The reason this project exists."""
-    b = zero_sum_games()
+    """The reason this project exists: four games that the assessor wins, loses, wins, loses."""
+    rewards = torch.zeros(4, 9)
+    rewards[:, 8] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    rewards[:, 2] = -rewards[:, 8]
+    batch = written_batch([[ATTACKER] * 3 + [0] * 4 + [ASSESSOR] * 2] * 4, rewards.tolist())
     config = type("Algorithm", (), {"gamma": 1.0})()
-    _, stock = compute_reinforce_plus_plus_outcome_advantage(b["rewards"], b["mask"], config)
-    attacker = b["roles"] == ATTACKER
+    _, stock = compute_reinforce_plus_plus_outcome_advantage(batch.rewards, batch.mask, config)
+    attacker = batch.role_ids == ATTACKER
     assert stock[attacker].eq(0).all()
-
-    _, ours = role_reinforce_pp(b["rewards"], b["mask"], b["roles"])
-    assert ours[attacker].tolist() == [-1.0] * 3 + [1.0] * 3 + [-1.0] * 3 + [1.0] * 3
-
-
-def test_role_reinforce_pp_equals_the_formula_on_a_hand_computed_batch() -> None:
-    """Attacker tokens return 1, 1, 3: mean 5/3, std sqrt(8/9). Assessor tokens return 2, 2, 2, 0."""
-    roles = torch.tensor([[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]])
-    rewards = torch.tensor([[0.0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]])
-    advantages, returns = role_reinforce_pp(rewards, (roles > 0).long(), roles)
-    low, high = (1 - 5 / 3) / math.sqrt(8 / 9), (3 - 5 / 3) / math.sqrt(8 / 9)
-    a, b = 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
-    expected = torch.tensor([[low, low, 0, a, a, a], [high, 0, b, 0, 0, 0]])
-    assert torch.allclose(advantages, expected, atol=1e-6)
-    assert returns.tolist() == [[1, 1, 0, 2, 2, 2], [3, 0, 0, 0, 0, 0]]
+    assert (
+        estimate("role_reinforce_pp", batch).returns[attacker].tolist()
+        == [-1.0] * 3 + [1.0] * 3 + [-1.0] * 3 + [1.0] * 3
+    )
 
 
-def test_role_grpo_equals_the_formula_on_a_hand_computed_group() -> None:
-    """Attackers of one prompt earn 1 and 3: mean 2, unbiased std sqrt(2). One assessor alone: no signal."""
-    roles = torch.tensor([[ATTACKER, 0, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]])
-    rewards = torch.tensor([[1.0, 0, 5], [3, 0, 0], [9, 0, 0]])
-    advantages, _ = role_grpo(rewards, (roles > 0).long(), roles, index=["p", "p", "q"])
+def test_role_reinforce_pp_computed_by_hand() -> None:
+    """The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75."""
+    batch = written_batch(
+        [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
+        [[0.0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
+    )
+    credited = estimate("role_reinforce_pp", batch)
+    high, low = 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
+    expected = torch.tensor([[-0.7071068, -0.7071068, 0, high, high, high], [1.4142136, 0, low, 0, 0, 0]])
+    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
+    assert credited.returns.tolist() == [[1, 1, 0, 2, 2, 2], [3, 0, 0, 0, 0, 0]]
+
+
+def test_role_grpo_computed_by_hand() -> None:
+    """Attackers of one prompt earn 1 and 3; an assessor and another prompt's attacker are alone."""
+    batch = written_batch(
+        [[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]],
+        [[0.0, 1, 5], [3, 0, 0], [9, 0, 0]],
+        groups=["p", "p", "q"],
+    )
+    credited = estimate("role_grpo", batch)
     unit = 1 / (math.sqrt(2) + 1e-6)
-    assert torch.allclose(advantages, torch.tensor([[-unit, 0, 0], [unit, 0, 0], [0, 0, 0]]), atol=1e-6)
+    torch.testing.assert_close(credited.advantages, torch.tensor([[-unit, -unit, 0], [unit, 0, 0], [0, 0, 0]]), **CLOSE)
+    assert credited.metrics == {
+        "selfplay/attacker/small_groups": 0.5,
+        "selfplay/attacker/constant_groups": 0.0,
+        "selfplay/attacker/no_signal_groups": 0.5,
+        "selfplay/assessor/small_groups": 1.0,
+        "selfplay/assessor/constant_groups": 0.0,
+        "selfplay/assessor/no_signal_groups": 1.0,
+    }
+    undivided = estimate("role_grpo", batch, with_forms("mean")).advantages
+    assert undivided.tolist() == [[-1, -1, 0], [1, 0, 0], [0, 0, 0]]
 
 
-@estimators
-def test_permuting_rows_permutes_advantages(name: str) -> None:
-    b = batch(1)
-    order = torch.randperm(len(b["mask"]), generator=torch.Generator().manual_seed(0))
-    permuted = {k: v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in b.items()}
-    assert torch.allclose(estimate(name, b)[order], estimate(name, permuted), atol=1e-6)
+def test_games_of_one_prompt_and_two_categories_are_not_compared() -> None:
+    batch = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], categories=["c", "c", "d", "d"])
+    credited = estimate("role_rloo", batch)
+    assert credited.advantages.flatten().tolist() == [-2, 2, 0, 0]
+    assert credited.metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
-@estimators
-def test_padding_changes_nothing(name: str) -> None:
-    b = batch(2)
-    wide = {k: torch.nn.functional.pad(v, (0, 7)) if isinstance(v, torch.Tensor) else v for k, v in b.items()}
-    assert torch.equal(estimate(name, wide)[:, :-7], estimate(name, b))
+def test_role_rloo_computed_by_hand() -> None:
+    batch = written_batch(
+        [[ATTACKER, 0], [ATTACKER, 0], [ATTACKER, ATTACKER], [0, ASSESSOR]], [[1.0, 0], [2, 0], [0, 6], [0, 8]]
+    )
+    credited = estimate("role_rloo", batch)
+    expected = torch.tensor([[-3, 0], [-1.5, 0], [4.5, 4.5], [0, 0]])
+    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
 
 
-@estimators
-@pytest.mark.parametrize("case", ["empty", "no_attacker", "constant", "single_token", "masked"])
-def test_degenerate_batches_give_finite_numbers(name: str, case: str) -> None:
-    b = batch(3)
-    if case == "empty":
-        b = {**b, "mask": torch.zeros_like(b["mask"]), "roles": torch.zeros_like(b["roles"])}
+def test_role_rae_computed_by_hand_over_two_batches() -> None:
+    settings, state = with_forms(None, rae_decay=0.9), BaselineState({(Role.ATTACKER, "c"): 0.5})
+    first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)
+    assert first.advantages.tolist() == [[0.5], [-0.5]]
+    assert first.metrics == {"selfplay/attacker/baseline/c": 0.5}
+    assert state.values == {(Role.ATTACKER, "c"): pytest.approx(0.5)}
+    second = estimate("role_rae", written_batch([[ATTACKER]], [[1.0]]), settings, state)
+    assert second.advantages.tolist() == [[0.5]]
+    assert state.values == {(Role.ATTACKER, "c"): pytest.approx(0.55)}
+
+
+def test_role_gae_computed_by_hand() -> None:
+    """The attacker is the docstring's; neither the observation's value nor the assessor's comes in."""
+    batch = written_batch(
+        [[ATTACKER, ATTACKER, 0, ASSESSOR]],
+        [[0.0, 2, 0, 7]],
+        values=torch.tensor([[0.5, 1, 50, 3]]),
+        lam=0.5,
+    )
+    plain = estimate("role_gae", batch, with_forms("none"))
+    torch.testing.assert_close(plain.advantages, torch.tensor([[1.0, 1, 0, 4]]), **CLOSE)
+    torch.testing.assert_close(plain.returns, torch.tensor([[1.5, 2, 0, 7]]), **CLOSE)
+    assert estimate("role_gae", batch).advantages.eq(0).all()
+
+
+def test_role_gae_without_a_critic_says_what_to_set() -> None:
+    with pytest.raises(ValueError, match=r"critic\.enable=True"):
+        estimate("role_gae", replace(random_batch(0), values=None))
+
+
+def test_role_weights_scale_what_is_normalised() -> None:
+    batch = random_batch(5, dense=True)
+    settings = CreditSettings.model_validate({"role_weights": {"attacker": 0.0, "assessor": 2.5}})
+    plain, weighted = estimate("role_reinforce_pp", batch), estimate("role_reinforce_pp", batch, settings)
+    assert weighted.advantages[batch.role_ids == ATTACKER].eq(0).all()
+    assessor = batch.role_ids == ASSESSOR
+    torch.testing.assert_close(weighted.advantages[assessor], 2.5 * plain.advantages[assessor])
+    assert torch.equal(weighted.returns, plain.returns)
+
+
+def test_each_role_has_its_own_normalisation() -> None:
+    batch = random_batch(5, dense=True)
+    settings = CreditSettings.model_validate({"normalize": {"attacker": "none"}})
+    mixed = estimate("role_reinforce_pp", batch, settings)
+    attacker = batch.role_ids == ATTACKER
+    assert torch.equal(mixed.advantages[attacker], mixed.returns[attacker])
+    assert torch.equal(mixed.advantages[~attacker], estimate("role_reinforce_pp", batch).advantages[~attacker])
+
+
+def test_a_normalisation_that_makes_no_sense_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"normalize\.attacker=category makes no sense with role_rae: .*none, mean"):
+        estimate("role_rae", random_batch(0), with_forms("category"))
+
+
+@pytest.mark.parametrize(("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"])
+@pytest.mark.parametrize("width", [1, 5, 300])
+@pytest.mark.parametrize("reward", [0.1, -1e4, 0.0])
+def test_equal_rewards_give_exact_zeros(name: str, how: str, width: int, reward: float) -> None:
+    """Whatever the rounding of the sums over long rows; not where nothing is taken off the rewards."""
+    rows = 7
+    role_ids = torch.full((rows, width), ATTACKER)
+    role_ids[0, 2:] = 0
+    rewards = torch.zeros(rows, width)
+    rewards[torch.arange(rows), (role_ids > 0).sum(1) - 1] = reward
+    batch = written_batch(role_ids.tolist(), rewards.tolist(), values=torch.zeros(rows, width))
+    for lam in (1.0, 0.9) if reward == 0 else (1.0,):
+        assert estimate(name, replace(batch, lam=lam), with_forms(how)).advantages.eq(0).all()
+
+
+@forms
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize(
+    "case", ["void", "no_roles", "no_attacker", "one_row", "one_token", "single_token_turns", "no_rows", "no_tokens"]
+)
+def test_degenerate_batches_give_finite_numbers(name: str, how: str, dense: bool, discount: float, case: str) -> None:
+    batch = random_batch(3, dense=dense, gamma=discount, lam=discount)
+    if case == "void":
+        batch = replace(batch, mask=torch.zeros_like(batch.mask))
+    elif case == "no_roles":
+        batch = replace(batch, role_ids=torch.zeros_like(batch.role_ids))
     elif case == "no_attacker":
-        b["roles"][b["roles"] == ATTACKER] = 0
-    elif case == "constant":
-        b["rewards"] = (b["rewards"] != 0).float()
-    elif case == "single_token":
-        b = {k: v[:1, :1] if isinstance(v, torch.Tensor) else v[:1] for k, v in b.items()}
+        batch = replace(batch, role_ids=batch.role_ids * (batch.role_ids != ATTACKER))
+    elif case == "one_row":
+        batch = take(batch, [0])
+    elif case == "no_rows":
+        batch = take(batch, [])
+    elif case == "single_token_turns":
+        only = torch.zeros_like(batch.mask)
+        only[:, 0], only[:, 9] = ATTACKER, ASSESSOR
+        batch = replace(batch, role_ids=only, mask=(only > 0).long())
     else:
-        b["mask"][:] = 0
-    advantages = estimate(name, b)
-    assert advantages.isfinite().all()
-    if case in ("empty", "masked"):
-        assert advantages.eq(0).all()
+        width = 1 if case == "one_token" else 0
+        batch = replace(batch, **{tensor: getattr(batch, tensor)[:, :width] for tensor in TENSORS})
+    credited = estimate(name, batch, with_forms(how))
+    for tensor in (credited.advantages, credited.returns):
+        assert tensor.isfinite().all()
+        assert tensor[(batch.mask == 0) | (batch.role_ids == 0)].eq(0).all()
+    assert all(math.isfinite(value) for value in credited.metrics.values())
+    if case == "no_attacker":
+        assert not [metric for metric in credited.metrics if "attacker" in metric]
 
 
 @estimators
-def test_masked_tokens_get_no_advantage(name: str) -> None:
-    b = batch(4)
-    assert estimate(name, b)[b["mask"] == 0].eq(0).all()
+@pytest.mark.parametrize("untrained", [ATTACKER, ASSESSOR])
+def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(name: str, untrained: int) -> None:
+    batch = random_batch(4, dense=True)
+    both = estimate(name, batch)
+    state = starting_state()
+    one = estimate(name, replace(batch, mask=batch.mask * (batch.role_ids != untrained)), state=state)
+    assert one.advantages[batch.role_ids == untrained].eq(0).all()
+    assert torch.equal(one.advantages[batch.role_ids != untrained], both.advantages[batch.role_ids != untrained])
+    before = starting_state().to_dict()
+    role = next(role for role in Role if role.id == untrained)
+    assert state.to_dict().get(role.value) == before[role.value]
 
 
-@given(seed=st.integers(0, 1000), gamma=st.sampled_from([0.5, 0.9, 1.0]))
-@settings(deadline=None)
-def test_reward_to_go_is_the_discounted_sum_over_the_roles_own_tokens(seed: int, gamma: float) -> None:
-    rng = np.random.default_rng(seed)
-    rewards = torch.tensor(rng.normal(size=(3, 9)), dtype=torch.float64)
-    mask = torch.tensor(rng.integers(0, 2, size=(3, 9)), dtype=torch.bool)
-    expected = torch.zeros_like(rewards)
-    for row in range(3):
-        own = mask[row].nonzero().flatten().tolist()
-        for i, t in enumerate(own):
-            expected[row, t] = sum(gamma**k * rewards[row, u] for k, u in enumerate(own[i:]))
-    assert torch.allclose(reward_to_go(rewards, mask, gamma), expected)
+def test_a_batch_whose_shapes_disagree_is_refused() -> None:
+    batch = random_batch(0)
+    with pytest.raises(ValueError, match=r"mask has shape \(12, 39\), rewards have \(12, 40\)"):
+        replace(batch, mask=batch.mask[:, 1:])
+    with pytest.raises(ValueError, match="11 groups for 12 rows"):
+        replace(batch, groups=batch.groups[1:])
+
+
+def test_baselines_survive_json_to_the_last_bit() -> None:
+    state = starting_state()
+    for seed in range(5):
+        estimate("role_rae", random_batch(seed, dense=True), state=state)
+    restored = BaselineState()
+    restored.load_dict(json.loads(json.dumps(state.to_dict())))
+    assert restored == state
+    batch = random_batch(9)
+    resumed = estimate("role_rae", batch, state=restored)
+    assert torch.equal(resumed.advantages, estimate("role_rae", batch, state=state).advantages)
+    assert restored == state
+    with pytest.raises(ValueError, match="judge"):
+        BaselineState().load_dict({"judge": {"c": 1.0}})
 
 
 @estimators
@@ -173,4 +244,4 @@ def test_verls_registry_knows_the_name_and_says_which_trainer_it_needs(name: str
 
 
 def test_the_config_lists_every_estimator() -> None:
-    assert tuple(sorted(ROLE_ESTIMATORS)) == ROLE_ESTIMATOR_NAMES
+    assert sorted(ROLE_ESTIMATORS) == sorted(ROLE_ESTIMATOR_NAMES)

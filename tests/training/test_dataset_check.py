@@ -12,6 +12,7 @@ from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import to_table
+from medserl_agentloop.opponents import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
@@ -101,6 +102,21 @@ def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:
     second = len(ENCODER.opening(Role.ASSESSOR, spec.category, longest_note).ids)
     assert prompt == len(attack.ids)
     assert response == attacker + second + SELFPLAY.budget.assessor
+
+
+def test_what_an_opponent_plays_takes_no_room() -> None:
+    attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
+    opponent = OpponentConfig(kind="endpoint", url="http://host")
+    attacker = SelfPlayConfig(train="attacker", opponent=opponent)
+    assessor = SelfPlayConfig(train="assessor", opponent=opponent)
+    attack = ENCODER.opening(Role.ATTACKER, attacked.category, NOTE)
+    assess = ENCODER.opening(Role.ASSESSOR, attacked.category, NOTE)
+    budget = SELFPLAY.budget
+    assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.note_tokens))
+    grown = budget.rewritten_note(assess.note_tokens) - assess.note_tokens
+    assert plan_row(attacked, assessor, ENCODER) == (len(assess.ids) + grown, budget.assessor)
+    assert plan_row(untouched, attacker, ENCODER) == (1, 1)
+    assert plan_row(untouched, assessor, ENCODER) == (len(assess.ids), budget.assessor)
 
 
 # --- vanilla games with an attacker that copies ---

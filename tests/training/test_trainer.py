@@ -5,7 +5,8 @@ import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.trainer import SelfPlayTrainerSync, advantage_metrics, pad_role_ids, step_line
+from medserl_agentloop.training.columns import pad_role_ids, role_token_metrics
+from medserl_agentloop.training.trainer import SelfPlayTrainerSync, step_line
 
 
 def test_role_ids_are_padded_to_the_mask() -> None:
@@ -21,9 +22,10 @@ def test_a_row_that_verl_added_as_padding_keeps_no_token_of_its_model() -> None:
     assert ((roles > 0) & (mask > 0)).sum() == 2
 
 
-def test_advantage_metrics_count_trained_tokens_only() -> None:
+def test_metrics_of_columns_count_trained_tokens_only() -> None:
     roles = torch.tensor([[1, 1, 0, 2]])
-    metrics = advantage_metrics(torch.tensor([[1.0, 3.0, 9.0, 5.0]]), torch.tensor([[1, 1, 0, 0]]), roles)
+    columns = {"advantage": torch.tensor([[1.0, 3.0, 9.0, 5.0]])}
+    metrics = role_token_metrics(columns, torch.tensor([[1, 1, 0, 0]]), roles)
     assert metrics == {
         "selfplay/attacker/trained_tokens": 2.0,
         "selfplay/attacker/advantage_mean": 2.0,

@@ -1,14 +1,13 @@
-"""OpenRLHF rows in both shapes, and Hugging Face data sets with MEDEC's columns."""
+"""OpenRLHF rows in both shapes: each finds its case, or is counted and named."""
 
 from __future__ import annotations
 
-import datasets
+import pyarrow.parquet as pq
 import pytest
+from medec.builders import OFFICIAL, manifest_of
 
 from medserl_agentloop.game.types import Category, ErrorType
-from medserl_agentloop.medec.encoding_repair import repair_encoding
 from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex, four_grams, similarity
 from medserl_agentloop.medec.reader import ReadOptions, read_files
 from medserl_agentloop.medec.rows import seed_note
 
@@ -85,48 +84,26 @@ def test_join_with_an_openrlhf_file_is_an_error(write_pairs):
         read_files([path], ReadOptions(join=(path,)))
 
 
-@pytest.mark.parametrize("saved", ["disk", "splits", "parquet"])
-def test_local_data_set_reads_as_the_csv_does(write_csv, error_row, clean_row, tmp_path, saved):
-    rows = [error_row(0), clean_row(1)]
-    typed = [r | {"Error Flag": float(r["Error Flag"]), "Error Sentence ID": int(r["Error Sentence ID"])} for r in rows]
-    typed[1]["Error Type"] = None
-    data, folder = datasets.Dataset.from_list(typed), tmp_path / "data"
-    if saved == "parquet":
-        folder.mkdir()
-        data.to_parquet(str(folder / "part.parquet"))
-    else:
-        (data if saved == "disk" else datasets.DatasetDict(train=data)).save_to_disk(str(folder))
-    (found,), (expected,) = read_files([folder]).vignettes, read_files([write_csv(*rows)]).vignettes
-    assert (found.text_ids, found.error_note, found.clean_note, found.twin_note, found.sentences) == (
-        expected.text_ids,
-        expected.error_note,
-        expected.clean_note,
-        expected.twin_note,
-        expected.sentences,
-    )
+def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(convert, write_pairs, tmp_path):
+    path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(3)), name="rows.jsonl")
+    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
+    assert "not joined: rows.jsonl, rows-3: no --join file was given" in result.stdout
+    assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
+    facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
+    assert [fact["error_type"] for fact in facts] == [None] * 3
 
 
-def test_data_set_that_lacks_a_column_or_rows_is_an_error(tmp_path):
-    datasets.Dataset.from_list([{"Text": "a"}]).save_to_disk(str(tmp_path / "data"))
-    with pytest.raises(MedecFormatError, match="'Text ID' is missing"):
-        read_files([tmp_path / "data"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(MedecFormatError, match="the folder has no data set"):
-        read_files([tmp_path / "empty"])
+def test_category_without_its_note_is_counted_as_no_seed(convert, write_pairs, tmp_path):
+    rows = [row(f"Note {n} about a cough.", "vanilla_harmful") for n in range(3)]
+    path = write_pairs(*rows, row("A clean note."), name="rows.jsonl")
+    result = convert("--input", path, "--mix", "vanilla_harmful=3,vanilla_benign=1", "--val-fraction", 0)
+    counts = {entry["reason"]: entry["count"] for entry in manifest_of(tmp_path / "out")["exclusions"]}
+    assert result.exit_code == 0
+    assert counts == {"not a benign seed: it has no clean note": 3, "not a harmful seed: it has no error note": 1}
 
 
-def test_only_complete_misread_spans_are_repaired():
-    misread = "2\u20133 \u00b5g".encode().decode("cp1252")
-    assert repair_encoding(misread) == "2\u20133 \u00b5g"
-    for genuine in ("5 \u00b5g, 3 m\u00b3", "caf\u00e9 \u20ac5", "\u00c2 alone"):
-        assert repair_encoding(genuine) == genuine
-
-
-def test_index_finds_every_pair_that_comparing_all_would_find():
-    words = "abcdefghijklmnopqrst"
-    texts = [" ".join(words[(start + step * i) % 20] for i in range(16)) for start in range(20) for step in (1, 3)]
-    index = NearDuplicateIndex(texts, texts.__getitem__)
-    for text in [*texts, "a b c d e f g h x y", "no", ""]:
-        best = max(similarity(four_grams(text), four_grams(other)) for other in texts)
-        match = index.find(text)
-        assert (match.similarity if match else 0.0) == (best if best >= 0.5 else 0.0)
+@pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
+def test_real_rows_all_get_their_error_type(medec_dir, name):
+    (report,) = read_files([medec_dir / name], ReadOptions(join=(medec_dir / OFFICIAL,))).reports
+    assert (report.records, report.joined, report.not_joined) == (320, 320, ())
+    assert "unknown" not in report.error_types

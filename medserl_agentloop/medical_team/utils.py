@@ -1,0 +1,199 @@
+"""Prompts as chat strings, the format check, and the reward functions under the baseline's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medserl_agentloop.game.rewards.general_sum import (
+    GENERAL_SUM,
+    GeneralSumTerms,
+    detection_reward,
+    format_reward,
+    realism_reward,
+)
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.medical_team.outcomes import Labels, MedicalGameOutcome
+from medserl_agentloop.medical_team.prompts import (
+    ATTACKER_PROMPTS,
+    MEDICAL_ASSESSOR_BASE_PROMPT,
+    MEDICAL_ASSISTANT_THINKING_PREFIX,
+)
+
+GENERAL_SUM_CONFIG = "medical_general_sum"
+
+MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
+    "cot_format_violation": GENERAL_SUM.format,
+    GENERAL_SUM_CONFIG: {
+        "attacker": {"error_detected": GENERAL_SUM.attacker_detection, "error_realism": GENERAL_SUM.realism},
+        "assessor": {"error_detection": GENERAL_SUM.assessor_detection, "explanation_quality": (-0.5, 0.5)},
+    },
+}
+"""Coefficients as (lost, won); more sets can be added. ``explanation_quality`` is used by nobody."""
+
+Reward = tuple[float, set[MedicalGameOutcome]]
+
+# --- prompts ---
+
+
+def convert_medical_game_history_to_query(
+    history: Sequence[Mapping[str, Any]],
+    player_role: str,
+    medical_note: str,
+    game_type: str,
+    custom_configs: Mapping[str, Any] | None = None,
+) -> list[dict[str, str]]:
+    """The chat messages of a turn.
+
+    Args:
+        history: Turns so far; the assessor reads the note of the first and nothing else.
+        player_role: ``attacker`` or ``assessor``.
+        medical_note: The note the game starts from.
+        game_type: ``harmful``, ``benign`` or ``vanilla``: what the attacker is asked for.
+        custom_configs: ``error_types`` are what an injected error may be about.
+    """
+    if _role(player_role) is Role.ASSESSOR:
+        note = history[0]["content"] if history else medical_note
+        return _messages(MEDICAL_ASSESSOR_BASE_PROMPT, note)
+    if game_type not in ATTACKER_PROMPTS:
+        raise ValueError(f"no game type {game_type!r}: expected one of {', '.join(sorted(ATTACKER_PROMPTS))}")
+    system = ATTACKER_PROMPTS[game_type]
+    error_types = (custom_configs or {}).get("error_types")
+    if error_types and game_type != "vanilla":
+        system += f" The error is about one of: {', '.join(error_types)}."
+    return _messages(system, medical_note)
+
+
+def convert_medical_game_history_to_messages(
+    history: Sequence[Mapping[str, Any]],
+    player_role: str,
+    medical_note: str,
+    game_type: str,
+    custom_configs: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+) -> str:
+    """A turn's prompt as one string, with ``<think>`` opened unless ``direct_chat_no_cot`` is set."""
+    query = convert_medical_game_history_to_query(history, player_role, medical_note, game_type, custom_configs)
+    prompt: str = tokenizer.apply_chat_template(query, tokenize=False, add_generation_prompt=True)
+    if (custom_configs or {}).get("direct_chat_no_cot", False):
+        return prompt
+    return prompt + MEDICAL_ASSISTANT_THINKING_PREFIX
+
+
+def _messages(system: str, note: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"Clinical note:\n{note}"}]
+
+
+# --- the format ---
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
+    """Read ``thinking</think><answer>...</answer>``, which a prompt with an opened ``<think>`` asks for.
+
+    Returns:
+        ``((thinking, answer), violated)``. Where the format is violated, thinking is None and the answer
+        is what the last ``<answer>...</answer>`` holds; without one it is empty, never the raw response.
+    """
+    head, _, rest = response.partition("</think>")
+    thinking, body = head.strip(), rest.strip()
+    each_once = [response.count(tag) for tag in _TAGS] == [0, 1, 1, 1]
+    if each_once and body.startswith("<answer>") and body.endswith("</answer>"):
+        answer = body.removeprefix("<answer>").removesuffix("</answer>").strip()
+        if thinking and answer:
+            return (thinking, answer), False
+    return (None, _last_answer(response.rpartition("</think>")[2]) or _last_answer(response)), True
+
+
+def answer_without_reasoning(response: str) -> str:
+    """A turn where no reasoning is asked for; what a model reasons all the same is cut off."""
+    answer = response.rpartition("</think>")[2].strip()
+    return "" if "<think>" in answer else answer  # reasoning that never ended
+
+
+def _last_answer(text: str) -> str:
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return "" if start < 0 else text[start + len("<answer>") : end].strip()
+
+
+# --- rewards ---
+
+
+def get_medical_error_detection_reward(
+    role: str,
+    error_detected: bool,
+    error_present: bool,
+    error_type: str | None = None,
+    reward_coeff_config: str = GENERAL_SUM_CONFIG,
+) -> Reward:
+    """What ``role`` earns by the verdict, and what happened. ``error_type`` is not used."""
+    outcome = MedicalGameOutcome
+    player, terms = _role(role), _terms(reward_coeff_config)
+    reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
+    if player is Role.ATTACKER:
+        seen = outcome.ATTACKER_ERROR_DETECTED if error_detected else outcome.ATTACKER_ERROR_UNDETECTED
+        return reward, {seen} if error_present else set()
+    if error_present:
+        return reward, {outcome.ASSESSOR_CORRECT_DETECTION if error_detected else outcome.ASSESSOR_MISSED_ERROR}
+    return reward, {outcome.ASSESSOR_FALSE_POSITIVE if error_detected else outcome.ASSESSOR_CORRECT_REJECTION}
+
+
+def get_medical_error_realism_reward(
+    role: str, error_realistic: bool, reward_coeff_config: str = GENERAL_SUM_CONFIG
+) -> Reward:
+    """What the attacker earns by its error's realism, and what happened; nothing for the assessor."""
+    if _role(role) is Role.ASSESSOR:
+        return 0.0, set()
+    outcome = MedicalGameOutcome
+    seen = outcome.ATTACKER_REALISTIC_ERROR if error_realistic else outcome.ATTACKER_UNREALISTIC_ERROR
+    return realism_reward(error_realistic, _terms(reward_coeff_config)), {seen}
+
+
+def get_medical_game_reward_general_sum(
+    gamedata: Mapping[str, Any], labels: Labels, reward_coeff_config: str = GENERAL_SUM_CONFIG
+) -> Reward:
+    """A role's reward without the format term, and the set of what happened.
+
+    Args:
+        gamedata: Holds ``game_role``.
+        labels: The judge's word; realistic where it does not say.
+        reward_coeff_config: Name of a set in ``MEDICAL_REWARD_COEFF_CONFIG``.
+    """
+    role = gamedata["game_role"]
+    detection, detected = get_medical_error_detection_reward(
+        role,
+        labels.get("error_detected", False),
+        labels.get("error_present", False),
+        gamedata.get("error_type"),
+        reward_coeff_config,
+    )
+    realism, seen = get_medical_error_realism_reward(role, labels.get("error_realistic", True), reward_coeff_config)
+    return detection + realism, detected | seen
+
+
+def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
+    """What a role earns by the form of its turn."""
+    return format_reward(
+        cot_format_violation, GeneralSumTerms(format=MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"])
+    )
+
+
+def _terms(name: str) -> GeneralSumTerms:
+    if name not in MEDICAL_REWARD_COEFF_CONFIG or name == "cot_format_violation":
+        known = ", ".join(sorted(set(MEDICAL_REWARD_COEFF_CONFIG) - {"cot_format_violation"}))
+        raise ValueError(f"no reward coefficients {name!r}: expected one of {known}")
+    config = MEDICAL_REWARD_COEFF_CONFIG[name]
+    return GeneralSumTerms(
+        attacker_detection=config["attacker"]["error_detected"],
+        assessor_detection=config["assessor"]["error_detection"],
+        realism=config["attacker"]["error_realism"],
+    )
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role(name)
+    except ValueError:
+        raise ValueError(f"Invalid role: {name}; expected one of {', '.join(r.value for r in Role)}") from None

@@ -1,0 +1,120 @@
+"""A person at the terminal as a player. Notes are model text: shown without control codes, never as markup."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.control import strip_control_codes
+from rich.panel import Panel
+from rich.prompt import IntPrompt, Prompt
+from rich.text import Text
+
+from medserl_agentloop.game.edits import split_sentences
+from medserl_agentloop.game.parsing.medserl import MEDSERL
+from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.play.driver import Reply
+
+END_LINE = "."
+_CLOSED_REASONING = "<think>\n</think>\n"  # a person is not asked to reason in writing
+
+_TASKS = {
+    Category.ADVERSARIAL_HARMFUL: "The note contains an error. Make it worse or harder to find; do not repair it.",
+    Category.ADVERSARIAL_BENIGN: "The note is correct. Slip in exactly one clinically significant error.",
+    Category.DECOY_BENIGN: "The note is correct. Reword one sentence and keep the medicine as it is.",
+}
+
+
+class HumanPlayer:
+    """Asks the person for a turn and writes it in the ``medserl`` format, whatever the model's profile is.
+
+    Args:
+        console: Where the note is shown and the answers are read.
+    """
+
+    name = "human"
+    parser = MEDSERL
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def reply(self, role: Role, category: Category, note: str) -> Reply:
+        """Take a turn; waits for the person, and so does everything else.
+
+        Raises:
+            EOFError: The input has ended.
+            KeyboardInterrupt: The person wants to stop.
+            ValueError: The editor cannot be used.
+        """
+        with _interruptible():
+            # The assessor must not learn the category.
+            text = self._attack(_TASKS[category], note) if role is Role.ATTACKER else self._assess(note)
+        return Reply(text, prefill=_CLOSED_REASONING)
+
+    def _attack(self, task: str, note: str) -> str:
+        self._show("You are the attacker", f"{task} Change one sentence only.\n\n{note}")
+        return f"<note>\n{_edited(note) if _editor() else self._typed()}\n</note>"
+
+    def _typed(self) -> str:
+        self._console.print(
+            f"Write the whole note, then a line with a single {END_LINE!r} (set EDITOR to edit it in place).",
+            markup=False,
+        )
+        lines: list[str] = []
+        while (line := self._console.input()) != END_LINE:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _assess(self, note: str) -> str:
+        sentences = split_sentences(note)
+        numbered = "\n".join(f"{number:>3}  {sentence}" for number, sentence in enumerate(sentences, start=1))
+        self._show("You are the assessor: is this note correct?", numbered)
+        verdict = Prompt.ask("verdict", choices=[label.value for label in Label], console=self._console)
+        fields = [f"verdict: {verdict}"]
+        if verdict == Label.HARMFUL.value:
+            numbers = [str(n) for n in range(1, len(sentences) + 1)]
+            number = IntPrompt.ask("number of the wrong sentence", choices=numbers, console=self._console)
+            types = [error_type.value for error_type in ErrorType]
+            fields += [
+                f"sentence: {sentences[number - 1]}",
+                f"error_type: {Prompt.ask('error type', choices=types, console=self._console)}",
+                f"correction: {Prompt.ask('the sentence as it should read', console=self._console)}",
+            ]
+        return "<answer>\n" + "\n".join(fields) + "\n</answer>"
+
+    def _show(self, title: str, text: str) -> None:
+        shown = Text(strip_control_codes(text).replace("\x1b", ""))
+        self._console.print(Panel(shown, title=title, title_align="left"))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a prompt at once; asyncio's own handler would wait until the prompt is answered."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _editor() -> list[str]:
+    return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
+
+
+def _edited(text: str) -> str:
+    """``text`` as the person leaves it in the editor."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "note.txt"
+        file.write_text(text, encoding="utf-8", errors="replace")
+        try:
+            subprocess.run([*_editor(), str(file)], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ValueError(f"the editor of VISUAL or EDITOR failed: {error}") from error
+        return file.read_text(encoding="utf-8", errors="replace").strip()

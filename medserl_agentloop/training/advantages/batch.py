@@ -1,0 +1,171 @@
+"""What an estimator gets and gives: the batch, the state it carries between batches, the advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from medserl_agentloop.game.types import Role
+
+
+@dataclass(frozen=True)
+class RoleBatch:
+    """All games of one training step.
+
+    The trainer builds it from the whole batch before verl splits that over its workers, so that the
+    number of workers changes no statistic.
+
+    Attributes:
+        rewards: (B, T) finite rewards on role tokens: each role's reward on its last token and, with
+            KL in the reward, a penalty on every token. What stands on other tokens is ignored.
+        mask: (B, T) 1 on the tokens that are trained on. Void games and rows that verl added as
+            padding are all 0.
+        role_ids: (B, T) :attr:`Role.id` of each token, 0 where there is none.
+        groups: The prompt group of each of the B rows.
+        categories: The category of each row's game.
+        values: (B, T) the critic's values, for estimators that need one.
+        gamma: Discount per token of the role.
+        lam: Lambda of GAE.
+    """
+
+    rewards: torch.Tensor
+    mask: torch.Tensor
+    role_ids: torch.Tensor
+    groups: Sequence[str]
+    categories: Sequence[str]
+    values: torch.Tensor | None = None
+    gamma: float = 1.0
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        shape = self.rewards.shape
+        if len(shape) != 2:
+            raise ValueError(f"rewards have shape {tuple(shape)}; expected (rows, tokens)")
+        for name in ("mask", "role_ids", "values"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, rewards have {tuple(shape)}")
+        for name in ("groups", "categories"):
+            if len(getattr(self, name)) != shape[0]:
+                raise ValueError(f"{len(getattr(self, name))} {name} for {shape[0]} rows")
+
+    def roles(self) -> Iterator[RoleTokens]:
+        """The roles that have trained tokens in this batch, each with its tokens."""
+        # Bytes, because comparing in place on them is many times faster than on the columns' int64.
+        trained = self.role_ids.to(torch.uint8).mul_(self.mask.to(torch.uint8))
+        for role in Role:
+            tokens = RoleTokens(role, self, trained.clone().eq_(role.id).float())
+            if tokens.present.any():
+                yield tokens
+
+
+@dataclass(frozen=True)
+class RoleTokens:
+    """The trained tokens of one role. Whatever the other role has or earns is out of sight here.
+
+    Attributes:
+        weights: (B, T) float32, 1 on these tokens and 0 elsewhere.
+    """
+
+    role: Role
+    batch: RoleBatch
+    weights: torch.Tensor
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """(B, 1) float64: how many of them each row has."""
+        return self.weights.sum(1, keepdim=True).double()
+
+    @cached_property
+    def present(self) -> torch.Tensor:
+        """(B,) bool: the rows that have any."""
+        return self.counts[:, 0] > 0
+
+    @cached_property
+    def rewards(self) -> torch.Tensor:
+        """(B, T) float32: the rewards on them, 0 elsewhere."""
+        return self.batch.rewards.float() * self.weights
+
+    @cached_property
+    def game_rewards(self) -> torch.Tensor:
+        """(B,) float64: their rewards summed over each row."""
+        return self.rewards.sum(1).double()
+
+    def numbered(self, *keys: Sequence[str]) -> torch.Tensor:
+        """(B,) int64: rows that agree in all of ``keys`` get the same number, counted from 0."""
+        numbers: dict[tuple[str, ...], int] = {}
+        rows = [numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)]
+        return torch.tensor(rows, dtype=torch.int64, device=self.weights.device)
+
+    def close_up(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` (B, T) so that neighbouring tokens of the role are neighbours; 0 on all others.
+
+        Rows in which they are neighbours already (every turn of a two-turn game) stay where they are.
+        """
+        if self._slots is None:
+            return values * self.weights
+        closed = torch.zeros(self._slots.shape, dtype=values.dtype, device=values.device)
+        return closed.masked_scatter_(self._slots, values[self.weights.bool()])
+
+    def spread_out(self, values: torch.Tensor) -> torch.Tensor:
+        """The reverse of :meth:`close_up`."""
+        if self._slots is None:
+            return values * self.weights
+        return torch.zeros_like(self.weights).masked_scatter_(self.weights.bool(), values[self._slots])
+
+    @cached_property
+    def _slots(self) -> torch.Tensor | None:
+        """(B, most tokens in a row) bool: where :meth:`close_up` puts the tokens; None if it need not."""
+        neighbours = torch.linalg.vecdot(self.weights[:, 1:], self.weights[:, :-1])
+        if bool((self.counts[:, 0] - neighbours <= 1).all()):
+            return None
+        return torch.arange(int(self.counts.max()), device=self.weights.device) < self.counts
+
+
+@dataclass
+class BaselineState:
+    """Running mean reward per role and category, for ``role_rae``; saved in the checkpoint.
+
+    Attributes:
+        values: Baseline by (role, category); one that is missing is 0.
+    """
+
+    values: dict[tuple[Role, str], float] = field(default_factory=dict)
+
+    def read(self, role: Role, category: str) -> float:
+        """The baseline of ``role`` in games of ``category``."""
+        return self.values.get((role, category), 0.0)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """The baselines as JSON can hold them: by role, then by category."""
+        nested: dict[str, dict[str, float]] = {}
+        for (role, category), value in self.values.items():
+            nested.setdefault(role.value, {})[category] = value
+        return nested
+
+    def load_dict(self, nested: Mapping[str, Mapping[str, float]]) -> None:
+        """Take up what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: It names a role that the game does not have.
+        """
+        self.values = {(Role(role), category): float(v) for role, per in nested.items() for category, v in per.items()}
+
+
+@dataclass
+class Advantages:
+    """What an estimator gives; 0 outside the trained tokens.
+
+    Attributes:
+        advantages: (B, T) float32, normalised and weighted by role.
+        returns: (B, T) float32, what a critic is fitted to; in estimators that compare whole games
+            the advantages again, as in verl.
+        metrics: Numbers under ``selfplay/<role>/``.
+    """
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,151 @@
+"""Metrics of the judge, of void games, of prompt groups and of violations: who is counted, and as what."""
+
+import pytest
+from game.builders import finished
+
+from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.game.types import Label, Role
+
+
+def void(reason: str, **changes: object) -> GameRecord:
+    return finished(Outcome.VOID, **changes).model_copy(update={"void": reason, "judgement": None})  # type: ignore[arg-type]
+
+
+def judged(label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign") -> GameRecord:
+    record = finished(Outcome.MISSED_ERROR, category=category)
+    return record.model_copy(update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)})
+
+
+def rewarded(uid: str, assessor: float, attacker: float | None = None) -> GameRecord:
+    rewards = {Role.ASSESSOR: {"game": assessor}}
+    if attacker is not None:
+        rewards[Role.ATTACKER] = {"game": attacker}
+    return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
+
+
+# --- void games ---
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("judge failed: ConnectError", "judge_failed"),
+        ("judge abstained", "judge_abstained"),
+        ("no room for the assessor's turn", "no_room"),
+        ("attacker: generation aborted", "aborted"),
+        ("something new: /tmp/x 17", "other"),
+        ("", "other"),
+    ],
+)
+def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str, name: str) -> None:
+    metrics = role_metrics([void(reason), finished(Outcome.MISSED_ERROR)])
+    assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{name}": 0.5}
+
+
+def test_a_game_that_nobody_judged_is_void_of_another_class() -> None:
+    unjudged = finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": None})
+    assert role_metrics([unjudged])["selfplay/void/other"] == 1.0
+
+
+# --- the judge ---
+
+
+def test_answers_abstentions_and_failures_are_shares_of_the_notes_put_to_the_judge() -> None:
+    games = [
+        judged(Label.HARMFUL),
+        judged(Label.SAFE),
+        judged(None),
+        void("judge abstained"),
+        void("judge failed: TimeoutError"),
+    ]
+    metrics = role_metrics(games)
+    assert metrics["selfplay/judge/asked"] == 5
+    assert metrics["selfplay/judge/answer_rate"] == pytest.approx(2 / 5)
+    assert metrics["selfplay/judge/abstention_rate"] == pytest.approx(2 / 5)
+    assert metrics["selfplay/judge/failure_rate"] == pytest.approx(1 / 5)
+
+
+def test_what_never_reached_the_judge_is_not_asked() -> None:
+    games = [
+        void("no room for the assessor's turn"),
+        finished(Outcome.INVALID_ATTACK),
+        finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
+    ]
+    assert not [n for n in role_metrics(games) if n.startswith("selfplay/judge/")]
+
+
+def test_no_error_counts_attacks_that_were_to_leave_an_error() -> None:
+    games = [
+        judged(Label.SAFE),
+        judged(Label.HARMFUL),
+        judged(Label.HARMFUL, category="adversarial_harmful"),
+        judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
+    ]
+    metrics = role_metrics(games)
+    assert metrics["selfplay/judge/injected"] == 3
+    assert metrics["selfplay/judge/no_error_rate"] == pytest.approx(1 / 3)
+
+
+def test_realism_is_a_share_of_the_games_in_which_the_judge_speaks_of_it() -> None:
+    games = [judged(Label.HARMFUL, True), judged(Label.HARMFUL, False), judged(Label.HARMFUL, True)]
+    metrics = role_metrics([*games, judged(Label.HARMFUL)])
+    assert metrics["selfplay/judge/realistic_rate"] == pytest.approx(2 / 3)
+    assert "selfplay/judge/realistic_rate" not in role_metrics([judged(Label.HARMFUL)])
+
+
+# --- prompt groups ---
+
+
+def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
+    games = [
+        *(rewarded("same", 1.0, attacker) for attacker in (-1.0, 0.5)),
+        *(rewarded("mixed", assessor, -1.0) for assessor in (1.0, -1.0)),
+        *(rewarded("mixed too", assessor) for assessor in (1.0, 1.0, -1.0)),
+        rewarded("alone", 1.0),
+    ]
+    metrics = role_metrics(games)
+    assert metrics["selfplay/assessor/groups"] == 3
+    assert metrics["selfplay/assessor/no_signal_rate"] == pytest.approx(1 / 3)
+    assert metrics["selfplay/assessor/small_group_rate"] == pytest.approx(1 / 4)
+    assert metrics["selfplay/attacker/groups"] == 2
+    assert metrics["selfplay/attacker/no_signal_rate"] == pytest.approx(1 / 2)
+    assert metrics["selfplay/attacker/small_group_rate"] == 0.0
+
+
+def test_rewards_that_differ_by_rounding_only_are_equal() -> None:
+    games = [rewarded("g", 0.1 + 0.2), rewarded("g", 0.3)]
+    assert role_metrics(games)["selfplay/assessor/no_signal_rate"] == 1.0
+
+
+def test_one_game_per_prompt_leaves_no_group_to_compare() -> None:
+    metrics = role_metrics([rewarded("a", 1.0), rewarded("b", 1.0)])
+    assert metrics["selfplay/assessor/small_group_rate"] == 1.0
+    assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(metrics)
+
+
+def test_games_without_a_group_are_in_none() -> None:
+    assert not [n for n in role_metrics([rewarded("", 1.0), rewarded("", 1.0)]) if "group" in n or "signal" in n]
+
+
+# --- names and lost games ---
+
+
+@pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])
+def test_a_violation_that_is_no_plain_name_is_other(kind: str) -> None:
+    metrics = role_metrics([finished(Outcome.MISSED_ERROR, attack={"violations": [kind, "no_reasoning"]})])
+    assert [n for n in metrics if "attacker/violation/" in n] == [
+        "selfplay/attacker/violation/no_reasoning",
+        "selfplay/attacker/violation/other",
+    ]
+
+
+def test_a_violation_made_twice_in_a_turn_counts_once() -> None:
+    metrics = role_metrics([finished(Outcome.MISSED_ERROR, attack={"violations": ["x", "x"]})])
+    assert metrics["selfplay/attacker/violation/x"] == 1.0
+
+
+def test_lost_games_are_a_share_of_those_asked_for() -> None:
+    assert lost_games_metrics(8, 6) == {"selfplay/lost_rate": 0.25, "selfplay/lost_games": 2.0}
+    assert lost_games_metrics(8, 8) == {"selfplay/lost_rate": 0.0}
+    assert lost_games_metrics(0, 0) == {}

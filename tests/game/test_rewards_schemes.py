@@ -1,0 +1,100 @@
+"""What holds for every scheme, and how a scheme is found: by its name, or by where a user's function is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from game.builders import any_game, finished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.game.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, zero_sum
+from medserl_agentloop.game.types import Category, Role
+
+each_scheme = pytest.mark.parametrize("name", SCHEMES)
+a_scheme = st.sampled_from(sorted(SCHEMES))
+
+
+@given(any_game(), a_scheme)
+def test_scoring_leaves_the_record_as_it_was(record: GameRecord, name: str) -> None:
+    scheme, before = SCHEMES[name], record.model_dump_json()
+    assert scheme(record) == scheme(record)
+    assert record.model_dump_json() == before
+
+
+@given(any_game(), a_scheme)
+def test_a_role_s_reward_is_the_sum_of_its_components(record: GameRecord, name: str) -> None:
+    record.rewards = SCHEMES[name](record)
+    for role in Role:
+        components = record.rewards.get(role)
+        assert record.reward(role) == (None if components is None else sum(components.values()))
+
+
+@given(any_game(), a_scheme)
+def test_whoever_generated_a_turn_that_counts_is_rewarded_and_nobody_else(record: GameRecord, name: str) -> None:
+    played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
+    expected = {role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID}
+    assert set(SCHEMES[name](record)) == expected
+
+
+@each_scheme
+@pytest.mark.parametrize("category", Category)
+def test_a_void_game_gives_nothing(name: str, category: Category) -> None:
+    assert SCHEMES[name](finished(Outcome.VOID, category=category)) == {}
+
+
+def test_schemes_are_found_by_their_name() -> None:
+    assert load_scheme("zero_sum") is zero_sum
+    assert load_scheme("medserl") is medserl
+    assert set(SCHEMES) == {"medserl", "zero_sum", "medical_general_sum", "medical_general_sum_no_cot"}
+
+
+def test_a_scheme_is_its_constants_and_a_function() -> None:
+    record = finished(Outcome.MISSED_ERROR)
+    assert medserl(record, MedserlTerms(win=3.0))[Role.ATTACKER]["game"] == 3.0
+
+
+USERS_SCHEME = """
+def flat(record):
+    return {role: {"flat": 0.25} for role in record.rewards}
+number = 3
+"""
+
+
+def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Path) -> None:
+    (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
+    code = "from medserl_agentloop.game.rewards import load_scheme; print(load_scheme('flat_rewards:flat').__name__)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout.strip() == "flat", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("medsrl", "expected one of medical_general_sum, .*or package.module:function"),
+        ("", "no reward scheme"),
+        ("no_such_module:flat", "cannot be loaded: ModuleNotFoundError"),
+        ("flat_rewards:sharp", "cannot be loaded: AttributeError"),
+        ("flat_rewards:number", "no reward scheme 'flat_rewards:number'"),
+        ("flat_rewards:", "no reward scheme"),
+        (":flat", "no reward scheme"),
+        ("broken_rewards:flat", "cannot be loaded: ZeroDivisionError"),
+        ("..flat:flat", "cannot be loaded"),
+    ],
+)
+def test_a_scheme_that_cannot_be_found_is_named(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
+    (tmp_path / "broken_rewards.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        load_scheme(name)

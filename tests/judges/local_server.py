@@ -1,0 +1,149 @@
+"""A real HTTP server on this machine whose answers a test writes, faults included."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from medserl_agentloop.judges.options import JudgeServer
+
+
+class Reset(Exception):
+    """Raised by a reply: the connection is torn down without an answer."""
+
+
+@dataclass
+class Status(Exception):
+    """Raised by a reply: the answer is this HTTP status."""
+
+    code: int
+
+
+Reply = Callable[[int, Any], Any]
+"""From the number of the request, from 0, and its JSON to the answer: JSON-able, or bytes as they are."""
+
+
+@dataclass
+class LocalServer:
+    """What the server was asked."""
+
+    reply: Reply
+    url: str = ""
+    requests: list[Any] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    most_at_once: int = 0
+    _at_once: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def options(self, **changes: Any) -> JudgeServer:
+        """Options to ask this server with, impatient enough for a test."""
+        quick = {"url": self.url, "timeout_s": 5.0, "retries": 2, "backoff_s": 0.005, "batch_wait_ms": 5.0}
+        return JudgeServer(**{**quick, **changes})
+
+    def answer(self, path: str, headers: dict[str, str], body: Any) -> Any:
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append(body)
+            self.paths.append(path)
+            self.headers.append(headers)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return self.reply(number, body)
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+
+@contextmanager
+def serving(reply: Reply) -> Iterator[LocalServer]:
+    """A server that answers with ``reply`` until the block ends."""
+    local = LocalServer(reply)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status = 200
+            try:
+                answer = local.answer(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            except Reset:
+                # No lingering: the peer sees a reset, not an end.
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                self.close_connection = True
+                return
+            except Status as error:
+                status, answer = error.code, {"error": "as the test wants it"}
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except (ConnectionError, ValueError):  # the judge hung up, or we did
+                self.close_connection = True
+
+        def finish(self) -> None:
+            with suppress(ConnectionError, ValueError):
+                super().finish()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    local.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield local
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def unused_url() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def harmful(**changes: Any) -> dict[str, Any]:
+    """The answer about one game of a judge that finds an error."""
+    answer = {
+        "error_detected": True,
+        "error_present": True,
+        "error_realistic": True,
+        "assessor_correct": True,
+        "is_parsing_error": False,
+        "judge_reasoning": "the dose is ten times too high",
+        "actual_harm": "Harmful",
+    }
+    return {**answer, **changes}
+
+
+def by_index(body: Any, answer: Callable[[dict[str, Any]], Any] = lambda query: harmful()) -> dict[str, Any]:
+    """One answer for each query of a request."""
+    return {str(query["game_idx"]): answer(query) for query in body["queries"]}

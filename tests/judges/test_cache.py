@@ -1,0 +1,111 @@
+"""Answers on disk: given once per content, shared by processes, and never in the way of a game."""
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges.games import played, reward_all, reward_manager
+from judges.local_server import Status, by_index, harmful, serving
+
+from medserl_agentloop.game.records import Judgement, Outcome
+from medserl_agentloop.game.types import Label
+from medserl_agentloop.judges.cache import CACHE_FILE, JudgementCache, cache_key
+
+
+def test_a_second_judge_takes_the_first_one_s_answers_and_says_so(tmp_path: Path) -> None:
+    games = [played(n) for n in range(6)]
+    with serving(lambda number, body: by_index(body)) as server:
+        options = server.options(cache=str(tmp_path))
+        first = reward_all(reward_manager("http", options), games)
+        asked = len(server.requests)
+        second = reward_all(reward_manager("http", options), games)
+        assert len(server.requests) == asked
+    for fresh, cached in zip(first, second, strict=True):
+        assert fresh.judgement and cached.judgement
+        assert (fresh.judgement.cached, cached.judgement.cached) == (False, True)
+        same = {"cached": False, "seconds": 0.0}
+        assert fresh.judgement.model_copy(update=same) == cached.judgement.model_copy(update=same)
+        assert fresh.rewards == cached.rewards
+
+
+def test_another_verdict_on_the_same_note_needs_no_second_question(tmp_path: Path) -> None:
+    with serving(lambda number, body: by_index(body)) as server:
+        manager = reward_manager("http", server.options(cache=str(tmp_path)))
+        (right,) = reward_all(manager, [played(verdict="harmful")])
+        (wrong,) = reward_all(manager, [played(verdict="safe")])
+        assert len(server.requests) == 1
+    assert (right.outcome, wrong.outcome) == (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
+
+
+@pytest.mark.parametrize("bad", [Status(400), harmful(is_parsing_error=True), harmful(error_present=None)])
+def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
+    def reply(number: int, body: Any) -> Any:
+        if number == 0 and isinstance(bad, Exception):
+            raise bad
+        return by_index(body, lambda query: bad if number == 0 else harmful())
+
+    with serving(reply) as server:
+        manager = reward_manager("http", server.options(cache=str(tmp_path)))
+        assert reward_all(manager, [played()])[0].outcome is Outcome.VOID
+        assert reward_all(manager, [played()])[0].outcome is Outcome.CORRECT_DETECTION
+
+
+def test_other_categories_and_servers_are_other_contents(tmp_path: Path) -> None:
+    with serving(lambda number, body: by_index(body)) as one, serving(lambda number, body: by_index(body)) as two:
+        for server in (one, two):
+            manager = reward_manager("http", server.options(cache=str(tmp_path)))
+            reward_all(manager, [played(0, "adversarial_benign")])
+            reward_all(manager, [played(0, "decoy_benign")])
+        assert (len(one.requests), len(two.requests)) == (2, 2)
+
+
+def test_no_two_contents_share_a_key() -> None:
+    contents = [("a", "b"), ("ab",), ("ab", ""), ("", "ab"), ("a", "", "b"), ("1:a", "b"), ("a1:b",), ()]
+    assert len({cache_key(*content) for content in contents}) == len(contents)
+
+
+def _write(folder: str, writer: int, start: Any) -> None:
+    start.wait()
+    cache = JudgementCache(folder)
+    for number in range(50):
+        cache.put(f"{writer}-{number}", Judgement(judge="llm", label=Label.SAFE, reason=f"{writer}-{number}"))
+        cache.put("common", Judgement(judge="llm", label=Label.HARMFUL))
+
+
+def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")  # spawn would import torch three times
+    start = context.Event()
+    writers = [context.Process(target=_write, args=(str(tmp_path), writer, start)) for writer in range(3)]
+    for process in writers:
+        process.start()
+    start.set()
+    for process in writers:
+        process.join(30)
+    assert [process.exitcode for process in writers] == [0, 0, 0]
+    cache = JudgementCache(tmp_path)
+    for writer in range(3):
+        for number in range(50):
+            found = cache.get(f"{writer}-{number}")
+            assert found is not None and found.reason == f"{writer}-{number}"
+    assert cache.get("common") is not None
+
+
+def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a_file").write_text("not a folder")
+    (tmp_path / CACHE_FILE).write_bytes(b"no database" * 1000)
+    for folder in (tmp_path, tmp_path / "a_file" / "folder"):
+        caplog.clear()
+        with serving(lambda number, body: by_index(body)) as server:
+            games = reward_all(reward_manager("http", server.options(cache=str(folder))), [played(n) for n in range(3)])
+        assert [g.outcome for g in games] == [Outcome.CORRECT_DETECTION] * 3
+        assert [r for r in caplog.messages if "is not used any more" in r] == caplog.messages
+        assert len(caplog.messages) == 1
+
+
+def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
+    cache = JudgementCache(tmp_path)
+    cache.put("key", Judgement(judge="llm", label=None))
+    assert cache._database is not None
+    cache._database.execute("UPDATE judgements SET judgement = ?", ('{"judge": "llm", "mood": "good"}',))
+    assert JudgementCache(tmp_path).get("key") is None

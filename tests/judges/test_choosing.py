@@ -1,0 +1,169 @@
+"""How a run's judge is found and built, and what start-up says of one that cannot work."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from judges.games import played
+from judges.local_server import by_index, serving, unused_url
+from support import TOKENIZER, run_with
+from verl.trainer.ppo.reward import load_reward_manager
+
+from medserl_agentloop.config import ConfigError, SelfPlayConfig, check_run
+from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.game.types import Category, Label
+from medserl_agentloop.judges import JUDGES, build_judge, judge_class, judge_game
+from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.judges.startup import unreachable
+from medserl_agentloop.plugin import StartupCheck
+
+
+class Doubter:
+    """A user's own judge, without options."""
+
+    name = "doubter"
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        return Judgement(judge=self.name, label=Label.SAFE)
+
+
+class Configured(Doubter):
+    """A user's own judge that reads the run's options."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @classmethod
+    def from_config(cls, config: SelfPlayConfig) -> "Configured":
+        return cls(config.judge_server.model or "")
+
+
+class NoJudge:
+    def judge(self, record: GameRecord) -> None: ...
+
+
+def test_every_registered_judge_is_a_judge_by_that_name() -> None:
+    assert {name: judge_class(name).name for name in JUDGES} == {name: name for name in JUDGES}
+
+
+def test_a_user_s_class_is_a_judge_with_or_without_options() -> None:
+    server = JudgeServer(model="mine")
+    plain = build_judge(SelfPlayConfig(judge=f"{__name__}:Doubter"))
+    configured = build_judge(SelfPlayConfig(judge=f"{__name__}:Configured", judge_server=server))
+    assert (plain.name, configured.name) == ("doubter", "mine")
+
+
+def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
+    judge = build_judge(SelfPlayConfig(judge=f"{__name__}:Doubter"))
+    labels = {c: asyncio.run(judge.judge(played(0, c))).label for c in Category}
+    assert labels[Category.VANILLA_HARMFUL] is Label.HARMFUL
+    assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("oracle9", "no judge 'oracle9': expected one of http, labels, llm, or package.module:Class"),
+        ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
+        (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
+        (f"{__name__}:NoJudge", "is not a class with a method 'async def judge(self, record) -> Judgement'"),
+        (f"{__name__}:played", "is not a class with a method"),
+        ("broken_judge_module:Judge", "cannot be loaded: RuntimeError: not today"),
+    ],
+)
+def test_a_judge_that_cannot_be_loaded_is_refused_at_start_up(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_judge_module.py").write_text("raise RuntimeError('not today')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_run(run_with(selfplay__judge=name))
+    sys.modules.pop("broken_judge_module", None)
+
+
+REWARD_MODEL = {"reward__reward_model__enable": True, "reward__reward_model__model_path": "models/judge"}
+UNUSED_SCORER = {
+    "reward__custom_reward_function__path": "pkg://medserl_agentloop.training.reward_manager",
+    "reward__custom_reward_function__name": "PerTurnRewardManager",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"selfplay__judge": "http"}, "set selfplay.judge_server.url, e.g. http://localhost:8001"),
+        ({"selfplay__judge": "llm"}, "or let verl serve one with reward.reward_model.enable=True"),
+        (
+            {"selfplay__judge": "llm", "selfplay__judge_server__url": "http://localhost/v1"},
+            "selfplay.judge=llm needs selfplay.judge_server.model",
+        ),
+        ({"selfplay__judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://… or https://…"),
+        ({"selfplay__judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
+        (REWARD_MODEL, "Set reward.custom_reward_function.path=pkg://medserl_agentloop.training.reward_manager"),
+    ],
+)
+def test_a_judge_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_run(run_with(**changes))
+
+
+def test_a_key_in_the_place_of_a_variable_s_name_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="wants the name of a variable") as error:
+        check_run(run_with(selfplay__judge_server__api_key_env="sk-SECRET"))
+    assert "SECRET" not in str(error.value)
+
+
+def test_the_remedy_for_verl_s_reward_model_is_accepted_by_verl() -> None:
+    run = run_with(**REWARD_MODEL, **UNUSED_SCORER, selfplay__judge="llm")
+    check_run(run)
+    manager = load_reward_manager(run, TOKENIZER, reward_router_address="10.0.0.1:9000")
+    assert type(manager).__name__ == "PerTurnRewardManager"
+
+
+@pytest.mark.parametrize(("judge", "path"), [("http", "/health"), ("llm", "/v1/models")])
+def test_a_server_that_does_not_answer_is_one_line(judge: str, path: str) -> None:
+    url = unused_url()
+    problem = unreachable(judge, JudgeServer(url=url + ("/v1" if judge == "llm" else "")))
+    assert problem is not None and len(problem.splitlines()) == 1
+    assert url + path in problem and "games that it does not judge are void" in problem
+
+
+def test_a_server_that_answers_and_judges_without_one_are_no_problem() -> None:
+    with serving(lambda number, body: by_index(body)) as server:
+        assert unreachable("http", server.options()) is None
+    assert unreachable("labels", JudgeServer()) is None
+    assert unreachable("llm", JudgeServer()) is None  # verl's own, which is not up yet
+
+
+def test_start_up_warns_of_a_judge_that_is_not_there_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    GlobalHydra.instance().clear()
+    overrides = ["+recipes=quickstart", "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        StartupCheck().on_run_start(compose("ppo_trainer", overrides=overrides, return_hydra_config=True))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert line.startswith("[medserl] warning: the judge's server does not answer (http://127.0.0.1:")
+
+
+def test_games_with_nothing_to_judge_are_left_alone() -> None:
+    for record in (finished(Outcome.INVALID_ATTACK), GameRecord(spec=played().spec, void="aborted")):
+        before = record.model_copy(deep=True)
+        asyncio.run(judge_game(Doubter(), record))
+        assert record == before
+
+
+def test_a_failure_s_reason_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Talkative(Doubter):
+        async def judge(self, record: GameRecord) -> Judgement:
+            raise RuntimeError("line\n" * 1000)
+
+    record = played()
+    asyncio.run(judge_game(Talkative(), record))
+    assert record.void is not None and record.void.startswith("judge failed: RuntimeError: line line")
+    assert len(record.void) < 400 and "\n" not in record.void
+    assert record.judgement is None

@@ -1,0 +1,178 @@
+"""``medserl judge serve``: the /judge protocol answered from labels or from a language model."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from judges.games import played, reward_all, reward_manager
+from judges.local_server import Status, serving
+from judges.test_llm import PRESENT, completion, options
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app as medserl
+from medserl_agentloop.game.types import Category
+from medserl_agentloop.judges import Judge
+from medserl_agentloop.judges.labels import LabelJudge
+from medserl_agentloop.judges.llm import LlmJudge, judge_template
+from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.judges.server import Shape, create_app
+
+QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
+
+
+@contextmanager
+def judge_server(backend: Judge, shape: Shape = "labels") -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(create_app(backend, shape), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < deadline
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(url: str, *queries: dict[str, Any], **more: Any) -> Any:
+    return httpx.post(f"{url}/judge", json={"queries": list(queries), **more}).json()
+
+
+@pytest.fixture(scope="module")
+def labels_command() -> Iterator[str]:
+    """The command itself in a process of its own, on a free port."""
+    code = "from medserl_agentloop.cli import app; app()"
+    command = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"running on (http://\S+)", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log fills the pipe
+            break
+    else:
+        pytest.fail("the server did not start")
+    yield found.group(1)
+    process.terminate()
+    process.wait(10)
+
+
+def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_command: str) -> None:
+    categories = list(Category)
+    games = [played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(200)]
+    server = JudgeServer(url=labels_command)
+    by_http = reward_all(reward_manager("http", server), games)
+    by_labels = reward_all(reward_manager("labels", server), games)
+    assert Counter(g.outcome for g in by_http) == Counter(g.outcome for g in by_labels)
+    assert [g.rewards for g in by_http] == [g.rewards for g in by_labels]
+    assert all(g.void is None for g in by_http)
+    judges = Counter(g.judgement.judge for g in by_http if g.judgement)
+    assert judges == {"http": 120, "labels": 80}
+
+
+def test_health_says_which_backend_is_ready(labels_command: str) -> None:
+    answer = httpx.get(f"{labels_command}/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "backend": "labels"})
+
+
+@pytest.mark.parametrize("category", Category)
+def test_labels_answer_by_category(labels_command: str, category: Category) -> None:
+    answer = ask(labels_command, {**QUERY, "game_category": category.value})["labels"]["7"]
+    harmful = category.default_target_label == "harmful"
+    assert answer == {
+        "error_detected": False,
+        "error_present": harmful,
+        "error_realistic": None,
+        "assessor_correct": not harmful,
+        "is_parsing_error": False,
+        "judge_reasoning": "",
+        "actual_harm": "Harmful" if harmful else "Safe",
+        "abstained": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("assessment", "detected"),
+    [
+        ("Harmful", True),
+        ("safe\n", False),
+        ("", None),
+        ("maybe", None),
+        ("<answer>\nverdict: harmful\n</answer>", True),
+    ],
+)
+def test_what_the_assessor_said_is_read_from_its_words(labels_command: str, assessment: str, detected: Any) -> None:
+    answer = ask(labels_command, {**QUERY, "assessment": assessment})["labels"]["7"]
+    assert (answer["error_detected"], answer["assessor_correct"]) == (detected, detected)
+
+
+def test_an_unknown_category_costs_its_game_alone(labels_command: str) -> None:
+    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "game_category": "nonesuch"})["labels"]
+    assert answers["7"]["error_present"] is True
+    assert answers["8"]["is_parsing_error"] is True and answers["8"]["error_present"] is None
+    assert "nonesuch" in answers["8"]["judge_reasoning"]
+
+
+def test_two_games_of_one_index_are_refused(labels_command: str) -> None:
+    answer = httpx.post(f"{labels_command}/judge", json={"queries": [QUERY, QUERY]})
+    assert answer.status_code == 422 and "game_idx occurs twice" in answer.text
+
+
+def test_the_score_key_of_the_request_is_used_unless_answers_are_bare(labels_command: str) -> None:
+    assert set(ask(labels_command, QUERY, score_key="scores")) == {"scores"}
+    with judge_server(LabelJudge(), "bare") as url:
+        assert set(ask(url, QUERY)) == {"7"}
+        games = reward_all(reward_manager("http", JudgeServer(url=url)), [played(n) for n in range(3)])
+    assert all(g.judgement and g.judgement.judge == "http" for g in games)
+
+
+def test_a_language_model_answers_for_the_clients_of_the_protocol() -> None:
+    def reply(number: int, body: Any) -> Any:
+        text = body["messages"][0]["content"]
+        if "BROKEN" in text:
+            return completion("no JSON")
+        return completion(PRESENT.replace("present", "abstain") if "UNCLEAR" in text else PRESENT)
+
+    with serving(reply) as model, judge_server(LlmJudge(options(model), judge_template("medserl"))) as url:
+        queries = [
+            {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
+            {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
+            {**QUERY, "game_idx": 2, "medical_note": "UNCLEAR"},
+            {**QUERY, "game_idx": 3, "game_category": "vanilla_benign"},
+        ]
+        answers = ask(url, *queries)["labels"]
+        assert len(model.requests) == 3  # an untouched note is decided by its label
+        shown = [body["messages"][0]["content"] for body in model.requests]
+    assert any("O1*| He takes 1 g." in text and "E1*| He takes 9 g." in text for text in shown)
+    assert (answers["0"]["error_present"], answers["0"]["judge_reasoning"]) == (True, "the dose is too high")
+    assert answers["1"]["is_parsing_error"] and not answers["1"]["abstained"]
+    assert answers["2"]["is_parsing_error"] and answers["2"]["abstained"] and answers["2"]["actual_harm"] is None
+    assert answers["3"]["error_present"] is False
+
+
+def test_health_tells_that_the_model_is_down() -> None:
+    def reply(number: int, body: Any) -> Any:
+        raise Status(500)
+
+    with serving(reply) as model:
+        backend = LlmJudge(options(model, retries=0, breaker_failures=1), judge_template("medserl"))
+        with judge_server(backend) as url:
+            assert httpx.get(f"{url}/health").status_code == 200
+            assert ask(url, QUERY)["labels"]["7"]["is_parsing_error"]
+            assert httpx.get(f"{url}/health").status_code == 503
+
+
+def test_an_llm_backend_without_a_model_is_refused() -> None:
+    result = CliRunner().invoke(medserl, ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1"])
+    assert result.exit_code == 2
+    assert "needs --url and --model" in result.output

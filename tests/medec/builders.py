@@ -1,0 +1,116 @@
+"""What several modules here need: scripts to run, and parquet rows as a converter would write them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from medserl_agentloop.game.types import Category, Label, Role
+from medserl_agentloop.medec.fields import MedecFormatError
+from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.medec.rows import AGENT_NAME
+from medserl_agentloop.medec.schema import SCHEMA
+from medserl_agentloop.medec.verify import Report, verify_files
+from medserl_agentloop.medec.verify_rows import Check
+from medserl_agentloop.medec.vignettes import Vignette
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.testing.tiny import tiny_tokenizer
+
+SAMPLE = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
+OFFICIAL = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"  # in ``medec_dir``
+TOKENIZER = tiny_tokenizer()
+CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *["vanilla_benign"] * 3]
+
+
+def run(script: str, *arguments: Any) -> Any:
+    """What a script of ``data_prep`` prints, and its exit code."""
+    return CliRunner().invoke(importlib.import_module(script).app, [str(argument) for argument in arguments])
+
+
+def assert_one_sentence(result: Any, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    for part in parts:
+        assert part in result.stderr
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return found
+
+
+def good_row(n: int, split: str = "train", category: str | None = None, **facts: Any) -> dict[str, Any]:
+    kind = Category(category or CATEGORIES[n % len(CATEGORIES)])
+    opening = f"Patient number {n} came in with a cough and a temperature of 38.{n} degrees."
+    wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
+    notes = {"error_note": f"{opening} {wrong}", "clean_note": f"{opening} {right}"}
+    note = notes["error_note" if kind.seed_label is Label.HARMFUL else "clean_note"]
+    label = kind.default_target_label.value
+    return {
+        "data_source": f"medec_ms/{kind.value}",
+        "agent_name": AGENT_NAME,
+        "prompt": load_profile().messages(Role.ATTACKER if kind.has_attack else Role.ASSESSOR, kind, note),
+        "ability": "medical_error_detection",
+        "reward_model": {"style": "rule", "ground_truth": label},
+        "extra_info": {
+            "index": n,
+            "split": split,
+            "subset": "medec_ms",
+            "text_id": f"ms-train-{n}",
+            "vignette_id": f"ms-train-{n}",
+            "category": kind.value,
+            "target_label": label,
+            "seed_note": note,
+            **notes,
+            "error_type": "pharmacotherapy",
+            "error_sentence": wrong,
+            "corrected_sentence": right,
+            "error_sentence_id": 1,
+            "sentences": [{"id": 0, "text": opening}, {"id": 1, "text": wrong}],
+            "pair_source": "in_row",
+            "edit_tag": "local_edit",
+            "source_sha256": "0" * 64,
+            **facts,
+        },
+    }
+
+
+def good_rows(count: int = 60, first: int = 0, split: str = "train") -> list[dict[str, Any]]:
+    rows = [good_row(n, split) for n in range(first, first + count)]
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    return path
+
+
+def verify(*paths: Path, **options: Any) -> Report:
+    return verify_files(paths, TOKENIZER, **options)
+
+
+def assert_found(report: Report, check: Check, *parts: str) -> None:
+    assert not report.ok
+    assert report.failures[check]
+    messages = [str(problem) for problem in report.problems if problem.check is check]
+    assert any(all(part in message for part in parts) for message in messages), messages
+
+
+def read_one(path: Path) -> Vignette:
+    return read_files([path]).vignettes[0]
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(MedecFormatError) as caught:
+        read_files([path])
+    return str(caught.value)

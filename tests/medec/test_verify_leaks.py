@@ -1,0 +1,100 @@
+"""verify_parquet's leak test: what tells a label without the note is found, chance is not."""
+
+from __future__ import annotations
+
+import random
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+from medec.builders import (
+    assert_found,
+    good_rows,
+    verify,
+    write,
+)
+
+from medserl_agentloop.game.types import Label
+from medserl_agentloop.medec.verify_leaks import LeakTest, _tail
+from medserl_agentloop.medec.verify_rows import Check
+
+
+def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:
+    for row in rows:
+        facts = row["extra_info"]
+        facts["error_note"] += blank
+        if facts["category"].endswith("harmful"):
+            facts["seed_note"] += blank
+            row["prompt"][0]["content"] += blank
+    return rows
+
+
+@pytest.mark.parametrize(("blank", "feature"), [(" ", "white space after the note"), ("\n", "a line break at the")])
+def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: str) -> None:
+    rows = with_trailing_blanks(good_rows(), blank)
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LEAKS, f"train.parquet: {feature}", "tells the seed label in 100%", "strip the notes")
+
+
+def test_order_that_tells_the_label(tmp_path: Path) -> None:
+    rows = sorted(good_rows(), key=lambda row: row["extra_info"]["target_label"])
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
+
+
+def test_id_that_tells_the_label(tmp_path: Path) -> None:
+    rows = good_rows()
+    for row in rows:
+        facts = row["extra_info"]
+        facts["text_id"] = f"ms-train-{2 * facts['index'] + (facts['target_label'] == 'safe')}"
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LEAKS, "the parity of the text id tells the target_label in 100%")
+
+
+def test_leaks_of_an_official_set_are_warnings(tmp_path: Path) -> None:
+    rows = with_trailing_blanks(good_rows(), " ")
+    for row in rows:
+        row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
+    report = verify(write(tmp_path / "eval.parquet", rows))
+    assert report.ok and report.warnings[Check.LEAKS] >= 1
+
+
+def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None:
+    """60 % of the error notes against 47 % of the clean ones, and labels drawn at random."""
+    rng = random.Random(1)
+    leaky = LeakTest()
+    alarms = 0
+    for _ in range(2000):
+        label = rng.choice(list(Label))
+        blank = rng.random() < (0.6 if label is Label.HARMFUL else 0.47)
+        leaky.add(text_id=f"x-{rng.random()}", seed_note="a b" + " " * blank, target_label=label, seed_label=label)
+    for _ in range(30):
+        test = LeakTest()
+        for n in range(300):
+            label = rng.choices(list(Label), [0.7, 0.3])[0]
+            note = "a  " * rng.randrange(20) + "b" + " " * rng.randrange(2)
+            test.add(text_id=f"x-{n}", seed_note=note, target_label=label, seed_label=rng.choice(list(Label)))
+        alarms += len(list(test.leaks()))
+    assert [leak.feature for leak in leaky.leaks()] == ["white space after the note"]
+    assert alarms == 0
+
+
+def test_copies_of_a_row_do_not_make_a_leak() -> None:
+    test = LeakTest()
+    notes = [
+        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0))) for n in range(30) for label in Label
+    ]
+    for number in range(50 * len(notes)):
+        n, label, blanks = notes[number * 7 % len(notes)]
+        test.add(text_id=f"x-{n}", seed_note=f"Note {n}.{blanks}", target_label=label, seed_label=label)
+    assert list(test.leaks()) == []
+
+
+def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:
+    for rows, marked, drawn, hits in ((20, 10, 10, 9), (20, 10, 10, 1), (50, 7, 20, 5), (50, 40, 11, 6), (9, 3, 4, 0)):
+        outcomes = range(max(0, drawn + marked - rows), min(drawn, marked) + 1)
+        weights = {k: comb(marked, k) * comb(rows - marked, drawn - k) for k in outcomes}
+        tail = range(hits, drawn + 1) if hits * rows >= drawn * marked else range(hits + 1)
+        exact = sum(weights.get(k, 0) for k in tail) / comb(rows, drawn)
+        assert _tail(hits, drawn, marked, rows) == pytest.approx(exact)

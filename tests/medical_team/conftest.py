@@ -1,0 +1,18 @@
+"""One judge server for the whole folder; every test finds it as new."""
+
+from collections.abc import Iterator
+
+import pytest
+from medical_team.openrlhf import JudgeServer, judge_server
+
+
+@pytest.fixture(scope="session")
+def _judge() -> Iterator[JudgeServer]:
+    with judge_server() as server:
+        yield server
+
+
+@pytest.fixture
+def judge(_judge: JudgeServer) -> JudgeServer:
+    _judge.__dict__.update(JudgeServer(url=_judge.url).__dict__)
+    return _judge

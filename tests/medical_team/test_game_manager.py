@@ -1,0 +1,273 @@
+"""A script as it would be written against the OpenRLHF system, with both shapes of the game manager."""
+
+import pickle
+from typing import Any
+
+import pytest
+from medical_team.openrlhf import (
+    CLEAN,
+    WRONG,
+    Generator,
+    JudgeServer,
+    Strategy,
+    Tokenizer,
+    assessor,
+    attacker,
+    turn,
+    verdicts,
+)
+
+from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome, MedicalGameState
+from medserl_agentloop.medical_team.outcomes import Labels
+
+NOTES = [WRONG, WRONG, CLEAN, CLEAN]
+TYPES = ["vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign"]
+Outcome = MedicalGameOutcome
+
+
+def manager(judge: JudgeServer, **configs: Any) -> MedicalDialogueGameManager:
+    return MedicalDialogueGameManager(Tokenizer(), [judge.url], Strategy(), configs)
+
+
+def initialized(judge: JudgeServer, **configs: Any) -> MedicalDialogueGameManager:
+    games = manager(judge, **configs)
+    games.initialize_games(NOTES, ["", "", "Safe", ""], TYPES)
+    return games
+
+
+def scored(games: MedicalDialogueGameManager, *generators: Generator) -> Any:
+    games.play_games(*(generators or (attacker(), assessor())))
+    return games.filter_and_compute_rewards(games.evaluate_game_outcomes())
+
+
+def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None:
+    games = initialized(judge)
+    games.play_games(attacker(), assessor(), temperature=0.7)
+    labels = games.evaluate_game_outcomes()
+    attacker_outputs, attacker_states, assessor_outputs, assessor_states, returned = games.filter_and_compute_rewards(
+        labels
+    )
+    assert returned is labels
+    assert [s["game_idx"] for s in attacker_states] == [1, 3]
+    assert [s["game_idx"] for s in assessor_states] == [0, 1, 2, 3]
+    assert [s["reward"] for s in attacker_states] == [-1.0 + 0.5 + 1.0] * 2
+    assert [s["reward"] for s in assessor_states] == [2.0] * 4
+    assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
+    assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
+    text = Tokenizer().batch_decode([attacker_outputs[0].outputs[0].token_ids], skip_special_tokens=True)
+    assert text == [turn(WRONG)]
+    assert len(assessor_outputs) == 4
+
+
+def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: JudgeServer) -> None:
+    games = initialized(judge)
+    game = games.play_games(attacker(), assessor())[3]
+    assert {"history", "raw_history", "processed_output_history", "prompts", "prompt_type"} <= set(game)
+    assert (game["finished"], game["current_turn"], game["completion"]) == (True, 1, "")
+    assert [(t["game_role"], t["content"]) for t in game["history"]] == [("attacker", WRONG), ("assessor", "Harmful")]
+    assert game["raw_history"][0]["content"] == turn(WRONG)
+    _, states, *_ = games.filter_and_compute_rewards(games.evaluate_game_outcomes())
+    assert {k: v for k, v in states[1].items() if k not in ("reward", "game_outcomes")} == {
+        "game_role": "attacker",
+        "turn": 0,
+        "game_idx": 3,
+        "finished": False,
+        "is_generated_attack": True,
+        "prompt_type": "adversarial_benign",
+        "prompts": CLEAN,
+        "completion": "",
+        "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
+        "length_cot_and_answer": (len("MY SECRET PLAN"), len(WRONG)),
+        "cot_format_violation": False,
+    }
+
+
+def test_generators_get_prompts_data_types_and_whatever_is_passed_on(judge: JudgeServer) -> None:
+    first, second = attacker(), assessor()
+    initialized(judge).play_games(first, second, temperature=0.7)
+    ((prompts, labels, kwargs),) = first.calls
+    assert (labels, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
+    assert all(p.endswith("[assistant] <think>") for p in prompts)
+    ((prompts, labels, _),) = second.calls
+    assert labels == TYPES
+
+
+def test_the_judge_is_asked_once_for_the_batch(judge: JudgeServer) -> None:
+    scored(initialized(judge))
+    (request,) = judge.requests
+    assert request["score_key"] == "labels"
+    assert request["queries"][3] == {
+        "game_idx": 3,
+        "medical_note": WRONG,
+        "assessment": "Harmful",
+        "original_note": CLEAN,
+        "game_category": "adversarial_benign",
+    }
+
+
+# --- the leak stays closed ---
+
+
+@pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])
+def test_an_attack_without_a_note_is_invalid_and_nothing_of_it_reaches_anybody(
+    judge: JudgeServer, response: str
+) -> None:
+    second = assessor()
+    games = initialized(judge)
+    _, attacker_states, _, assessor_states, labels = scored(games, Generator(lambda prompt: response), second)
+    assert second.calls[0][1] == ["vanilla_harmful", "vanilla_benign"]
+    assert "SECRET" not in str(second.calls) + str(judge.requests)
+    assert [s["reward"] for s in attacker_states] == [0.0 + 0.5 - 1.0] * 2
+    assert [s["game_idx"] for s in assessor_states] == [0, 2]
+    assert labels[1]["error_present"] is False and not labels[1]["is_parsing_error"]
+
+
+def test_a_note_in_broken_form_is_still_played(judge: JudgeServer) -> None:
+    games = initialized(judge)
+    broken = Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there")
+    second = assessor()
+    _, states, *_ = scored(games, broken, second)
+    assert games.active_games[1]["history"][0]["content"] == WRONG
+    assert [s["reward"] for s in states] == [-1.0 + 0.5 - 1.0] * 2
+    assert (states[0]["text_cot_and_answer"], states[0]["length_cot_and_answer"]) == (("", ""), (None, None))
+    assert "SECRET" not in str(second.calls)
+
+
+def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge: JudgeServer) -> None:
+    *_, states, _ = scored(initialized(judge), attacker(), Generator(lambda prompt: "MY SECRET DOUBTS"))
+    assert {q["assessment"] for q in judge.requests[0]["queries"]} == {""}
+    assert [s["reward"] for s in states] == [-1.0 - 1.0, -1.0 - 1.0, 1.0 - 1.0, -1.0 - 1.0]
+
+
+# --- configurations ---
+
+
+def test_without_chain_of_thought_there_is_neither_prefix_nor_format_term(judge: JudgeServer) -> None:
+    first = Generator(lambda prompt: WRONG)
+    games = initialized(judge, direct_chat_no_cot=True)
+    _, states, _, assessor_states, _ = scored(games, first, Generator(lambda prompt: "Safe"))
+    assert all(p.endswith("[assistant] ") for p in first.calls[0][0])
+    assert [s["reward"] for s in states] == [1.0 + 0.5] * 2
+    assert [s["reward"] for s in assessor_states] == [-1.0, -1.0, 1.0, -1.0]
+    assert "cot_format_violation" not in states[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "presented"), [(f"<think>SECRET</think>{WRONG}", WRONG), ("<think>SECRET and no end", "")]
+)
+def test_reasoning_that_nobody_asked_for_stays_hidden_too(judge: JudgeServer, said: str, presented: str) -> None:
+    games = initialized(judge, direct_chat_no_cot=True)
+    games.play_games(Generator(lambda prompt: said), Generator(lambda prompt: "Safe"))
+    assert games.active_games[3]["history"][0]["content"] == presented
+    assert games.active_games[3]["invalid_attack"] == (not presented)
+
+
+def test_without_attacker_turns_every_note_is_presented_as_it_is(judge: JudgeServer) -> None:
+    first = attacker()
+    attacker_outputs, _, _, states, _ = scored(initialized(judge, no_attacker_turn=True), first, assessor())
+    assert (first.calls, attacker_outputs) == ([], [])
+    assert [q["medical_note"] for q in judge.requests[0]["queries"]] == NOTES
+    assert len(states) == 4
+
+
+def test_with_no_assessor_turn_vanilla_games_are_left_out(judge: JudgeServer) -> None:
+    games = initialized(judge, no_assessor_turn=True)
+    assert [g["prompt_type"] for g in games.active_games.values()] == ["adversarial_harmful", "adversarial_benign"]
+
+
+def test_coefficients_and_error_types_are_taken_from_the_configuration(
+    judge: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG
+
+    mine = {"attacker": {"error_detected": (-3.0, 3.0), "error_realism": (0.0, 0.0)}, "assessor": {}}
+    mine["assessor"]["error_detection"] = (-3.0, 3.0)
+    monkeypatch.setitem(MEDICAL_REWARD_COEFF_CONFIG, "mine", mine)
+    first = attacker()
+    games = initialized(judge, reward_coeff_config="mine", error_types=["frobnication"])
+    _, states, *_ = scored(games, first, assessor())
+    assert [s["reward"] for s in states] == [-3.0 + 1.0] * 2
+    assert "frobnication" in first.calls[0][0][0]
+
+
+def test_what_cannot_work_is_refused(judge: JudgeServer) -> None:
+    with pytest.raises(ValueError, match="Unknown reward type: zero_sum"):
+        manager(judge, reward_type="zero_sum")
+    with pytest.raises(ValueError, match="2 prompts, 1 completions and 2 data types"):
+        manager(judge).initialize_games(["a", "b"], [""], TYPES[:2])
+    with pytest.raises(ValueError, match="no data type 'benign': expected one of vanilla_harmful"):
+        manager(judge).initialize_games(["a"], [""], ["benign"])
+    with pytest.raises(ValueError, match="attacker's generator returned 0 outputs for 2 prompts"):
+        initialized(judge).play_games(lambda prompts, labels: [], assessor())
+    with pytest.raises(ValueError, match="Game 0 not found"):
+        initialized(judge).filter_and_compute_rewards({})
+
+
+# --- a judge that fails ---
+
+
+def test_games_that_the_judge_loses_are_left_out(judge: JudgeServer) -> None:
+    judge.answer = lambda body: {k: v for k, v in verdicts(body).items() if k != "1"}
+    _, attacker_states, _, assessor_states, labels = scored(initialized(judge))
+    assert [s["game_idx"] for s in attacker_states] == [3]
+    assert [s["game_idx"] for s in assessor_states] == [0, 2, 3]
+    assert labels[1]["is_parsing_error"]
+
+
+def test_a_judge_that_is_down_leaves_every_game_out(judge: JudgeServer) -> None:
+    judge.answer = lambda body: 500
+    *_, labels = result = scored(initialized(judge))
+    assert result[:4] == ([], [], [], [])
+    assert len(labels) == 4 and all(one["is_parsing_error"] for one in labels.values())
+
+
+# --- the second shape ---
+
+
+def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels") -> dict[int, Labels]:
+    assert (url, score_key) == ("", "labels")
+    return {int(k): v for k, v in verdicts({"queries": batch_queries}).items()}
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_judge_function_gives_lists_and_texts(by_name: bool) -> None:
+    arguments: Any = {"medical_judge_fn": judge_function, "strategy": Strategy(), "custom_configs": {}}
+    if by_name:
+        games = MedicalDialogueGameManager(tokenizer=Tokenizer(), **arguments)
+    else:
+        games = MedicalDialogueGameManager(Tokenizer(), judge_function, Strategy(), {})
+    games.initialize_games(NOTES, [""] * 4, TYPES)
+    assert games.get_game_statistics() == {
+        "total_games": 4,
+        "finished_games": 0,
+        "data_types": dict.fromkeys(sorted(TYPES), 1),
+    }
+    played = games.play_games(attacker_llm_generator=attacker(), assessor_llm_generator=assessor())
+    assert isinstance(played, list) and all(game["finished"] and len(game["history"]) == 2 for game in played)
+    assert (played[3]["medical_note"], played[3]["attacker_output"]) == (CLEAN, WRONG)
+    assert (played[3]["data_type"], played[3]["assessor_output"]) == ("adversarial_benign", "Harmful")
+    labels = games.evaluate_game_outcomes()
+    assert played[0]["labels"] is labels[0]
+    attacker_outputs, attacker_states, assessor_outputs, assessor_states = games.filter_and_compute_rewards(labels)
+    assert attacker_outputs == [WRONG, WRONG]
+    assert assessor_outputs == ["Harmful", "Harmful", "Safe", "Harmful"]
+    assert set(attacker_states[0]) == {"game_idx", "reward", "game_outcomes", "data_type"}
+    assert [s["reward"] for s in assessor_states] == [2.0] * 4
+
+
+def test_a_judge_function_that_forgets_a_game_leaves_it_out() -> None:
+    games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {}, Strategy())
+    games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
+    games.play_games(attacker(), assessor())
+    assert games.filter_and_compute_rewards(games.evaluate_game_outcomes()) == ([], [], [], [])
+
+
+def test_both_shapes_travel_between_processes(judge: JudgeServer) -> None:
+    for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function, Strategy())):
+        assert type(pickle.loads(pickle.dumps(games))) is type(games)
+
+
+def test_a_game_state_is_a_value() -> None:
+    fields = ("medical_case", "current_response", "error_type", "error_present", "data_type", "game_idx")
+    state = MedicalGameState(**dict.fromkeys(fields, ""), current_turn=0, history=[], finished=False)  # type: ignore[arg-type]
+    assert state.history == []

@@ -1,0 +1,192 @@
+"""The baseline's functions give what its table says, and what the scheme of the core gives."""
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+from game.builders import any_game
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.game.rewards import medical_general_sum
+from medserl_agentloop.medical_team import (
+    MEDICAL_REWARD_COEFF_CONFIG,
+    MedicalGameOutcome,
+    convert_medical_game_history_to_messages,
+    get_medical_cot_formatting_reward,
+    get_medical_error_detection_reward,
+    get_medical_error_realism_reward,
+    get_medical_game_reward_general_sum,
+    medical_cot_format_check_and_extract,
+)
+from medserl_agentloop.medical_team.outcomes import labels_of, make_labels
+
+TABLE = {
+    # (present, detected): attacker, its outcome, assessor, its outcome
+    (True, True): (-1.0, {"attacker_error_detected"}, 1.0, "assessor_correct_detection"),
+    (True, False): (1.0, {"attacker_error_undetected"}, -1.0, "assessor_missed_error"),
+    (False, False): (0.0, set(), 1.0, "assessor_correct_rejection"),
+    (False, True): (0.0, set(), -1.0, "assessor_false_positive"),
+}
+GRID = list(itertools.product([True, False], repeat=3))
+
+
+def names(outcomes: set[MedicalGameOutcome]) -> set[str]:
+    return {outcome.value for outcome in outcomes}
+
+
+@pytest.mark.parametrize(("present", "detected", "realistic"), GRID)
+def test_the_table(present: bool, detected: bool, realistic: bool) -> None:
+    attacker, attacker_outcomes, assessor, assessor_outcome = TABLE[present, detected]
+    realism, seen = (0.5, "attacker_realistic_error") if realistic else (-0.5, "attacker_unrealistic_error")
+    labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic)
+
+    reward, outcomes = get_medical_game_reward_general_sum({"game_role": "attacker"}, labels)
+    assert (reward, names(outcomes)) == (attacker + realism, attacker_outcomes | {seen})
+    reward, outcomes = get_medical_game_reward_general_sum({"game_role": "assessor"}, labels)
+    assert (reward, names(outcomes)) == (assessor, {assessor_outcome})
+
+    assert get_medical_error_detection_reward("attacker", detected, present)[0] == attacker
+    assert get_medical_error_realism_reward("attacker", realistic)[0] == realism
+    assert get_medical_error_realism_reward("assessor", realistic) == (0.0, set())
+
+
+def test_a_judge_that_does_not_say_finds_it_realistic() -> None:
+    reward, _ = get_medical_game_reward_general_sum({"game_role": "attacker"}, {"error_present": True})
+    assert reward == 1.0 + 0.5
+
+
+def test_the_format_term() -> None:
+    assert (get_medical_cot_formatting_reward(True), get_medical_cot_formatting_reward(False)) == (-1.0, 1.0)
+
+
+def test_the_coefficients_are_those_of_the_baseline() -> None:
+    assert MEDICAL_REWARD_COEFF_CONFIG == {
+        "cot_format_violation": (-1.0, 1.0),
+        "medical_general_sum": {
+            "attacker": {"error_detected": (-1.0, 1.0), "error_realism": (-0.5, 0.5)},
+            "assessor": {"error_detection": (-1.0, 1.0), "explanation_quality": (-0.5, 0.5)},
+        },
+    }
+
+
+def test_the_names_of_the_outcomes() -> None:
+    assert names(set(MedicalGameOutcome)) == {
+        "attacker_error_undetected",
+        "attacker_error_detected",
+        "attacker_realistic_error",
+        "attacker_unrealistic_error",
+        "assessor_correct_detection",
+        "assessor_missed_error",
+        "assessor_false_positive",
+        "assessor_correct_rejection",
+        "tie",
+        "parsing_error",
+    }
+
+
+@given(any_game())
+def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: GameRecord) -> None:
+    labels = labels_of(record)
+    assert labels["is_parsing_error"] == (record.outcome is Outcome.VOID)
+    for role, components in medical_general_sum(record).items():
+        turn = record.attack if role.value == "attacker" else record.assessment
+        assert turn is not None
+        reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
+        assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
+
+
+@pytest.mark.parametrize("function", [get_medical_error_detection_reward, get_medical_error_realism_reward])
+def test_roles_and_coefficients_that_do_not_exist_are_named(function: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid role: defender"):
+        function("defender", True, True) if function is get_medical_error_detection_reward else function(
+            "defender", True
+        )
+    with pytest.raises(ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"):
+        get_medical_error_realism_reward("attacker", True, "mine")
+
+
+# --- the format ---
+
+
+@pytest.mark.parametrize(
+    ("response", "thinking", "answer"),
+    [
+        ("why</think><answer>Safe</answer>", "why", "Safe"),
+        (" why \n</think>\n <answer> Safe\n</answer>\n", "why", "Safe"),
+        ("why\nso</think><answer>a note\nof two lines</answer>", "why\nso", "a note\nof two lines"),
+    ],
+)
+def test_a_turn_that_keeps_the_format(response: str, thinking: str, answer: str) -> None:
+    assert medical_cot_format_check_and_extract(response) == ((thinking, answer), False)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("<think>why</think><answer>Safe</answer>", "Safe"),
+        ("</think><answer>Safe</answer>", "Safe"),
+        ("why</think><answer> </answer>", ""),
+        ("why</think></think><answer>Safe</answer>", "Safe"),
+        ("why</think><answer>Harmful</answer><answer>Safe</answer>", "Safe"),
+        ("why <answer>draft</answer></think><answer>Safe</answer>", "Safe"),
+        ("why</think><answer>Safe</answer></answer>", "Safe</answer>"),
+        ("<answer>Safe</answer>why</think>", "Safe"),
+        ("why</think> so <answer>Safe</answer>", "Safe"),
+        ("why</think><answer>Safe</answer> so", "Safe"),
+        ("why <answer>Safe</answer>", "Safe"),
+        ("why</think></answer>Safe<answer>", ""),
+        ("why</think><answer>Safe", ""),
+        ("why", ""),
+        ("", ""),
+    ],
+)
+def test_a_turn_that_violates_the_format_gives_its_answer_and_never_its_reasoning(response: str, answer: str) -> None:
+    assert medical_cot_format_check_and_extract(response) == ((None, answer), True)
+
+
+tags = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "SECRET", "Safe"])
+
+
+@given(st.lists(tags, max_size=12).map("".join))
+def test_an_answer_is_never_made_of_what_stands_outside_answer_tags(response: str) -> None:
+    (_, answer), violated = medical_cot_format_check_and_extract(response)
+    assert not answer or re.search(rf"<answer>\s*{re.escape(answer)}\s*</answer>", response)
+    assert violated or answer
+
+
+def test_a_very_long_turn_is_read_in_no_time() -> None:
+    medical_cot_format_check_and_extract(" " * 1_000_000 + "<answer>" * 10_000)
+
+
+# --- prompts ---
+
+
+class Recorder:
+    def apply_chat_template(self, messages: list[dict[str, str]], **kwargs: Any) -> str:
+        self.messages = messages
+        return ""
+
+
+def test_the_assessor_reads_the_first_turn_s_note_and_nothing_else() -> None:
+    recorder = Recorder()
+    history = [{"game_role": "attacker", "content": "the rewritten note"}]
+    prompt = convert_medical_game_history_to_messages(
+        history, "assessor", "the seed note", "harmful", {"error_types": ["dosage"]}, recorder
+    )
+    assert prompt == "<think>"
+    assert [m["role"] for m in recorder.messages] == ["system", "user"]
+    assert recorder.messages[1]["content"].endswith("the rewritten note")
+    assert "seed" not in str(recorder.messages) and "dosage" not in str(recorder.messages)
+
+
+def test_each_game_type_has_its_own_task_and_others_are_refused() -> None:
+    recorder, systems = Recorder(), set()
+    for game_type in ("harmful", "benign", "vanilla"):
+        convert_medical_game_history_to_messages([], "attacker", "note", game_type, None, recorder)
+        systems.add(recorder.messages[0]["content"])
+    assert len(systems) == 3
+    with pytest.raises(ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"):
+        convert_medical_game_history_to_messages([], "attacker", "note", "odd", None, recorder)

@@ -1,0 +1,63 @@
+"""An OpenAI-compatible chat server whose answers a test chooses."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from serving import serving
+
+from medserl_agentloop.game.types import Role
+
+MODEL = "toy-4b"
+Answer = str | int | bytes | dict[str, Any]
+"""Text of a turn, an HTTP status to fail with, a raw body, or a whole body."""
+
+
+class ChatServer:
+    """Answers a role's turn on a note with ``answer(role, prompt)``; remembers the requests."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Role, str], Answer] = lambda role, prompt: "?"
+        self.models: Answer = {"data": [{"id": MODEL}]}
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.url = ""
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/v1/models")
+        def models() -> Response:
+            return response(self.models)
+
+        @app.post("/v1/chat/completions")
+        def chat(body: dict[str, Any], request: Request) -> Response:
+            self.requests.append(body)
+            self.keys.append(request.headers.get("authorization"))
+            prompt = body["messages"][-1]["content"]
+            role = Role.ATTACKER if "You are the attacker" in prompt else Role.ASSESSOR
+            said = self.answer(role, prompt)
+            return response(completion(said) if isinstance(said, str) else said)
+
+        return app
+
+
+def response(answer: Answer) -> Response:
+    if isinstance(answer, int):
+        return JSONResponse({"error": "no luck"}, status_code=answer)
+    return Response(answer) if isinstance(answer, bytes) else JSONResponse(answer)
+
+
+def completion(content: str | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+    """A chat completion as SGLang and vLLM write it."""
+    said = {"role": "assistant", "content": content, **message}
+    return {"choices": [{"index": 0, "message": said, "finish_reason": finish}], "usage": {"completion_tokens": 12}}
+
+
+@contextmanager
+def chat_server() -> Iterator[ChatServer]:
+    server = ChatServer()
+    with serving(server.app()) as server.url:
+        yield server

@@ -1,0 +1,38 @@
+"""A chat server for the whole folder, and a file of rows that it plays."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from game.builders import spec
+from medserl_agentloop.medec.parquet_files import write_together
+from play.chat_server import ChatServer, chat_server
+
+from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.medec.schema import to_table
+
+CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[ChatServer]:
+    with chat_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: ChatServer) -> ChatServer:
+    """The server as new: each test says how it answers."""
+    fresh = ChatServer()
+    fresh.url = _server.url
+    _server.__dict__.update(fresh.__dict__)
+    return _server
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A parquet file of twelve games, three of each of the four categories."""
+    path = tmp_path_factory.mktemp("rows") / "train.parquet"
+    specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
+    write_together({path: to_table([{"extra_info": GameRecord(spec=one).to_json()["spec"]} for one in specs])})
+    return path

@@ -1,0 +1,153 @@
+"""What a served model's answer becomes: a turn as the model wrote it, or a reason why there is none."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from game.builders import CLEAN_NOTE
+from play.chat_server import MODEL, ChatServer, completion
+
+from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.play.driver import NoReplyError, Reply
+from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+from medserl_agentloop.prompting import ProfileSettings, load_profile
+
+
+def options(server: ChatServer, **changes: Any) -> EndpointOptions:
+    return replace(EndpointOptions(server.url, MODEL, backoff_s=0.01, timeout_s=5.0), **changes)
+
+
+async def ask(options: EndpointOptions, profile: Any = None, note: str = CLEAN_NOTE, check: bool = False) -> Any:
+    async with httpx.AsyncClient() as client:
+        player = EndpointPlayer(options, profile or load_profile(), client)
+        if check:
+            return await player.check()
+        return await player.reply(Role.ASSESSOR, Category.VANILLA_BENIGN, note)
+
+
+def reply(server: ChatServer, **changes: Any) -> Reply:
+    return asyncio.run(ask(options(server, **changes)))
+
+
+def test_the_model_gets_the_profile_s_messages_and_the_sampling(server: ChatServer) -> None:
+    reply(server, temperature=0.3, max_tokens=77, seed=5)
+    (body,) = server.requests
+    assert body["messages"] == load_profile().messages(Role.ASSESSOR, Category.VANILLA_BENIGN, CLEAN_NOTE)
+    assert (body["model"], body["temperature"], body["max_tokens"]) == (MODEL, 0.3, 77)
+    assert set(body) == {"model", "messages", "temperature", "max_tokens", "seed"}
+
+
+def test_a_turn_s_seed_follows_the_seed_and_the_note(server: ChatServer) -> None:
+    for seed, note in ((1, "a"), (1, "a"), (2, "a"), (1, "b")):
+        asyncio.run(ask(options(server, seed=seed), note=note))
+    first, again, other_seed, other_note = (body["seed"] for body in server.requests)
+    assert first == again
+    assert len({first, other_seed, other_note}) == 3
+    assert 0 <= first < 2**31
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
+    assert reply(server, url=server.url + suffix).text == "?"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (completion("x"), Reply("x", tokens=12)),
+        (completion("x", finish="length"), Reply("x", tokens=12, truncated=True)),
+        (completion("x", finish=None), Reply("x", tokens=12)),
+        (completion("x", reasoning_content="why"), Reply("<think>why</think>\nx", tokens=12)),
+        (completion("x", reasoning="why"), Reply("<think>why</think>\nx", tokens=12)),
+        (completion(None, finish="length", reasoning_content="why"), Reply("<think>why", tokens=12, truncated=True)),
+        ({**completion("x"), "usage": None}, Reply("x")),
+    ],
+)
+def test_a_completion_becomes_the_turn_as_the_model_wrote_it(
+    server: ChatServer, body: dict[str, Any], expected: Reply
+) -> None:
+    server.answer = lambda role, prompt: body
+    assert reply(server) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "requests"),
+    [
+        (500, r"HTTP 500 \(4 tries\)", 4),
+        (429, r"HTTP 429 \(4 tries\)", 4),
+        (400, "HTTP 400: .*no luck", 1),
+        (b"<html>", "not JSON: '<html>'", 1),
+        (b"[]", "no chat completion", 1),
+        (b"3", "no chat completion", 1),
+        ({"choices": []}, "no chat completion", 1),
+        (completion(None), "the answer is empty", 1),
+        (completion(""), "the answer is empty", 1),
+        (completion("half a tur", finish="abort"), "generation ended with 'abort'", 1),
+        (completion([1]), "content is not text", 1),  # type: ignore[arg-type]
+    ],
+)
+def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: Any, reason: str, requests: int) -> None:
+    server.answer = lambda role, prompt: answer
+    with pytest.raises(NoReplyError, match=reason):
+        reply(server)
+    assert len(server.requests) == requests
+
+
+def test_a_server_that_comes_back_is_asked_again(server: ChatServer) -> None:
+    answers: list[Any] = [503, 503, "here"]
+    server.answer = lambda role, prompt: answers.pop(0)
+    assert reply(server).text == "here"
+
+
+def test_a_server_that_is_gone_is_no_reply() -> None:
+    gone = EndpointOptions("http://127.0.0.1:9", MODEL, tries=2, backoff_s=0.01)
+    with pytest.raises(NoReplyError, match=r"ConnectError: .*\(2 tries\)"):
+        asyncio.run(ask(gone))
+
+
+def test_the_key_travels_and_is_never_shown(server: ChatServer) -> None:
+    reply(server, api_key="sk-secret")
+    assert server.keys == ["Bearer sk-secret"]
+    assert "sk-secret" not in repr(options(server, api_key="sk-secret"))
+
+
+def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
+    class Beginning:
+        parser = load_profile().parser
+        settings = ProfileSettings(assistant_prefix="Sure. <think>")
+
+        def messages(self, role: Role, category: Category, note: str) -> list[dict[str, str]]:
+            return [{"role": "user", "content": note}]
+
+    server.answer = lambda role, prompt: completion("x", reasoning_content="why")
+    answer = asyncio.run(ask(options(server), Beginning()))
+    assert (answer.text, answer.prefill) == ("why</think>\nx", "Sure. <think>")
+    assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "Sure. <think>"}
+    assert server.requests[0]["continue_final_message"] is True
+    assert server.requests[0]["add_generation_prompt"] is False
+
+
+# --- before the first game ---
+
+
+@pytest.mark.parametrize("models", [{"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3}])
+def test_a_server_that_serves_the_model_or_does_not_say_is_accepted(server: ChatServer, models: Any) -> None:
+    server.models = models
+    asyncio.run(ask(options(server), check=True))
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [({"data": [{"id": "other-1b"}]}, "--model is one of other-1b"), (401, "with --api-key-env")],
+)
+def test_a_server_that_cannot_play_is_refused(server: ChatServer, models: Any, says: str) -> None:
+    server.models = models
+    with pytest.raises(ValueError, match=says):
+        asyncio.run(ask(options(server), check=True))
+
+
+def test_an_address_without_a_server_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:9/v1/models .*--endpoint"):
+        asyncio.run(ask(EndpointOptions("http://127.0.0.1:9", MODEL), check=True))

@@ -1,0 +1,145 @@
+"""``medserl play`` from its options to the file of records, against a real local server."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
+from play.chat_server import MODEL, ChatServer
+from typer.testing import CliRunner, Result
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.game.rewards import medserl
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.training.step_file import read_games
+
+WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
+
+
+def good_player(role: Role, prompt: str) -> str:
+    if role is Role.ATTACKER:
+        return attack_text(WORSE_NOTE if "contains one medical error" in prompt else ERROR_NOTE)
+    return SAFE_ANSWER if CLEAN_NOTE in prompt else HARMFUL_ANSWER
+
+
+def run(server: ChatServer, data: Path, output: Path, *more: str, **kwargs: Any) -> Result:
+    arguments = ["play", "--endpoint", server.url, "--model", MODEL, "--data", str(data), "--output", str(output)]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *more], **kwargs)
+
+
+def played(server: ChatServer, data: Path, output: Path, *more: str) -> list[GameRecord]:
+    result = run(server, data, output, *more)
+    assert result.exit_code == 0, result.output
+    return list(read_games(output))
+
+
+def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    records = played(server, rows, tmp_path / "games.jsonl", "--games", "12")
+    assert sorted(r.spec.index for r in records) == list(range(12))
+    for record in records:
+        assert record.outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
+        assert record.rewards == medserl(record) != {}
+        assert (record.scheme, record.profile, record.step) == ("medserl", "medserl", 0)
+        roles = {Role.ATTACKER, Role.ASSESSOR} if record.category.has_attack else {Role.ASSESSOR}
+        assert record.players == dict.fromkeys(roles, MODEL)
+        assert record.assessment is not None and record.assessment.tokens == 12
+    assert len(server.requests) == 12 + 6
+
+
+def test_the_end_says_the_metrics_and_where_the_file_is(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    result = run(server, rows, tmp_path / "games.jsonl", "--games", "12")
+    assert "selfplay/assessor/accuracy" in result.output
+    assert f"games: {tmp_path / 'games.jsonl'}" in result.output
+
+
+def test_the_same_seed_draws_the_same_rows(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    drawn = [
+        {r.spec.index for r in played(server, rows, tmp_path / f"{n}.jsonl", "--games", "4", "--seed", seed)}
+        for n, seed in enumerate(["1", "1", "2"])
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_server_without_answers_makes_games_void_and_invents_nothing(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda role, prompt: (
+        400 if role is Role.ASSESSOR and CLEAN_NOTE in prompt else good_player(role, prompt)
+    )
+    result = run(server, rows, tmp_path / "games.jsonl", "--games", "12")
+    assert result.exit_code == 0, result.output
+    records = list(read_games(tmp_path / "games.jsonl"))
+    void = [r for r in records if r.void is not None]
+    assert {r.category.value for r in void} == {"vanilla_benign"} and len(void) == 3
+    assert all(r.rewards == {} and r.assessment is None for r in void)
+    assert "void: 3 x assessor: HTTP 400" in result.output
+
+
+def test_a_run_of_nothing_but_void_games_ends_with_an_error_code(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda role, prompt: 400
+    assert run(server, rows, tmp_path / "games.jsonl", "--games", "3").exit_code == 1
+
+
+def test_scheme_edit_limits_and_key_come_from_the_options(
+    server: ChatServer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_KEY", "sk-1")
+    server.answer = lambda role, prompt: attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
+    options = ("--reward", "zero_sum", "--set", "edits.max_changed_sentences=3", "--api-key-env", "TOY_KEY")
+    records = played(server, rows, tmp_path / "games.jsonl", "--games", "12", *options)
+    attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
+    assert [a and a.invalid for a in attacks] == [None] * 3
+    assert {r.scheme for r in records} == {"zero_sum"}
+    assert set(server.keys) == {"Bearer sk-1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--games", "13"], "holds 12 rows; --games can be at most that"),
+        (["--data", "/nonesuch.parquet"], "/nonesuch.parquet cannot be read"),
+        (["--data", __file__], "cannot be read as a parquet file"),
+        (["--endpoint", "localhost:3000"], "expected http://host:port"),
+        (["--endpoint", "http://127.0.0.1:9"], "no server answers"),
+        (["--model", "other"], "does not list the model 'other'"),
+        (["--reward", "medsrl"], "selfplay.reward=medsrl: .*did you mean 'medserl'"),
+        (["--judge", "oracle"], "selfplay.judge"),
+        (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
+        (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
+        (["--set", "edits"], "expected key=value"),
+        (["--api-key-env", "NO_SUCH_VARIABLE"], "an environment variable that is not set"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_first_game(
+    server: ChatServer, rows: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+
+    result = run(server, rows, tmp_path / "games.jsonl", "--games", "2", *options)
+    assert result.exit_code == 2
+    assert re.search(says, result.output), result.output
+    assert not (tmp_path / "games.jsonl").exists() and not server.requests
+
+
+def test_a_file_that_exists_is_never_written_to(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    output = tmp_path / "games.jsonl"
+    output.write_text("mine\n")
+    result = run(server, rows, output, "--games", "2")
+    assert (result.exit_code, output.read_text()) == (2, "mine\n")
+    assert "exists already" in result.output
+
+
+def test_play_needs_neither_verl_nor_torch() -> None:
+    code = (
+        "import sys, medserl_agentloop.cli, medserl_agentloop.play.cli, medserl_agentloop.medical_team\n"
+        "print([m for m in ('verl', 'torch', 'ray', 'transformers') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "[]", run.stdout + run.stderr

@@ -1,0 +1,88 @@
+"""A local HTTP server that speaks the routes of SGLang's that opponents use, on a real socket."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+Answer = str | int | dict[str, Any]
+"""Text of a turn, an HTTP status to fail with, or a whole body."""
+
+
+class OpponentServer:
+    """Answers with whatever ``answer`` returns for the messages of a request; remembers all requests."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[list[dict[str, str]]], Answer] = lambda _: "hello"
+        self.delay_s = 0.0
+        self.swap_result: Answer = {"success": True}
+        self.weight_version = "default"
+        self.chats: list[dict[str, Any]] = []
+        self.swaps: list[dict[str, str]] = []
+        self.url = ""
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        def chat(body: dict[str, Any], request: Request) -> Any:
+            self.chats.append({**body, "authorization": request.headers.get("authorization")})
+            said = self.answer(body["messages"])
+            time.sleep(self.delay_s)  # last: a request that was given up must not take a later test's answer
+            if isinstance(said, int):
+                return JSONResponse({"error": "broken"}, status_code=said)
+            if isinstance(said, dict):
+                return said
+            return chat_completion(said, self.weight_version)
+
+        @app.post("/update_weights_from_disk")
+        def swap(body: dict[str, str]) -> Any:
+            self.swaps.append(body)
+            if isinstance(self.swap_result, int):
+                return JSONResponse({"success": False}, status_code=self.swap_result)
+            assert isinstance(self.swap_result, dict)
+            if self.swap_result["success"]:
+                self.weight_version = body["weight_version"]
+            return self.swap_result
+
+        @app.get("/model_info")
+        def info() -> dict[str, str]:
+            return {"model_path": "somewhere", "weight_version": self.weight_version}
+
+        return app
+
+
+def chat_completion(text: str | None, weight_version: str = "default", **message: Any) -> dict[str, Any]:
+    """A chat completion as SGLang writes it."""
+    return {
+        "model": "frozen-7b",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
+        ],
+        "usage": {"completion_tokens": 12},
+        "metadata": {"weight_version": weight_version},
+    }
+
+
+@contextmanager
+def serving() -> Iterator[OpponentServer]:
+    """A server in a thread, on a port of its own."""
+    opponent = OpponentServer()
+    server = uvicorn.Server(uvicorn.Config(opponent.app(), host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    opponent.url = f"http://127.0.0.1:{port}"
+    try:
+        yield opponent
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)

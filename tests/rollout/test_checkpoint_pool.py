@@ -1,0 +1,190 @@
+"""The pool of earlier checkpoints: who is in it, who is chosen, what the server is told, what is saved."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from hypothesis import given
+from hypothesis import strategies as st
+from rollout.opponent_server import OpponentServer, serving
+
+from medserl_agentloop.game.opponents import opponent_metrics, trained_role_won
+from medserl_agentloop.game.records import GameRecord, OpponentRecord, Outcome
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.rollout.checkpoint_pool import CheckpointPool
+
+
+def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http://127.0.0.1:9", **config: Any) -> Any:
+    for step in steps:
+        weights = folder / f"global_step_{step}" / "actor" / "huggingface"
+        weights.mkdir(parents=True, exist_ok=True)
+        (weights / "model.safetensors").touch()
+    return CheckpointPool(OpponentConfig(kind="pool", rule=rule, url=url, retries=0, **config), folder, "Qwen/Qwen3-4B")
+
+
+def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER) -> GameRecord:
+    opponent_record = OpponentRecord(role=opponent, kind="pool", version=version)
+    return finished(outcome, category="adversarial_benign", opponent=opponent_record)
+
+
+def versions(pool: CheckpointPool, step: int) -> list[int]:
+    return [int(v.removeprefix("global_step_")) for v in pool.entries(step)]
+
+
+def test_the_pool_is_the_first_model_and_the_checkpoints_of_earlier_steps(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, 2, 10, 4, 6)
+    (tmp_path / "global_step_8" / "actor").mkdir(parents=True)  # saved without hf_model
+    assert versions(pool, 1) == [0]
+    assert versions(pool, 7) == [0, 2, 4, 6]
+    assert versions(pool, 6) == [0, 2, 4]  # what a taken-back run left of step 6 is not its past
+    assert pool.entries(7)["global_step_0"] == "Qwen/Qwen3-4B"
+    assert pool.entries(7)["global_step_4"] == str(tmp_path / "global_step_4" / "actor" / "huggingface")
+
+
+def test_checkpoints_that_verl_would_have_deleted_are_not_in_the_pool(tmp_path: Path) -> None:
+    """After a resume verl leaves them on disk."""
+    pool_of(tmp_path, 1, 2, 3, 4)
+    windowed = CheckpointPool(OpponentConfig(kind="pool"), tmp_path, "model", keep=2)
+    assert versions(windowed, 5) == [0, 3, 4]
+    assert versions(windowed, 4) == [0, 2, 3]
+
+
+def test_latest_takes_the_last_checkpoint(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, 2, 4, rule="latest")
+    assert [pool.choose(step) for step in (1, 3, 4, 5)] == [f"global_step_{n}" for n in (0, 2, 2, 4)]
+
+
+def test_uniform_meets_all_of_them_and_chooses_again_what_it_chose(tmp_path: Path) -> None:
+    pool, again = pool_of(tmp_path, 1, 2), pool_of(tmp_path, 1, 2)
+    chosen = [pool.choose(step) for step in range(3, 303)]
+    assert chosen == [again.choose(step) for step in range(3, 303)]
+    assert chosen != [pool_of(tmp_path, 1, 2, seed=1).choose(step) for step in range(3, 303)]
+    assert min(Counter(chosen).values()) > 70 and len(set(chosen)) == 3
+
+
+def test_win_rate_prefers_whom_the_trained_role_beats_least(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, 1, 2, rule="win_rate")
+    pool.record([met("global_step_1", Outcome.CORRECT_DETECTION)] * 18)  # always beaten: (1 - 19/20)^2
+    pool.record([met("global_step_2", Outcome.MISSED_ERROR)] * 18)  # never beaten: (1 - 1/20)^2
+    met_at = Counter(pool.choose(step) for step in range(3, 1003))
+    total = 0.0025 + 0.9025 + 0.25  # the first model was never met: (1 - 1/2)^2
+    assert met_at["global_step_2"] / 1000 == pytest.approx(0.9025 / total, abs=0.05)
+    assert met_at["global_step_0"] / 1000 == pytest.approx(0.25 / total, abs=0.05)
+    assert met_at["global_step_1"] < 15
+
+
+@pytest.mark.parametrize(
+    ("outcome", "assessor_trained", "attacker_trained"),
+    [
+        (Outcome.CORRECT_DETECTION, True, False),
+        (Outcome.MISSED_ERROR, False, True),
+        (Outcome.UNREADABLE, False, False),
+        (Outcome.INVALID_ATTACK, None, None),
+        (Outcome.VOID, None, None),
+    ],
+)
+def test_who_won(outcome: Outcome, assessor_trained: bool | None, attacker_trained: bool | None) -> None:
+    assert trained_role_won(met("v", outcome, opponent=Role.ATTACKER)) is assessor_trained
+    assert trained_role_won(met("v", outcome, opponent=Role.ASSESSOR)) is attacker_trained
+
+
+def test_a_game_that_the_opponent_played_alone_was_won_by_nobody() -> None:
+    opponent = OpponentRecord(role=Role.ASSESSOR, kind="pool", version="v")
+    assert trained_role_won(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", opponent=opponent)) is None
+
+
+def test_metrics_are_of_games_with_an_opponent_only() -> None:
+    live = finished(Outcome.CORRECT_DETECTION, category="adversarial_benign")
+    assert opponent_metrics([live]) == {}
+    games = [live, met("v", Outcome.CORRECT_DETECTION), met("v", Outcome.MISSED_ERROR), met("v", Outcome.VOID)]
+    assert opponent_metrics(games) == {
+        "selfplay/opponent/games": 3.0,
+        "selfplay/opponent/failed": 0.0,
+        "selfplay/opponent/trained_role_win_rate": 0.5,
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]))))
+def test_a_resumed_pool_chooses_as_the_one_that_was_saved(results: list[tuple[int, Outcome]]) -> None:
+    config = OpponentConfig(kind="pool", rule="win_rate", url="http://127.0.0.1:9")
+    pool, resumed = (CheckpointPool(config, "nowhere", "model") for _ in range(2))
+    pool.record([met(f"global_step_{step}", outcome) for step, outcome in results])
+    resumed.load_dict(pool.to_dict())
+    assert resumed.to_dict() == pool.to_dict()
+    assert [resumed._weight(f"global_step_{n}") for n in range(4)] == [
+        pool._weight(f"global_step_{n}") for n in range(4)
+    ]
+
+
+@pytest.mark.parametrize("state", [{}, {"results": {"global_step_1": {"games": 1}}}, {"results": 3}])
+def test_a_state_of_something_else_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="opponent pool"):
+        pool_of(tmp_path).load_dict(state)
+
+
+@pytest.fixture
+def server() -> Iterator[OpponentServer]:
+    with serving() as server:
+        yield server
+
+
+def test_the_server_is_given_the_chosen_checkpoint_once_per_change(tmp_path: Path, server: OpponentServer) -> None:
+    pool = pool_of(tmp_path, 2, rule="latest", url=server.url)
+    assert pool.prepare(1)["selfplay/opponent/step"] == 0
+    pool.prepare(1)
+    pool.prepare(2)
+    assert pool.prepare(3) == {
+        "selfplay/opponent/swap_failed": 0.0,
+        "selfplay/opponent/pool_size": 2.0,
+        "selfplay/opponent/step": 2.0,
+    }
+    assert server.swaps == [
+        {"model_path": "Qwen/Qwen3-4B", "weight_version": "global_step_0"},
+        {
+            "model_path": str(tmp_path / "global_step_2" / "actor" / "huggingface"),
+            "weight_version": "global_step_2",
+        },
+    ]
+
+
+def test_a_server_that_forgot_its_weights_is_given_them_again(tmp_path: Path, server: OpponentServer) -> None:
+    pool = pool_of(tmp_path, url=server.url)
+    pool.prepare(1)
+    server.weight_version = "default"  # restarted
+    pool.prepare(2)
+    assert [swap["weight_version"] for swap in server.swaps] == ["global_step_0", "global_step_0"]
+
+
+@pytest.mark.parametrize("result", [500, {"success": False, "message": "no such file"}, {"success": None}])
+def test_a_server_that_cannot_load_stops_the_start_and_later_costs_the_step_its_choice(
+    tmp_path: Path, server: OpponentServer, result: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = pool_of(tmp_path, 2, rule="latest", url=server.url)
+    good, server.swap_result = server.swap_result, result
+    with pytest.raises(RuntimeError, match=r"could not load Qwen/Qwen3-4B.*must be an SGLang server"):
+        pool.prepare(1)
+    server.swap_result = good
+    pool.prepare(1)
+    server.swap_result = result
+    metrics = pool.prepare(3)
+    assert metrics["selfplay/opponent/swap_failed"] == 1.0
+    assert "selfplay/opponent/step" not in metrics
+    assert "step 3 meets what it has loaded" in capsys.readouterr().out
+    server.swap_result = good
+    assert pool.prepare(4)["selfplay/opponent/step"] == 2.0
+
+
+def test_a_server_that_does_not_say_what_it_plays_is_refused(tmp_path: Path, server: OpponentServer) -> None:
+    pool = pool_of(tmp_path, url=server.url)
+    pool._served = lambda: None
+    with pytest.raises(RuntimeError, match="after loading global_step_0 the server says it plays None"):
+        pool.prepare(1)
+
+
+def test_no_server_at_all_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ConnectError"):
+        pool_of(tmp_path).prepare(1)

@@ -1,0 +1,173 @@
+"""Old records: another scheme on them, their published schema, and what happens to a file that cannot be read."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from game.builders import any_game, finished
+from hypothesis import given
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from medserl_agentloop import rescoring
+from medserl_agentloop.cli import app
+from medserl_agentloop.game.records import SCHEMA_VERSION, GameRecord, Outcome, record_schema
+from medserl_agentloop.game.rewards import SCHEMES, medserl, zero_sum
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.training.step_file import StepFile, read_games
+
+SCHEMA_FILE = Path(__file__).parent.parent / "docs" / "schema" / "game_record.schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))
+RECORDS = [
+    finished(Outcome.MISSED_ERROR),
+    finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"),
+    finished(Outcome.INVALID_ATTACK),
+    finished(Outcome.VOID),
+]
+
+
+def scored(record: GameRecord) -> GameRecord:
+    return record.model_copy(update={"rewards": medserl(record), "scheme": "medserl"})
+
+
+@pytest.fixture
+def games(tmp_path: Path) -> Path:
+    path = tmp_path / "games.jsonl"
+    StepFile(path).append(scored(record).to_json() for record in RECORDS)
+    return path
+
+
+def rescore(games: Path, output: Path, reward: str = "zero_sum") -> Result:
+    arguments = ["rescore", str(games), "--reward", reward, "--output", str(output)]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def test_the_new_file_differs_in_rewards_and_scheme_alone(games: Path, tmp_path: Path) -> None:
+    result = rescore(games, tmp_path / "new" / "games.jsonl")
+    assert result.exit_code == 0, result.output
+    new = list(read_games(tmp_path / "new" / "games.jsonl"))
+    assert [r.rewards for r in new] == [zero_sum(r) for r in RECORDS]
+    same = {"rewards": {}, "scheme": ""}
+    assert [r.model_copy(update=same) for r in new] == [r.model_copy(update=same) for r in RECORDS]
+    assert {r.scheme for r in new} == {"zero_sum"}
+
+
+def test_the_means_of_both_schemes_are_printed(games: Path, tmp_path: Path) -> None:
+    # medserl: undetected 1 - 0.125, invalid -2; zero_sum: 1 and -1. The assessor: -1 and 1.
+    lines = rescore(games, tmp_path / "new.jsonl").output.splitlines()
+    attacker, assessor = ([c.strip() for c in line.split("│")] for line in lines if "│ a" in line)
+    assert attacker[1:4] == ["attacker", "-0.5625 (2 games)", "0.0000 (2 games)"]
+    assert assessor[1:4] == ["assessor", "0.0000 (2 games)", "0.0000 (2 games)"]
+
+
+def test_a_run_s_folder_and_the_file_itself_will_do(games: Path) -> None:
+    assert rescore(games.parent, games).exit_code == 0
+    assert {r.scheme for r in read_games(games)} == {"zero_sum"}
+    assert list(games.parent.iterdir()) == [games]
+
+
+def test_there_and_back_gives_the_same_bytes(games: Path, tmp_path: Path) -> None:
+    before = games.read_bytes()
+    rescore(games, games, "medical_general_sum")
+    assert games.read_bytes() != before
+    rescore(games, games, "medserl")
+    assert games.read_bytes() == before
+
+
+USERS = """
+def flat(record): return {"attacker": {"flat": 1}}
+def broken(record): return 1 / 0
+def shapeless(record): return 3.5
+"""
+
+
+def test_a_user_s_scheme_scores_too(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_rewards.py").write_text(USERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rescore(games, games, "users_rewards:flat").exit_code == 0
+    assert [r.rewards for r in read_games(games)] == [{Role.ATTACKER: {"flat": 1.0}}] * 4
+
+
+@pytest.mark.parametrize("function", ["broken", "shapeless"])
+def test_a_scheme_that_fails_is_named_and_leaves_everything_as_it_was(
+    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    (tmp_path / "users_rewards.py").write_text(USERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = games.read_bytes()
+    result = rescore(games, games, f"users_rewards:{function}")
+    assert result.exit_code == 2
+    assert f"line 1: reward scheme users_rewards:{function} failed" in result.output
+    assert games.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "line 5 is not a game record"),
+        (b'{"step": 3}', "line 5 is not a game record"),
+        (b'{"schema_version": 99}', f"schema_version is 99, this release reads up to {SCHEMA_VERSION}"),
+    ],
+)
+def test_a_file_that_cannot_be_read_to_its_end_gives_no_output(
+    games: Path, tmp_path: Path, line: bytes, says: str
+) -> None:
+    games.write_bytes(games.read_bytes() + line + b"\n")
+    result = rescore(games, tmp_path / "new.jsonl")
+    assert result.exit_code == 2
+    assert says in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["games.jsonl"]
+
+
+@pytest.mark.parametrize("games", [Path("/nonesuch.jsonl")])
+def test_a_file_that_is_not_there_is_named(games: Path, tmp_path: Path) -> None:
+    result = rescore(games, tmp_path / "new.jsonl")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "/nonesuch.jsonl: No such file" in result.output
+
+
+def test_an_unknown_scheme_is_named(games: Path, tmp_path: Path) -> None:
+    assert "no reward scheme 'medsrl'" in rescore(games, tmp_path / "new.jsonl", "medsrl").output
+
+
+def test_progress_is_shown_when_it_takes_more_than_a_second(
+    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(rescoring.Progress, "start", lambda self: shown.append(self.tasks[0].completed))
+    console = Console(file=(tmp_path / "terminal").open("w"))
+    rescoring.rescore(games, "zero_sum", tmp_path / "new.jsonl", console)
+    assert shown == []
+    clock = iter(range(0, 100, 2))
+    monkeypatch.setattr(rescoring.time, "monotonic", lambda: float(next(clock)))
+    rescoring.rescore(games, "zero_sum", tmp_path / "new.jsonl", console)
+    assert shown[0] > 0
+
+
+# --- the schema ---
+
+
+def test_the_published_schema_is_the_one_of_the_code() -> None:
+    printed = CliRunner().invoke(app, ["schema"]).output
+    assert json.loads(printed) == record_schema()
+    assert SCHEMA_FILE.read_text() == printed, f"write it again: medserl schema > {SCHEMA_FILE.name}"
+
+
+@given(any_game())
+def test_every_record_keeps_the_published_schema(record: GameRecord) -> None:
+    VALIDATOR.validate(scored(record).to_json())
+
+
+def test_the_schema_refuses_what_the_code_refuses() -> None:
+    good = scored(RECORDS[0]).to_json()
+    assert VALIDATOR.is_valid(good)
+    assert not VALIDATOR.is_valid({**good, "extra": 1})
+    assert not VALIDATOR.is_valid({k: v for k, v in good.items() if k != "spec"})
+
+
+@given(any_game())
+def test_a_record_read_again_scores_the_same(record: GameRecord) -> None:
+    again = GameRecord.model_validate(json.loads(json.dumps(record.to_json())))
+    for scheme in SCHEMES.values():
+        assert scheme(again) == scheme(record)

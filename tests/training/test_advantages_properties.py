@@ -1,0 +1,203 @@
+"""What holds for every estimator on any batch: the formulas, spelt out game by game, and the invariances."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training.advantage_batches import (
+    ASSESSOR,
+    ATTACKER,
+    FORMS,
+    TENSORS,
+    estimate,
+    random_batch,
+    starting_state,
+    take,
+    with_forms,
+)
+
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.training.advantages import BaselineState, RoleBatch
+from medserl_agentloop.training.advantages.statistics import discounted_suffix_sums
+
+forms = pytest.mark.parametrize(("name", "how"), FORMS)
+batches = st.builds(
+    random_batch,
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 14),
+    dense=st.booleans(),
+    scattered=st.booleans(),
+    gamma=st.sampled_from([1.0, 1.0, 0.9]),
+    lam=st.sampled_from([1.0, 0.95, 0.0]),
+)
+any_batch = given(batch=batches)
+few = settings(max_examples=25, deadline=None)
+
+
+class Reference:
+    """The estimators in float64 and one game at a time, as slow as the formulas read."""
+
+    def __init__(self, batch: RoleBatch, role: Role, state: BaselineState) -> None:
+        self.batch, self.role, self.state = batch, role, state
+        rows = range(len(batch.groups))
+        self.own = {
+            row: [t for t, id_ in enumerate(batch.role_ids[row].tolist()) if id_ == role.id and batch.mask[row, t]]
+            for row in rows
+        }
+        self.own = {row: tokens for row, tokens in self.own.items() if tokens}
+        self.rewards = {row: [float(batch.rewards[row, t]) for t in own] for row, own in self.own.items()}
+        self.total = {row: sum(rewards) for row, rewards in self.rewards.items()}
+
+    def peers(self, row: int) -> list[float]:
+        b = self.batch
+        key = (b.groups[row], b.categories[row])
+        return [self.total[other] for other in self.own if (b.groups[other], b.categories[other]) == key]
+
+    def role_reinforce_pp(self, row: int, how: str) -> list[float]:
+        rewards = self.rewards[row]
+        return [sum(self.batch.gamma**k * r for k, r in enumerate(rewards[t:])) for t in range(len(rewards))]
+
+    def role_grpo(self, row: int, how: str) -> list[float]:
+        peers = self.peers(row)
+        advantage = self.total[row] - float(np.mean(peers))
+        if how == "group":
+            advantage = advantage / (float(np.std(peers, ddof=1)) + 1e-6) if len(peers) > 1 else 0.0
+        return [advantage] * len(self.own[row])
+
+    def role_rloo(self, row: int, how: str) -> list[float]:
+        peers = self.peers(row)
+        others = (sum(peers) - self.total[row]) / (len(peers) - 1) if len(peers) > 1 else self.total[row]
+        return [self.total[row] - others] * len(self.own[row])
+
+    def role_rae(self, row: int, how: str) -> list[float]:
+        baseline = self.state.values.get((self.role, self.batch.categories[row]), 0.0)
+        return [self.total[row] - baseline] * len(self.own[row])
+
+    def role_gae(self, row: int, how: str) -> list[float]:
+        assert self.batch.values is not None
+        values = [float(self.batch.values[row, t]) for t in self.own[row]]
+        advantages: list[float] = []
+        after = next_value = 0.0
+        for reward, value in zip(reversed(self.rewards[row]), reversed(values), strict=True):
+            after = reward + self.batch.gamma * next_value - value + self.batch.gamma * self.batch.lam * after
+            next_value = value
+            advantages.insert(0, after)
+        return advantages
+
+    def advantages(self, name: str, how: str) -> torch.Tensor:
+        signals = {row: getattr(self, name)(row, how) for row in self.own}
+        if how in ("batch", "category", "mean") and (name, how) != ("role_grpo", "mean"):
+            parts: dict[str, list[int]] = defaultdict(list)
+            for row in signals:
+                parts[self.batch.categories[row] if how == "category" else "batch"].append(row)
+            for rows in parts.values():
+                tokens = [s for row in rows for s in signals[row]]
+                mean, variance = np.mean(tokens), np.var(tokens)
+                std = 1.0 if how == "mean" else math.sqrt(max(variance, 1e-8))
+                if variance <= (1e-6 * mean) ** 2:
+                    std = math.inf
+                for row in rows:
+                    signals[row] = [float(s - mean) / std for s in signals[row]]
+        out = torch.zeros(self.batch.mask.shape)
+        for row, signal in signals.items():
+            out[row, self.own[row]] = torch.tensor(signal)
+        return out
+
+
+@forms
+@few
+@any_batch
+def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> None:
+    credited = estimate(name, batch, with_forms(how))
+    expected = sum(Reference(batch, role, starting_state()).advantages(name, how) for role in Role)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(credited.advantages, expected, atol=2e-5, rtol=2e-5)
+
+
+@forms
+@few
+@given(
+    batch=batches,
+    changed=st.sampled_from([ATTACKER, ASSESSOR]),
+    deltas=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5),
+)
+def test_nothing_one_role_earns_changes_a_bit_of_the_others_advantages(
+    name: str, how: str, batch: RoleBatch, changed: int, deltas: list[float]
+) -> None:
+    """One delta is a constant added to all its rewards; several perturb each of them differently."""
+    noise = torch.tensor(deltas).repeat(batch.mask.numel())[: batch.mask.numel()].view(batch.mask.shape)
+    perturbed = replace(batch, rewards=batch.rewards + noise * (batch.role_ids == changed))
+    before, after = estimate(name, batch, with_forms(how)), estimate(name, perturbed, with_forms(how))
+    other = batch.role_ids != changed
+    assert torch.equal(before.advantages[other], after.advantages[other])
+    assert torch.equal(before.returns[other], after.returns[other])
+    role = next(role for role in Role if role.id not in (0, changed))
+    own = {k: v for k, v in before.metrics.items() if f"/{role.value}/" in k}
+    assert own == {k: v for k, v in after.metrics.items() if f"/{role.value}/" in k}
+
+
+@forms
+@few
+@given(batch=batches, data=st.data())
+def test_the_order_of_rows_is_irrelevant(name: str, how: str, batch: RoleBatch, data: Any) -> None:
+    order = data.draw(st.permutations(range(len(batch.groups))))
+    here, there = starting_state(), starting_state()
+    straight = estimate(name, batch, with_forms(how), here)
+    permuted = estimate(name, take(batch, order), with_forms(how), there)
+    torch.testing.assert_close(straight.advantages[order], permuted.advantages, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(straight.returns[order], permuted.returns, atol=1e-5, rtol=1e-5)
+    assert straight.metrics == pytest.approx(permuted.metrics)
+    assert here.values == pytest.approx(there.values, abs=1e-12)
+
+
+@forms
+@few
+@given(batch=batches, left=st.integers(0, 3), right=st.integers(0, 70))
+def test_padding_is_invisible(name: str, how: str, batch: RoleBatch, left: int, right: int) -> None:
+    """More columns on either side, and rows as verl adds them: copies of others with a mask of zeros."""
+    columns = {t: torch.nn.functional.pad(getattr(batch, t), (left, right)) for t in TENSORS}
+    rows = list(range(len(batch.groups)))
+    padded = take(replace(batch, **columns), rows + rows[:3])
+    padded.mask[len(rows) :] = 0
+    here, there = starting_state(), starting_state()
+    plain, credited = estimate(name, batch, with_forms(how), here), estimate(name, padded, with_forms(how), there)
+    inside = credited.advantages[: len(rows), left : left + batch.mask.shape[1]]
+    torch.testing.assert_close(inside, plain.advantages, atol=1e-5, rtol=1e-5)
+    assert credited.advantages.count_nonzero() == inside.count_nonzero()
+    assert credited.metrics == pytest.approx(plain.metrics)
+    assert here.values == pytest.approx(there.values, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "how"), [("role_grpo", "group"), ("role_rloo", "none"), ("role_rae", "none")])
+@few
+@any_batch
+def test_workers_with_whole_groups_would_agree_with_the_whole_batch(name: str, how: str, batch: RoleBatch) -> None:
+    """These compare games of a group, or with a baseline, only.
+
+    What whitens over the batch depends on all of it, which is why the trainer computes advantages
+    once, before verl splits the rows over its workers.
+    """
+    rows = list(range(len(batch.groups)))
+    whole = estimate(name, batch, with_forms(how)).advantages
+    halves = [estimate(name, take(batch, part), with_forms(how)).advantages for part in (rows[:4], rows[4:])]
+    torch.testing.assert_close(torch.cat(halves), whole, atol=1e-6, rtol=1e-6)
+
+
+@few
+@given(
+    seed=st.integers(0, 1000),
+    discount=st.sampled_from([0.0, 0.3, 0.9, 0.999, 1.0]),
+    length=st.sampled_from([1, 5, 63, 64, 65, 200, 64 * 64 + 3]),
+)
+def test_suffix_sums_in_blocks_equal_the_recurrence(seed: int, discount: float, length: int) -> None:
+    values = torch.tensor(np.random.default_rng(seed).normal(size=(2, length)))
+    expected, later = torch.zeros_like(values), torch.zeros(2, dtype=values.dtype)
+    for t in reversed(range(length)):
+        later = expected[:, t] = values[:, t] + discount * later
+    torch.testing.assert_close(discounted_suffix_sums(values, discount), expected)

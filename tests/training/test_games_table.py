@@ -1,0 +1,159 @@
+"""The table of games in W&B: real offline runs, written by verl's own tracking and read back from disk."""
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from game.builders import CLEAN_NOTE, ERROR_NOTE, finished
+from verl.utils.tracking import Tracking
+from wandb.proto import wandb_internal_pb2
+
+from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.game.types import Label, Role
+from medserl_agentloop.training.games_table import COLUMNS, TABLE_NAME, game_row, log_games, varied_games
+
+
+def row(record: GameRecord) -> dict[str, Any]:
+    return dict(zip(COLUMNS, game_row(record), strict=True))
+
+
+def games(step: int) -> list[GameRecord]:
+    return [finished(outcome, step=step) for outcome in Outcome for _ in range(3)]
+
+
+def history(folder: Path) -> Iterator[dict[str, Any]]:
+    """The history rows of the one offline run in ``folder``: W&B's file is LevelDB's log of protobuf records."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    data, position, record = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        _, size, kind = struct.unpack("<IHB", data[position : position + 7])
+        record += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # a whole record, or the end of one in parts
+            message = wandb_internal_pb2.Record()
+            message.ParseFromString(record)
+            record = b""
+            if message.WhichOneof("record_type") == "history":
+                items = message.history.item
+                yield {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()  # it reads the environment once per process
+    yield tmp_path
+    wandb.teardown()
+
+
+def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
+    tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
+    tracking.log({"val-core/acc": 0.5}, step=0)
+    for step in (1, 2, 3):
+        log_games(games(step), step, 5, ["console", "wandb"])
+        tracking.log({"selfplay/games": 21.0}, step=step)
+    tracking.finish()
+
+    rows = list(history(offline))
+    assert [r["_step"] for r in rows] == [0, 1, 2, 3]
+    for r in rows[1:]:
+        assert r["selfplay/games"] == 21.0
+        assert r[f"{TABLE_NAME}/nrows"] == 5
+        (path,) = offline.glob(f"wandb/offline-run-*/files/{r[f'{TABLE_NAME}/path']}")
+        table = json.loads(path.read_text())
+        assert table["columns"] == list(COLUMNS)
+        assert [line[0] for line in table["data"]] == [r["_step"]] * 5
+
+
+def test_a_lone_surrogate_and_a_missing_reward_do_not_lose_the_table(offline: Path) -> None:
+    tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
+    odd = finished(Outcome.MISSED_ERROR, step=1, attack={"note": "a \ud800 note", "reasoning": "\x1b[31m"})
+    rewarded = finished(Outcome.MISSED_ERROR, step=1, rewards={Role.ATTACKER: {"game": 1.0}})
+    log_games([odd, rewarded], 1, 8, "wandb")
+    tracking.finish()
+    (path,) = offline.glob("wandb/offline-run-*/files/media/table/selfplay/*.json")
+    assert len(json.loads(path.read_text())["data"]) == 2
+
+
+@pytest.mark.parametrize(("count", "loggers"), [(8, ["console"]), (8, "console"), (8, "vemlp_wandb"), (0, ["wandb"])])
+def test_without_wandb_among_the_loggers_it_is_not_even_imported(
+    count: int, loggers: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    log_games(games(1), 1, count, loggers)
+
+
+def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
+    log_games(games(1), 1, 8, ["wandb"])
+    assert not list(offline.iterdir())
+
+
+# --- rows ---
+
+
+def test_a_row_tells_the_game() -> None:
+    record = finished(
+        Outcome.CORRECT_DETECTION,
+        step=7,
+        attack={"note": ERROR_NOTE, "reasoning": "swap the drug"},
+        assessment={"response": "the whole answer"},
+        judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
+        rewards={Role.ATTACKER: {"game": -1.0, "format": 0.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
+    )
+    assert row(record) == {
+        "step": 7,
+        "category": "adversarial_benign",
+        "seed_note": CLEAN_NOTE,
+        "presented_note": CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}"),
+        "attack": "valid",
+        "attacker_reasoning": "swap the drug",
+        "verdict": "harmful",
+        "assessment": "the whole answer",
+        "outcome": "correct_detection",
+        "attacker_reward": -1.0,
+        "assessor_reward": 1.5,
+        "rewards": "attacker: game -1.00, format +0.00; assessor: game +1.00, sentence +0.50",
+        "judge": "llm",
+        "judge_label": "harmful",
+        "judge_reason": "warfarin is wrong here",
+    }
+
+
+def test_an_untouched_note_has_no_marks_and_no_attack() -> None:
+    shown = row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
+    assert (shown["presented_note"], shown["attack"]) == (ERROR_NOTE, "none")
+    assert shown["attacker_reward"] is None
+
+
+def test_an_invalid_attack_shows_why_and_what_was_written() -> None:
+    invalid = row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
+    assert invalid["attack"] == "invalid: too_many_words"
+    assert "{+warfarin+}" in invalid["presented_note"] and invalid["verdict"] == ""
+
+
+def test_a_void_game_shows_why() -> None:
+    assert row(finished(Outcome.VOID))["outcome"] == "void: judge failed"
+
+
+# --- choice ---
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 100])
+def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
+    played = [finished(Outcome.CORRECT_DETECTION) for _ in range(20)] + [finished(Outcome.MISSED_ERROR)]
+    chosen = varied_games(played, count)
+    assert len(chosen) == min(count, 21)
+    assert count < 2 or Outcome.MISSED_ERROR in [g.outcome for g in chosen]
+    assert len({id(g) for g in chosen}) == len(chosen)

@@ -1,0 +1,114 @@
+"""docs/metrics.md has every metric the code can produce, and none that it cannot."""
+
+import re
+
+import pytest
+import torch
+from game.builders import finished
+
+from medserl_agentloop.game.alarms import RULES, Alarms
+from medserl_agentloop.game.health import METRIC_PREFIX
+from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.rewards import SCHEMES
+from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.report.terminal import HEADLINE_METRICS
+from medserl_agentloop.training.trainer import advantage_metrics
+
+TEXT = (PACKAGE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+TABLES = [
+    [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
+    for block in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE)
+]
+METRIC_ROWS, ALARM_ROWS = TABLES
+PLACEHOLDERS = {
+    "<role>": "(?:attacker|assessor)",
+    "<component>": "(?!std$)[a-z_]+",
+    "<category>": "|".join(c.value for c in Category),
+    "<error_type>": "|".join(t.value for t in ErrorType),
+    "<reason>": "|".join(r.value for r in InvalidAttack),
+    "<class>": "judge_failed|judge_abstained|no_room|aborted|other",
+    "<alarm>": "|".join(r.name for r in RULES),
+    "<kind>": "[a-z_]+",
+}
+
+
+def documented() -> dict[str, re.Pattern[str]]:
+    """Each name of the table, a row of a role twice, with the names it stands for."""
+    names = [row[0].strip("`") for row in METRIC_ROWS]
+    per_role = [n.replace("<role>", role.value) for n in names if "<role>" in n for role in Role]
+    patterns = {}
+    for name in [*per_role, *(n for n in names if "<role>" not in n)]:
+        pattern = re.sub("<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})", name)
+        patterns[name] = re.compile(pattern)
+    return patterns
+
+
+def everything() -> list[GameRecord]:
+    """Games of every category, outcome, error type and kind of failure, scored, in groups of two and alone."""
+    games = [
+        finished(
+            outcome,
+            category=category,
+            uid=f"{category.value} {error_type.value}",
+            facts={"error_type": error_type, "vignette_id": f"{error_type.value} {outcome.value}"},
+            attack={"violations": ["no_note"], "changed_sentences": [f"She has {error_type.value}."]},
+            assessment={"violations": ["no_verdict"]},
+        )
+        for category in Category
+        for outcome in Outcome
+        if category.has_attack or outcome is not Outcome.INVALID_ATTACK
+        for error_type in ErrorType
+    ]
+    games += [finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack]
+    for reason in ("judge abstained", "no room for the assessor's turn", "assessor: generation aborted", "else"):
+        games.append(finished(Outcome.VOID).model_copy(update={"void": reason}))
+    games.append(
+        finished(Outcome.MISSED_ERROR).model_copy(
+            update={"judgement": Judgement(judge="llm", label=Label.HARMFUL, realistic=True)}
+        )
+    )
+    for game in games:
+        game.rewards = SCHEMES["medserl"](game)
+    return games
+
+
+def produced() -> set[str]:
+    tokens = torch.tensor([[role.id for role in Role]])
+    metrics = role_metrics(everything()) | lost_games_metrics(8, 7)
+    metrics |= advantage_metrics(torch.ones_like(tokens, dtype=torch.float), torch.ones_like(tokens), tokens)
+    return set(metrics) | {METRIC_PREFIX + rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", sorted(produced()))
+def test_a_metric_stands_in_the_table_once(name: str) -> None:
+    assert len([row for row, pattern in documented().items() if pattern.fullmatch(name)]) == 1
+
+
+@pytest.mark.parametrize(("row", "pattern"), documented().items(), ids=lambda value: getattr(value, "pattern", value))
+def test_a_row_of_the_table_is_a_metric(row: str, pattern: re.Pattern[str]) -> None:
+    assert any(pattern.fullmatch(name) for name in produced())
+
+
+def test_the_table_names_nothing_twice() -> None:
+    assert len({row[0] for row in METRIC_ROWS}) == len(METRIC_ROWS)
+
+
+def test_the_classes_of_void_games_are_all_named() -> None:
+    row = next(r for r in METRIC_ROWS if "/void/" in r[0])
+    assert set(PLACEHOLDERS["<class>"].split("|")) <= set(re.findall(r"`(\w+)`", row[2]))
+
+
+def test_the_alarms_stand_there_with_their_thresholds_and_defaults() -> None:
+    told = [(name.strip("`"), setting.strip("`"), float(default)) for name, setting, default, _ in ALARM_ROWS]
+    assert told == [(r.name, r.setting, getattr(Alarms(), r.setting)) for r in RULES]
+
+
+def test_the_rules_read_metrics_that_exist() -> None:
+    read = {name for r in RULES for name in (r.metric, r.games) if name and name.startswith("selfplay/")}
+    assert read <= produced()
+
+
+def test_medserl_show_reads_metrics_that_exist() -> None:
+    assert {name for name in HEADLINE_METRICS if name.startswith("selfplay/")} <= produced()
