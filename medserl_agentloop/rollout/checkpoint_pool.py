@@ -19,6 +19,8 @@ from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.opponents import OpponentConfig
 from medserl_agentloop.rollout.opponent import POOL_VERSION, is_transient
 
+OPPONENT_STEP = "selfplay/opponent/step"
+POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
 WIN_RATE_POWER = 2
 """Of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents."""
 
@@ -102,9 +104,10 @@ class CheckpointPool:
             else:
                 print(f"[medserl] step {step}: the opponent is {version} (of {len(entries)})", flush=True)
                 self._current = version
-        metrics = {"selfplay/opponent/swap_failed": float(failed), "selfplay/opponent/pool_size": float(len(entries))}
-        if not failed:
-            metrics["selfplay/opponent/step"] = float(version.removeprefix(POOL_VERSION))
+        numbers = (float(failed), float(len(entries)), float(version.removeprefix(POOL_VERSION)))
+        metrics = dict(zip(POOL_METRICS, numbers, strict=True))
+        if failed:
+            del metrics[OPPONENT_STEP]
         return metrics
 
     def record(self, games: list[GameRecord]) -> None:

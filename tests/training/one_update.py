@@ -29,7 +29,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.training.credit import CreditSettings
 from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 
 PROMPT, ATTACK, OBSERVATION, ASSESSMENT = 8, 6, 7, 5  # tokens of a trajectory's parts
@@ -51,7 +52,11 @@ def batch_of(run: DictConfig, variant: dict[str, Any]) -> TensorDict:
     rewards = torch.zeros(GAMES, response)
     rewards[:, ATTACK - 1] = variant["rewards"]["attacker"] * noise[:, 0]
     rewards[:, -1] = variant["rewards"]["assessor"] * noise[:, 1]
-    advantages, _ = ROLE_ESTIMATORS["role_reinforce_pp"](rewards, mask, roles)
+    credited = ROLE_ESTIMATORS["role_reinforce_pp"](
+        RoleBatch(rewards, mask, roles, groups=["group"] * GAMES, categories=["adversarial_benign"] * GAMES),
+        CreditSettings(),
+        BaselineState(),
+    )
     positions = torch.cat([torch.arange(PROMPT + ATTACK), torch.arange(OBSERVATION + ASSESSMENT)]).expand(GAMES, -1)
     columns = {
         "prompts": ids[:, :PROMPT],
@@ -62,7 +67,7 @@ def batch_of(run: DictConfig, variant: dict[str, Any]) -> TensorDict:
         "loss_mask": mask,
         "old_log_probs": -6.0 + 0.1 * noise,
         "ref_log_prob": -7.0 + 0.1 * noise,
-        "advantages": advantages,
+        "advantages": credited.advantages,
     }
     if variant.get("anchor"):
         per_role = {Role(role): coefficient for role, coefficient in variant["anchor"].items()}

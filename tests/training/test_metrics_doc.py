@@ -9,12 +9,16 @@ from game.builders import finished
 from medserl_agentloop.game.alarms import RULES, Alarms
 from medserl_agentloop.game.health import METRIC_PREFIX
 from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.game.opponents import opponent_metrics
+from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome
 from medserl_agentloop.game.rewards import SCHEMES
 from medserl_agentloop.game.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.terminal import HEADLINE_METRICS
-from medserl_agentloop.training.trainer import advantage_metrics
+from medserl_agentloop.rollout.checkpoint_pool import POOL_METRICS
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.training.columns import role_token_metrics
+from medserl_agentloop.training.credit import CreditSettings
 
 TEXT = (PACKAGE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
 TABLES = [
@@ -74,11 +78,20 @@ def everything() -> list[GameRecord]:
     return games
 
 
+def against_opponents() -> list[GameRecord]:
+    met = OpponentRecord(role=Role.ASSESSOR, kind="pool", version="global_step_1")
+    return [game.model_copy(update={"opponent": met}) for game in everything()]
+
+
 def produced() -> set[str]:
-    tokens = torch.tensor([[role.id for role in Role]])
-    metrics = role_metrics(everything()) | lost_games_metrics(8, 7)
-    metrics |= advantage_metrics(torch.ones_like(tokens, dtype=torch.float), torch.ones_like(tokens), tokens)
-    return set(metrics) | {METRIC_PREFIX + rule.name for rule in RULES}
+    role_ids = torch.tensor([[role.id for role in Role]])
+    ones = torch.ones_like(role_ids, dtype=torch.float)
+    metrics = role_metrics(everything()) | lost_games_metrics(8, 7) | opponent_metrics(against_opponents())
+    metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids)
+    batch = RoleBatch(ones, ones, role_ids, groups=["a"], categories=["vanilla_benign"], values=ones)
+    for estimator in ROLE_ESTIMATORS.values():
+        metrics |= estimator(batch, CreditSettings(), BaselineState()).metrics
+    return {*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)}
 
 
 @pytest.mark.parametrize("name", sorted(produced()))
