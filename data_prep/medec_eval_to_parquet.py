@@ -18,7 +18,8 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.medec.eval_rows import FIRST_INDEX, SPLIT, build_eval_rows
+    from medserl_agentloop.game.types import EVAL_SPLIT
+    from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
     from medserl_agentloop.medec.fields import MedecFormatError
     from medserl_agentloop.medec.writing import all_or_none, write_parquet
 
@@ -30,7 +31,7 @@ def main(
     inputs: Annotated[list[Path], typer.Option("--input", help="MEDEC's CSV; give it again for more files.")],
     output: Annotated[Path, typer.Option(help="Parquet file to write.")],
     profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
-    split: Annotated[str, typer.Option(help="What extra_info.split says.")] = SPLIT,
+    split: Annotated[str, typer.Option(help="What extra_info.split says.")] = EVAL_SPLIT,
     first_index: Annotated[
         int, typer.Option(min=0, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,

@@ -22,7 +22,7 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.game.types import Category
+    from medserl_agentloop.game.types import Category, VanillaAttacker
     from medserl_agentloop.medec import conversion
     from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
@@ -66,6 +66,10 @@ def main(
     split: Annotated[str | None, typer.Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, the choice and the order.")] = 42,
     profile: Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")] = "medserl",
+    vanilla_attacker: Annotated[
+        VanillaAttacker,
+        typer.Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
+    ] = VanillaAttacker.SKIP,
     exclude_near_duplicates_of: Annotated[
         list[Path] | None,
         typer.Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
@@ -99,7 +103,9 @@ def main(
         read = read_files([*inputs, *(val_inputs or ())], read_as, first_of=len(inputs))
         if not i_have_the_uw_agreement:
             _refuse_uw(read)
-        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, read.second_part if val_inputs else None)
+        plan = RowPlan(
+            parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, read.second_part if val_inputs else None
+        )
         screens = ScreenOptions(
             tuple(exclude_near_duplicates_of or ()), max_prompt_tokens, tokenizer, on_overlong is OnOverlong.EXCLUDE
         )

@@ -18,6 +18,7 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
+    from medserl_agentloop.game.types import VanillaAttacker
     from medserl_agentloop.medec.verify import Report, count_rows, verify_files
     from medserl_agentloop.medec.verify_rows import Check
     from medserl_agentloop.paths import resource
@@ -36,6 +37,9 @@ def main(
         int | None, typer.Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
     ] = None,
     profile: Annotated[str, typer.Option(help="Prompt profile the files were written with.")] = "medserl",
+    vanilla_attacker: Annotated[
+        VanillaAttacker, typer.Option(help="What the files were written with.")
+    ] = VanillaAttacker.SKIP,
 ) -> None:
     """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks."""
     try:
@@ -46,6 +50,7 @@ def main(
                 files,
                 _tokenizer(tokenizer),
                 profile=profile,
+                vanilla_attacker=vanilla_attacker,
                 max_prompt_tokens=max_prompt_tokens,
                 on_row=lambda: progress.advance(task),
             )

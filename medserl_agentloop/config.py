@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medserl_agentloop.game.alarms import Alarms
 from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import EditLimits
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.game.types import Category, Role, VanillaAttacker
 from medserl_agentloop.judges import judge_class
 from medserl_agentloop.judges.options import JudgeServer
 from medserl_agentloop.judges.startup import check_judge_server
@@ -109,6 +109,16 @@ class SelfPlayConfig(BaseModel):
         description="Who decides whether a rewritten note holds an error: labels, http, llm, or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
+    vanilla_attacker: VanillaAttacker = Field(
+        default=VanillaAttacker.SKIP,
+        description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
+        "as in the OpenRLHF system.",
+    )
+    mix: dict[Category, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        default=None,
+        description="Share of each category in an epoch of training; None plays every row of the file once. "
+        "Categories left out are not played.",
+    )
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")

@@ -1,16 +1,17 @@
 """Prompt profiles: Jinja templates that turn a note into a role's chat messages, and their parser.
 
-A profile is a folder ``<profile>/<role>/<template>.jinja``; a ``profile.yaml`` in it names the
-parser of the turns its templates ask for, where that is not the default one. Rendering is a single pass with
-``StrictUndefined``: a note is a value, it is never itself read as a template.
+A profile is a folder ``<profile>/<role>/<template>.jinja``, with an optional system message in
+``<role>/system.jinja`` and what belongs to the templates in ``profile.yaml``. Rendering is a single
+pass with ``StrictUndefined``: a note is a value, it is never itself read as a template.
 """
 
 from __future__ import annotations
 
+import traceback
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +21,12 @@ from medserl_agentloop.paths import resource
 
 Message = dict[str, str]
 
+COPY_TEMPLATE = "copy"
+"""The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
+
+CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
+"""Request fields, by SGLang's and vLLM's names, that let a chat server go on with a turn that is begun."""
+
 
 class ProfileSettings(BaseModel):
     """What ``profile.yaml`` holds."""
@@ -27,6 +34,12 @@ class ProfileSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     parser: str = Field(default="medserl", description="Name of the parser, or package.module:NAME of a user's own.")
+    assistant_prefix: str = Field(
+        default="", description="How the prompt begins the player's turn, after the chat template's generation prompt."
+    )
+    stop: dict[Role, list[str]] = Field(
+        default={}, description="For a role, strings that end its turn besides the end-of-turn token."
+    )
 
 
 class PromptProfile:
@@ -53,24 +66,43 @@ class PromptProfile:
         )
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
-        """The chat messages that open ``role``'s own context.
+        """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
 
         The assessor's do not depend on the category: it must not learn it.
 
         Raises:
-            ValueError: A template is missing or cannot be rendered; names the file and the reason.
+            ValueError: A template is missing or cannot be rendered; names the file, the line and the
+                reason.
         """
-        name = f"attacker/{category.value}" if role is Role.ATTACKER else "assessor/assess"
+        task = category.value if category.has_attack else COPY_TEMPLATE
+        name = task if role is Role.ATTACKER else "assess"
+        messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
+        system = f"{role.value}/system.jinja"
+        if (self.folder / system).exists():
+            messages.insert(0, {"role": "system", "content": self._render(system)})
+        return messages
+
+    def _render(self, name: str, **values: str) -> str:
         try:
-            content = self._jinja.get_template(f"{name}.jinja").render(note=note)
+            return self._jinja.get_template(name).render(**values)
         except Exception as error:  # a user's template may raise anything
-            where = f"{self.folder / name}.jinja"
-            line = getattr(error, "lineno", None)
+            allowed = "{{ note }} and nothing else" if values else "no variable"
             raise ValueError(
-                f"prompt template {where}{f', line {line}' if line else ''}: {error}. "
-                "A template may use {{ note }} and nothing else."
+                f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
             ) from error
-        return [{"role": "user", "content": content}]
+
+
+def begun(messages: list[Message], prefix: str) -> list[Message]:
+    """The messages for a chat server, with the assistant's turn begun by ``prefix``."""
+    return [*messages, {"role": "assistant", "content": prefix}] if prefix else messages
+
+
+def _place(error: Exception, template: Path) -> str:
+    """File and line that a rendering error comes from, which an included template may hold."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".jinja")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(template)
 
 
 @cache

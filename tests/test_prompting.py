@@ -25,7 +25,7 @@ def profile_in(folder: Path, **templates: str) -> PromptProfile:
 
 
 def assess(profile: PromptProfile, note: str = NOTE) -> str:
-    [message] = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, note)
+    [*_, message] = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, note)
     return message["content"]
 
 
@@ -179,3 +179,63 @@ def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="'nearby'"):
         load_profile("nearby")
+
+
+# --- a profile of one's own ---
+
+
+def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
+    profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
+    (tmp_path / "profile.yaml").write_text(
+        "parser: medserl_agentloop.game.parsing.classic:CLASSIC\n"
+        "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
+    )
+    profile = PromptProfile(tmp_path)
+    assert profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE) == [
+        {"role": "system", "content": "You are terse."},
+        {"role": "user", "content": NOTE},
+    ]
+    assert profile.parser is load_profile("classic").parser
+    assert profile.settings.assistant_prefix == "Well: "
+    assert profile.settings.stop == {Role.ASSESSOR: ["###"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("parsr: medserl", "parsr"), ("parser: nonesuch", "no parser 'nonesuch'"), ("stop: {judge: [x]}", "stop")],
+)
+def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "profile.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        PromptProfile(tmp_path)
+    assert str(tmp_path / "profile.yaml") in str(error.value)
+
+
+# --- where a rendering error is ---
+
+
+@pytest.mark.parametrize(
+    ("template", "place", "reason"),
+    [
+        ("one\n{{ note }}\n{{ category }}", "assess.jinja, line 3", "'category' is undefined"),
+        ("{{ note.text }}", "assess.jinja, line 1", "has no attribute 'text'"),
+        ("\n{{ note / 2 }}", "assess.jinja, line 2", "unsupported operand"),
+        ("{{ note }}\n{% include 'shared.jinja' %}", "shared.jinja, line 4", "'label' is undefined"),
+        ("{{ note }}\n{% include 'broken.jinja' %}", "broken.jinja, line 2", "unexpected 'end of template'"),
+        ("{{ note }}\n{% include 'absent.jinja' %}", "assess.jinja, line 2", "absent.jinja"),
+    ],
+)
+def test_an_error_names_template_line_and_variable(tmp_path: Path, template: str, place: str, reason: str) -> None:
+    (tmp_path / "shared.jinja").write_text("\n\n\n{{ label }}")
+    (tmp_path / "broken.jinja").write_text("\n{% if")
+    profile = profile_in(tmp_path, assessor__assess=template)
+    with pytest.raises(ValueError) as error:
+        assess(profile)
+    assert place in str(error.value) and reason in str(error.value) and str(tmp_path) in str(error.value)
+    assert "{{ note }} and nothing else" in str(error.value)
+
+
+def test_a_system_message_knows_no_note(tmp_path: Path) -> None:
+    profile = profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="{{ note }}")
+    with pytest.raises(ValueError, match=r"system.jinja, line 1: 'note' is undefined. It may use no variable"):
+        assess(profile)

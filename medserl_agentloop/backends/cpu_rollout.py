@@ -74,6 +74,7 @@ class CpuRolloutServer:
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
         self.eos_token_ids = _eos_token_ids(hf_config, model_config.generation_config)
+        self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
         """Training step of the loaded weights; None until the first push."""
@@ -171,6 +172,7 @@ class CpuRolloutServer:
                 [w.request for w in batch],
                 settings,
                 eos_token_ids=self.eos_token_ids,
+                decode=self._decode,
             )
         except Exception as error:
             logger.exception("sampling failed; the error goes to all %d requests of the batch", len(batch))

@@ -5,7 +5,7 @@ No Ray and no verl in here: tensors in, token ids and log-probs out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,10 @@ class SamplingSettings:
     """-1 or 0 means all tokens."""
     top_p: float = 1.0
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion besides the model's own end of sequence."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in it, up to the end of the token that completes them."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -48,6 +52,9 @@ class SamplingSettings:
             ValueError: A parameter asks for something that this server cannot do.
         """
         known = {name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None}
+        if isinstance(known.get("stop"), str):
+            known["stop"] = [known["stop"]]
+        known |= {name: tuple(known[name]) for name in ("stop", "stop_token_ids") if name in known}
         for name, value in params.items():
             changes_something = value is not None and value not in _NEUTRAL_VALUES.get(name, ())
             if changes_something and name not in known:
@@ -75,7 +82,7 @@ class Completion:
     log_probs: list[float] = field(default_factory=list)
     """Of the distribution the tokens were drawn from, which is verl's logprobs_mode=processed_logprobs."""
     stop_reason: str = "length"
-    """"completed" after an end-of-sequence token, "length" when the budget is spent."""
+    """"completed" after an end-of-sequence token or a stop string, "length" when the budget is spent."""
 
 
 @torch.inference_mode()
@@ -86,6 +93,7 @@ def sample_batch(
     *,
     eos_token_ids: frozenset[int],
     pad_token_id: int = 0,
+    decode: Callable[[list[int]], str] | None = None,
 ) -> list[Completion]:
     """Sample one completion per request, all with the same settings.
 
@@ -123,7 +131,8 @@ def sample_batch(
             completion = completions[request]
             completion.token_ids.append(token)
             completion.log_probs.append(log_prob)
-            if token in eos_token_ids and not settings.ignore_eos:
+            ended = token in eos_token_ids and not settings.ignore_eos
+            if ended or token in settings.stop_token_ids or _says_stop(completion.token_ids, settings, decode):
                 completion.stop_reason = "completed"
             elif len(completion.token_ids) < requests[request].max_tokens:
                 unfinished.append(row)
@@ -137,6 +146,16 @@ def sample_batch(
         input_ids = next_ids[:, None]
         mask = torch.cat([mask, mask.new_ones(len(running), 1)], dim=1)
         positions = positions[:, -1:] + 1
+
+
+def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callable[[list[int]], str] | None) -> bool:
+    if not settings.stop:
+        return False
+    if decode is None:
+        raise ValueError("stop strings need a tokenizer to be looked for in what is sampled")
+    # No token is shorter than a byte, and no character longer than four: a longer tail holds no newer stop string.
+    tail = decode(token_ids[-4 * max(map(len, settings.stop)) :])
+    return any(string in tail for string in settings.stop)
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:

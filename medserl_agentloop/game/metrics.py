@@ -127,6 +127,7 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     metrics = _turn_metrics(prefix, attacks) | {
         prefix + "parse_rate": _share(a.note is not None for a in attacks),
         prefix + "valid_rate": _share(a.invalid is None for a in attacks),
+        prefix + "injection_rate": _share(bool(a.injections) for a in attacks),
         prefix + "changed_words": _mean([a.changed_words for a in valid]),
         prefix + "changed_sentences": _mean([len(a.changed_sentences) for a in valid]),
         prefix + "decided": float(len(decided)) or math.nan,

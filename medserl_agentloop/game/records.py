@@ -34,6 +34,10 @@ class InvalidAttack(str, Enum):
     TOO_MANY_SENTENCES = "too_many_sentences"
     TOO_MANY_WORDS = "too_many_words"
     ERROR_REMOVED = "error_removed"
+    CUT_SHORT = "note_cut_short"
+    HIDDEN_TEXT = "hidden_text"
+    INSTRUCTS_READER = "instructs_reader"
+    NOT_COPIED = "not_copied"
 
 
 class Outcome(str, Enum):
@@ -65,6 +69,9 @@ class AttackRecord(_Record):
         changed_sentences: Sentences of the rewritten note that the seed note does not have.
         changed_words: Words inserted, deleted or replaced.
         edit_share: ``changed_words`` as a share of what the limits allow.
+        similarity: Share of the note's words left alone, 0 to 1; None without a note.
+        injections: Kinds of look-alikes of the machine's own text that the note brings in; see
+            ``game.injections``.
         invalid: Why the attack does not count; None if it does.
     """
 
@@ -77,6 +84,8 @@ class AttackRecord(_Record):
     changed_sentences: list[str] = []
     changed_words: int = 0
     edit_share: float = 0.0
+    similarity: float | None = None
+    injections: list[str] = []
     invalid: InvalidAttack | None = None
 
 

@@ -6,12 +6,15 @@ framework.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.game.edits import Edit, compare_notes, is_repair, one_line, plain_words
-from medserl_agentloop.game.parsing import Parser
+from medserl_agentloop.game.injections import injections
+from medserl_agentloop.game.parsing import TurnFormat
 from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
-from medserl_agentloop.game.types import Category, GameSpec, Label, Role
+from medserl_agentloop.game.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 
 class EditLimits(BaseModel):
@@ -29,14 +32,32 @@ class EditLimits(BaseModel):
 
 
 class Game:
-    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn."""
+    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
 
-    def __init__(self, spec: GameSpec, limits: EditLimits, parser: Parser) -> None:
+    Args:
+        spec: The facts of the row.
+        limits: How much an attack may change.
+        parser: Reads the turns.
+        vanilla_attacker: What the attacker does in vanilla games.
+        special_tokens: Strings that the run's tokenizer has special tokens for; attacks that write
+            them are counted.
+    """
+
+    def __init__(
+        self,
+        spec: GameSpec,
+        limits: EditLimits,
+        parser: TurnFormat,
+        *,
+        vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+        special_tokens: Sequence[str] = (),
+    ) -> None:
         self._limits = limits
         self._parser = parser
+        self._special_tokens = special_tokens
         self.record = GameRecord(spec=spec)
-        self.next_role: Role | None = Role.ATTACKER
-        if not spec.category.has_attack:
+        self.next_role: Role | None = spec.category.first_role(vanilla_attacker)
+        if self.next_role is Role.ASSESSOR:
             self._present(spec.seed_note, edit=None)
 
     @property
@@ -82,12 +103,20 @@ class Game:
             changed_sentences=list(edit.inserted) if edit else [],
             changed_words=edit.words if edit else 0,
             edit_share=min(1.0, edit.words / self._limits.max_changed_words) if edit else 0.0,
+            similarity=edit.similarity if edit else None,
         )
+        if parsed.note is not None and edit is not None:
+            attack.injections = injections(
+                spec.seed_note, parsed.note, instructions=edit.instructions, special_tokens=self._special_tokens
+            )
         self.record.attack = attack
         attack.invalid = self._why_invalid(parsed.note, edit, truncated)
         if attack.invalid is None:
             assert parsed.note is not None
-            self._present(parsed.note, edit)
+            if spec.category.has_attack:
+                self._present(parsed.note, edit)
+            else:  # a copy: the seed itself, so that no slip of copying reaches the assessor
+                self._present(spec.seed_note, edit=None)
         else:
             self.next_role = None
 
@@ -97,10 +126,21 @@ class Game:
             return InvalidAttack.TRUNCATED
         if note is None or edit is None:
             return InvalidAttack.UNPARSED
-        if plain_words(note) == plain_words(spec.seed_note):
+        same_words = plain_words(note) == plain_words(spec.seed_note)
+        if not spec.category.has_attack:
+            return None if same_words else InvalidAttack.NOT_COPIED
+        if same_words:
             return InvalidAttack.UNCHANGED
+        if edit.hides_text:
+            return InvalidAttack.HIDDEN_TEXT
+        if edit.instructions:
+            return InvalidAttack.INSTRUCTS_READER
+        # An edit that leaves the error as it is, elsewhere in the note, is allowed: the task is to worsen
+        # the error or to hide it better, the note stays wrong, and its label stays true (DESIGN 3.1).
         if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
             return InvalidAttack.ERROR_REMOVED
+        if edit.cut_short:
+            return InvalidAttack.CUT_SHORT
         if edit.sentences > self._limits.max_changed_sentences:
             return InvalidAttack.TOO_MANY_SENTENCES
         if edit.words > self._limits.max_changed_words:

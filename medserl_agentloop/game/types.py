@@ -26,6 +26,9 @@ class Role(str, Enum):
 _ROLE_IDS = {Role.ATTACKER: 1, Role.ASSESSOR: 2}
 NO_ROLE_ID = 0
 
+EVAL_SPLIT = "eval"
+"""``extra_info.split`` of rows that measure and never train."""
+
 
 class Label(str, Enum):
     """Whether a note contains a medical error."""
@@ -50,6 +53,17 @@ class ErrorType(str, Enum):
 
 
 _ERROR_TYPES = {t.value.lower(): t for t in ErrorType}
+
+
+class VanillaAttacker(str, Enum):
+    """What the attacker does in vanilla games, whose notes reach the assessor untouched."""
+
+    SKIP = "skip"
+    COPY = "copy"
+
+    def on(self, extra_info: Mapping[str, Any]) -> VanillaAttacker:
+        """The same for one row of a run: evaluation rows are assessed as published, whatever the run says."""
+        return VanillaAttacker.SKIP if extra_info.get("split") == EVAL_SPLIT else self
 
 
 class Category(str, Enum):
@@ -78,6 +92,11 @@ class Category(str, Enum):
         Rows store their own label; only data preparation may use this default.
         """
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
+
+    def first_role(self, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP) -> Role:
+        """Who takes the first turn."""
+        attacks = self.has_attack or vanilla_attacker is VanillaAttacker.COPY
+        return Role.ATTACKER if attacks else Role.ASSESSOR
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,16 @@ class GameSpec:
     text_id: str = ""
     vignette_id: str = ""
     index: int = -1
+
+    @property
+    def task(self) -> Category:
+        """The category whose prompt asks for what this row wants.
+
+        An earlier system's ``adversarial_benign`` rows labelled safe want the note reworded, medicine intact.
+        """
+        if self.category.seed_label is self.target_label is Label.SAFE and self.category.has_attack:
+            return Category.DECOY_BENIGN
+        return self.category
 
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:

@@ -24,6 +24,7 @@ from medserl_agentloop.medec.screens import OVERLONG, NearDuplicates, PromptLeng
 from medserl_agentloop.medec.vignettes import Vignette
 from medserl_agentloop.medec.writing import all_or_none, sha256_of, write_parquet
 from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.encoding import ChatEncoder
 
 _NAMED_IN_A_MESSAGE = 10
 Watch = Callable[[Iterable[Any], str, int | None], Iterable[Any]]  # stream, what it is, length if known
@@ -120,7 +121,8 @@ def _screens(plan: RowPlan, options: ScreenOptions, read_as: ReadOptions) -> Ite
             raise AllocationError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
         tokenizer, profile = load_tokenizer(options.tokenizer), load_profile(plan.profile)
         limit, exclude = options.max_prompt_tokens, options.exclude_overlong
-        yield PromptLength(limit, exclude, tokenizer, profile, tuple(plan.mix), seed_note)
+        encoder = ChatEncoder(tokenizer, profile)
+        yield PromptLength(limit, exclude, encoder, tuple(plan.mix), plan.vanilla_attacker, seed_note)
 
 
 def _checked(rows: SplitRows) -> Iterator[Row]:

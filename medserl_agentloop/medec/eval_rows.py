@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.game.types import EVAL_SPLIT, Category, Role
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
 from medserl_agentloop.medec.reader import read_files
@@ -23,7 +23,6 @@ from medserl_agentloop.prompting import PromptProfile, load_profile
 
 # Far above the indices of training files, so that both can be used in one run.
 FIRST_INDEX = 1_000_000_000
-SPLIT = "eval"
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class EvalRows:
 
 
 def build_eval_rows(
-    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, split: str = SPLIT
+    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, split: str = EVAL_SPLIT
 ) -> EvalRows:
     """One assessor turn for every row of MEDEC's CSV files.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.game.types import Category, Label, Role
+from medserl_agentloop.game.types import Category, Label, Role, VanillaAttacker
 from medserl_agentloop.medec.allocation import AllocationError, Mix, exactly, largest_exact
 from medserl_agentloop.medec.screens import Screen
 from medserl_agentloop.medec.splits import split_by_case
@@ -40,6 +40,7 @@ class RowPlan:
         val_fraction: Share of vignettes (and of ``rows``) that goes to the validation split, 0 to 1.
         seed: Seed of the split, of the choice of vignettes and of the row order.
         profile: Prompt profile of the first turn.
+        vanilla_attacker: What the attacker does in vanilla games; with copy, theirs is the first turn.
         val_from: Number of the first vignette that was given for validation: it and all after it are the
             validation split, whatever ``val_fraction``. None to split by ``val_fraction``.
     """
@@ -49,6 +50,7 @@ class RowPlan:
     val_fraction: float = 0.1
     seed: int = 42
     profile: str = "medserl"
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
     val_from: int | None = None
 
 
@@ -73,6 +75,7 @@ class SplitRows:
         categories: Of every row, the position of its category in ``Category``; (rows,).
         first_index: Index of the first row.
         profile: Prompt profile of the first turn.
+        vanilla_attacker: What the attacker does in vanilla games.
     """
 
     name: str
@@ -81,6 +84,7 @@ class SplitRows:
     categories: Numbers
     first_index: int
     profile: PromptProfile
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -91,7 +95,8 @@ class SplitRows:
 
     def __getitem__(self, at: int) -> Row:
         number, category = int(self.numbers[at]), CATEGORIES[self.categories[at]]
-        return _row(self.vignettes[number], category, self.name, self.first_index + at, self.profile)
+        role = category.first_role(self.vanilla_attacker)
+        return _row(self.vignettes[number], category, role, self.name, self.first_index + at, self.profile)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ def build_rows(
         share = val_share if name == "val" else 1 - val_share
         counts = _counts(name, plan, share, len(members), eligible, rows)
         numbers, categories = _choose(facts, members, counts, rng)
-        made[name] = SplitRows(name, vignettes, numbers, categories, first_index, profile)
+        made[name] = SplitRows(name, vignettes, numbers, categories, first_index, profile, plan.vanilla_attacker)
         first_index += len(numbers)
         unused = np.setdiff1d(facts.numbers[members], numbers)
         for number in unused:
@@ -239,7 +244,7 @@ def _choose(
     return facts.numbers[np.concatenate(chosen)[mixed]], np.concatenate(categories)[mixed]
 
 
-def _row(vignette: Vignette, category: Category, split: str, index: int, profile: PromptProfile) -> Row:
+def _row(vignette: Vignette, category: Category, role: Role, split: str, index: int, profile: PromptProfile) -> Row:
     note = seed_note(vignette, category)
     assert note is not None  # the survey chose it for this category
     from_error = category.seed_label is Label.HARMFUL
@@ -247,7 +252,7 @@ def _row(vignette: Vignette, category: Category, split: str, index: int, profile
     return {
         "data_source": f"{vignette.subset}/{category.value}",
         "agent_name": AGENT_NAME,
-        "prompt": profile.messages(Role.ATTACKER if category.has_attack else Role.ASSESSOR, category, note),
+        "prompt": profile.messages(role, category, note),
         "ability": ABILITY,
         "reward_model": {"style": "rule", "ground_truth": label},
         "extra_info": {

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.game.types import Category, VanillaAttacker
 from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex
 from medserl_agentloop.medec.vignettes import Vignette
-from medserl_agentloop.prompting import PromptProfile
+from medserl_agentloop.rollout.encoding import ChatEncoder
 
 OVERLONG = "overlong prompt"
 NEAR_DUPLICATE = "near-duplicate of a case to stay clear of"
@@ -63,15 +63,15 @@ class PromptLength:
         self,
         limit: int,
         exclude: bool,
-        tokenizer: Any,
-        profile: PromptProfile,
+        encoder: ChatEncoder,
         categories: Sequence[Category],
+        vanilla_attacker: VanillaAttacker,
         seed_note: Callable[[Vignette, Category], str | None],
     ) -> None:
         self._limit = limit
         self._exclude = exclude
-        self._tokenizer = tokenizer
-        self._profile = profile
+        self._encoder = encoder
+        self._vanilla_attacker = vanilla_attacker
         self._categories = categories
         self._seed_note = seed_note
 
@@ -81,11 +81,8 @@ class PromptLength:
             note = self._seed_note(vignette, category)
             if note is None:
                 continue
-            role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
-            text = self._tokenizer.apply_chat_template(
-                self._profile.messages(role, category, note), add_generation_prompt=True, tokenize=False
-            )
-            length = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            role = category.first_role(self._vanilla_attacker)
+            length = len(self._encoder.opening(role, category, note).ids)
             if length > self._limit:
                 yield Bar(
                     OVERLONG,

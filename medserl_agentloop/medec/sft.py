@@ -1,8 +1,9 @@
 """MEDEC pairs -> conversations to imitate before self-play, for both roles of a prompt profile.
 
 Called by ``data_prep/sft_to_parquet.py``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
-Every answer is played through the game's own rules before it is written, so that a model can only
-learn turns that count.
+Every answer is read back by the profile's own parser, and every attack played by the game's rules,
+before it is written: a model can only learn turns that count. An answer begins with the profile's
+``assistant_prefix``, which self-play puts into the prompt.
 
 verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's
 message that follows no question. verl then stops with "apply_chat_template to each turn separately";
@@ -26,7 +27,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
 from medserl_agentloop.game.edits import one_line
-from medserl_agentloop.game.parsing.medserl import MEDSERL
+from medserl_agentloop.game.parsing import UnwritableTurn
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
@@ -46,11 +47,6 @@ SFT_SCHEMA: Any = pa.schema(
         ("vignette_id", pa.string()),
         ("index", pa.int64()),
     ]
-)
-
-_SAFE_ANSWER = (
-    "<think>I compared findings, diagnosis, management, treatment and drugs sentence by sentence, "
-    "and found nothing wrong.</think>\n<answer>\nverdict: safe\n</answer>"
 )
 
 
@@ -140,8 +136,8 @@ def build_sft_rows(
             why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
             left_out[f"vignettes that {why}"] += 1
             continue
-        conversations = [(Category.VANILLA_BENIGN, _SAFE_ANSWER), _harmful(case)]
-        if (attack := _attack(case)) is None:
+        conversations = [_safe(case, prompts), _harmful(case, prompts)]
+        if (attack := _attack(case, prompts)) is None:
             left_out["attacks that change more than the game's limits allow"] += 1
         else:
             conversations.append(attack)
@@ -208,45 +204,51 @@ def _splits(vignettes: Sequence[Vignette], val_fraction: float, seed: int, profi
     }
 
 
-def _attack(case: _Case) -> tuple[Category, str] | None:
-    category = Category.ADVERSARIAL_BENIGN
+def _attack(case: _Case, profile: PromptProfile) -> tuple[Category, str] | None:
+    category, prefix = Category.ADVERSARIAL_BENIGN, profile.settings.assistant_prefix
     reasoning = (
         f'I change the sentence "{case.right}" to "{case.wrong}". '
         f"That makes the {_kind(case.error_type)} wrong, and the rest of the note stays as it is."
     )
-    answer = f"<think>{reasoning}</think>\n<note>{case.error_note}</note>"
-    game = Game(case.spec(category), EditLimits(), MEDSERL)
-    game.play(answer)
+    try:
+        answer = profile.parser.write_attack(reasoning, case.error_note, label=Label.HARMFUL, prefill=prefix)
+    except UnwritableTurn as error:
+        raise _unreadable(case, "attacker", error) from None
+    game = Game(case.spec(category), EditLimits(), profile.parser)
+    game.play(answer, prefill=prefix)
     attack = game.record.attack
-    if attack is None or attack.violations or attack.note != case.error_note:
-        raise _unreadable(case, "attacker", attack.violations if attack else [])
-    return None if attack.invalid else (category, answer)
+    return None if attack is None or attack.invalid else (category, prefix + answer)
 
 
-def _harmful(case: _Case) -> tuple[Category, str]:
-    category = Category.VANILLA_HARMFUL
+def _harmful(case: _Case, profile: PromptProfile) -> tuple[Category, str]:
     reasoning = (
         f'The sentence "{case.wrong}" does not fit the rest of the note: the {_kind(case.error_type)} is wrong. '
         f"It should read: {case.right}"
     )
-    answer = (
-        f"<think>{reasoning}</think>\n<answer>\nverdict: harmful\nsentence: {case.wrong}\n"
-        f"error_type: {case.error_type.value}\ncorrection: {case.right}\n</answer>"
+    answer = _assessment(case, profile, reasoning, Label.HARMFUL, case.wrong, case.error_type, case.right)
+    return Category.VANILLA_HARMFUL, answer
+
+
+def _safe(case: _Case, profile: PromptProfile) -> tuple[Category, str]:
+    reasoning = (
+        "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    game = Game(case.spec(category), EditLimits(), MEDSERL)
-    game.play(answer)
-    read = game.record.assessment
-    found = read and (read.verdict, read.sentence, read.error_type, read.correction)
-    if read is None or read.violations or found != (Label.HARMFUL, case.wrong, case.error_type, case.right):
-        raise _unreadable(case, "assessor", read.violations if read else [])
-    return category, answer
+    return Category.VANILLA_BENIGN, _assessment(case, profile, reasoning, Label.SAFE)
 
 
-def _unreadable(case: _Case, role: str, violations: list[str]) -> UnreadableAnswer:
+def _assessment(case: _Case, profile: PromptProfile, *said: Any) -> str:
+    prefix = profile.settings.assistant_prefix
+    try:
+        return prefix + profile.parser.write_assessment(*said, prefill=prefix)
+    except UnwritableTurn as error:
+        raise _unreadable(case, "assessor", error) from None
+
+
+def _unreadable(case: _Case, role: str, why: UnwritableTurn) -> UnreadableAnswer:
     return UnreadableAnswer(
         f"vignette {case.vignette_id!a}: the {role}'s answer would break the output format "
-        f"({', '.join(violations) or 'it is not read back as it was written'}), because its note or "
-        "sentences hold text such as </think> or 'correction:'; take the row out of the input."
+        f"({why}), because its note or sentences hold text such as </think> or 'correction:'; "
+        "take the row out of the input."
     )
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.game.edits import one_line
-from medserl_agentloop.game.types import Category, GameSpec, Label
+from medserl_agentloop.game.types import Category, GameSpec, Label, VanillaAttacker
 from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.verify_leaks import LeakTest
 from medserl_agentloop.medec.verify_open import open_as_verl, parquet_file, parquet_schema, schema_findings
-from medserl_agentloop.medec.verify_rows import REMAKE, Check, Finding, check_row, facts_of, first_role, messages_of
+from medserl_agentloop.medec.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 
@@ -90,6 +90,7 @@ def verify_files(
     tokenizer: Any,
     *,
     profile: str = "medserl",
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
     max_prompt_tokens: int | None = None,
     on_row: Callable[[], None] = lambda: None,
 ) -> Report:
@@ -99,6 +100,7 @@ def verify_files(
         paths: Parquet files that are used together, e.g. train, validation and evaluation rows.
         tokenizer: The tokenizer of the model to train.
         profile: Prompt profile that the files were written with.
+        vanilla_attacker: What it was told of the attacker in vanilla games.
         max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
         on_row: Called after each row, for a progress bar.
 
@@ -130,9 +132,9 @@ def verify_files(
                     report.add(Problem(Check.OPENS, name, number, message))
                     row = dataset.dataframe[number]
                 findings = [
-                    *check_row(row, prompts),
+                    *check_row(row, prompts, vanilla_attacker),
                     *_seen_before(row, seen, f"{name}, row {number}"),
-                    *_too_long(row, summary, tokenizer, encoder, max_prompt_tokens),
+                    *_too_long(row, summary, tokenizer, encoder, vanilla_attacker, max_prompt_tokens),
                 ]
                 for check, message in findings:
                     report.add(Problem(check, name, number, message))
@@ -192,14 +194,21 @@ def _seen_before(row: dict[str, Any], seen: _Seen, place: str) -> Iterator[Findi
 
 
 def _too_long(
-    row: dict[str, Any], summary: FileSummary, tokenizer: Any, encoder: ChatEncoder, limit: int | None
+    row: dict[str, Any],
+    summary: FileSummary,
+    tokenizer: Any,
+    encoder: ChatEncoder,
+    vanilla_attacker: VanillaAttacker,
+    limit: int | None,
 ) -> Iterator[Finding]:
     messages = messages_of(row)
     if messages is None:
         return
     try:
         spec = GameSpec.from_extra_info(facts_of(row))
-        tokens = len(encoder.opening(first_role(spec.category), spec.category, spec.seed_note).ids)
+        tokens = len(
+            encoder.opening(spec.category.first_role(vanilla_attacker.on(facts_of(row))), spec.task, spec.seed_note).ids
+        )
     except (ValueError, TypeError):  # a row that cannot be played still has a length for verl
         tokens = len(
             tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

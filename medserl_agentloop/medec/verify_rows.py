@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-from medserl_agentloop.game.types import Category, GameSpec, Label, Role
+from medserl_agentloop.game.types import GameSpec, Label, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.prompting import PromptProfile
 
@@ -60,7 +60,9 @@ _ROLES = ("system", "user", "assistant")
 _TEMPLATE_MARK = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 
 
-def check_row(row: dict[str, Any], profile: PromptProfile) -> Iterator[Finding]:
+def check_row(
+    row: dict[str, Any], profile: PromptProfile, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
+) -> Iterator[Finding]:
     """Every finding about one row; none if it is right."""
     facts = facts_of(row)
     yield from _missing_values(row, facts)
@@ -83,7 +85,9 @@ def check_row(row: dict[str, Any], profile: PromptProfile) -> Iterator[Finding]:
         yield Check.PROMPT, _why_not_native(row.get("prompt"))
         return
     seed_note = facts.get("seed_note")
-    yield from _unrendered(prompt, seed_note if isinstance(seed_note, str) else "", spec, profile)
+    yield from _unrendered(
+        prompt, seed_note if isinstance(seed_note, str) else "", spec, profile, vanilla_attacker.on(facts)
+    )
     yield from _ids_in(prompt, facts)
 
 
@@ -104,11 +108,6 @@ def messages_of(row: dict[str, Any]) -> list[dict[str, str]] | None:
         if message["role"] not in _ROLES or not isinstance(message["content"], str):
             return None
     return prompt if prompt[-1]["role"] == "user" else None
-
-
-def first_role(category: Category) -> Role:
-    """Who speaks first in a game of ``category``."""
-    return Role.ATTACKER if category.has_attack else Role.ASSESSOR
 
 
 def _missing_values(row: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
@@ -132,7 +131,11 @@ def _why_not_native(prompt: Any) -> str:
 
 
 def _unrendered(
-    prompt: list[dict[str, str]], seed_note: str, spec: GameSpec | None, profile: PromptProfile
+    prompt: list[dict[str, str]],
+    seed_note: str,
+    spec: GameSpec | None,
+    profile: PromptProfile,
+    vanilla_attacker: VanillaAttacker,
 ) -> Iterator[Finding]:
     text = "\n".join(message["content"] for message in prompt)
     # Notes may hold braces of their own, so the note is taken out before looking for a template's.
@@ -149,11 +152,11 @@ def _unrendered(
             "the prompt does not contain its seed note, so the player would judge a placeholder or another "
             f"row's note; {REMAKE}",
         )
-    elif spec and prompt != profile.messages(first_role(spec.category), spec.category, spec.seed_note):
+    elif spec and prompt != profile.messages(spec.category.first_role(vanilla_attacker), spec.task, spec.seed_note):
         yield (
             Check.RENDERED,
             f"the prompt is not what profile {name!r} renders for a {spec.category.value} game; {REMAKE} "
-            f"--profile {name}, or verify it with the --profile it was written with",
+            f"--profile {name}, or verify it with the --profile and --vanilla-attacker it was written with",
         )
 
 

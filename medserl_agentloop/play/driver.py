@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from medserl_agentloop.game.parsing import Parser
+from medserl_agentloop.game.parsing import TurnFormat
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 
 
 class NoReplyError(Exception):
@@ -37,7 +37,7 @@ class Player(Protocol):
     """Takes turns in a role. ``name`` goes into the record, ``parser`` reads what the player writes."""
 
     name: str
-    parser: Parser
+    parser: TurnFormat
 
     async def reply(self, role: Role, category: Category, note: str) -> Reply:
         """Take ``role``'s turn on ``note``.
@@ -48,20 +48,25 @@ class Player(Protocol):
         ...
 
 
-async def play_game(spec: GameSpec, players: Mapping[Role, Player], limits: EditLimits) -> GameRecord:
+async def play_game(
+    spec: GameSpec,
+    players: Mapping[Role, Player],
+    limits: EditLimits,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> GameRecord:
     """Play the game of one row.
 
     Returns:
         The record, not yet judged. A player without an answer makes it void.
     """
     parser = replace(players[Role.ATTACKER].parser, assessment=players[Role.ASSESSOR].parser.assessment)
-    game = Game(spec, limits, parser)
+    game = Game(spec, limits, parser, vanilla_attacker=vanilla_attacker)
     record = game.record
     while game.next_role is not None:
         role = game.next_role
         record.players[role] = players[role].name
         try:
-            reply = await players[role].reply(role, spec.category, game.note)
+            reply = await players[role].reply(role, spec.task, game.note)
         except NoReplyError as reason:
             game.make_void(f"{role.value}: {reason}")
             break

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
-from medserl_agentloop.prompting import Message, PromptProfile
+from medserl_agentloop.prompting import CONTINUE, Message, PromptProfile, begun
 
 _SHOWN = 200  # characters of a server's words in a message
 
@@ -98,10 +98,8 @@ class EndpointPlayer:
 
     async def reply(self, role: Role, category: Category, note: str) -> Reply:
         """Take a turn; see :class:`play.driver.Player`."""
-        prefill: str = getattr(self._profile.settings, "assistant_prefix", "")
-        messages = self._profile.messages(role, category, note)
-        if prefill:
-            messages = [*messages, {"role": "assistant", "content": prefill}]
+        prefill = self._profile.settings.assistant_prefix
+        messages = begun(self._profile.messages(role, category, note), prefill)
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._options.tries),
             wait=wait_random_exponential(multiplier=self._options.backoff_s, max=8.0),
@@ -125,7 +123,7 @@ class EndpointPlayer:
             "seed": zlib.crc32(f"{options.seed}/{role.value}/{note}".encode(errors="replace")) >> 1,
         }
         if messages[-1]["role"] == "assistant":  # a turn that the prompt begins; SGLang's and vLLM's name for it
-            body |= {"add_generation_prompt": False, "continue_final_message": True}
+            body |= CONTINUE
         return body
 
     async def _ask(self, body: dict[str, Any]) -> Any:

@@ -95,7 +95,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             that does not fit makes the game void; it never raises.
         """
         interaction = self._interaction
-        game = await interaction.start_interaction(extra_info=row["extra_info"])
+        game = await interaction.start_interaction(
+            extra_info=row["extra_info"], special_tokens=self._encoder.special_tokens
+        )
         record = interaction.record(game)
         trajectory = Trajectory(isolated=self._selfplay.context == "isolated")
         versions: list[int] = []
@@ -106,7 +108,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                 if not self._selfplay.plays(role):
                     await self._opponents_turn(game, role, note)
                     continue
-                prompt = self._prompt(trajectory, role, record.category, note)
+                prompt = self._prompt(trajectory, role, record.spec.task, note)
                 budget = self._budget(trajectory, role, prompt)
                 if budget < 1:
                     interaction.make_void(game, f"no room for the {role.value}'s turn")
@@ -115,7 +117,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                     output = await self.server_manager.generate(
                         request_id=uuid4().hex,
                         prompt_ids=prompt.ids if trajectory.isolated else [*trajectory.ids, *prompt.ids],
-                        sampling_params={**sampling_params, "max_tokens": budget},
+                        sampling_params={**sampling_params, **self._encoder.stop(role), "max_tokens": budget},
                     )
                 ids = list(output.token_ids)
                 log_probs = list(output.log_probs) if output.log_probs else [0.0] * len(ids)
@@ -126,7 +128,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
                     break
                 await interaction.generate_response(
                     game,
-                    [{"role": "assistant", "content": self._decode(ids)}],
+                    [{"role": "assistant", "content": self._decode(ids, role)}],
+                    prefill=prompt.prefill,
                     tokens=len(ids),
                     truncated=self._was_cut(output, budget),
                 )
@@ -156,14 +159,19 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         opponent = OpponentRecord(role=role, kind=self._selfplay.opponent.kind, version=None)
         interaction.record(game).opponent = opponent
         try:
-            turn = await self._opponent.play(interaction.messages(game), max_tokens=budget)
+            prefix = interaction.assistant_prefix
+            turn = await self._opponent.play(interaction.messages(game), max_tokens=budget, prefix=prefix)
         except OpponentError as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             interaction.make_void(game, f"opponent failed: {error}")
             return
         opponent.version = turn.version
         await interaction.generate_response(
-            game, [{"role": "assistant", "content": turn.text}], tokens=turn.tokens, truncated=turn.truncated
+            game,
+            [{"role": "assistant", "content": turn.text}],
+            prefill=prefix,
+            tokens=turn.tokens,
+            truncated=turn.truncated,
         )
 
     def _prompt(self, trajectory: Trajectory, role: Role, category: Category, note: str) -> EncodedPrompt:
@@ -181,9 +189,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         wanted = plan.attacker(prompt.note_tokens) if role is Role.ATTACKER else plan.assessor
         return min(wanted, limit - used)
 
-    def _decode(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int], role: Role) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] == self._bench.eos_token_id:
+        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(role).get("stop_token_ids", ())):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text

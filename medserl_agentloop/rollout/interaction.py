@@ -40,7 +40,8 @@ class MedicalGameInteraction:
 
         Args:
             instance_id: Name of the game; a new one if None.
-            **kwargs: ``extra_info`` of the row.
+            **kwargs: ``extra_info`` of the row, and ``special_tokens``, the strings that the run's
+                tokenizer has special tokens for, where there is one.
 
         Returns:
             The instance id.
@@ -51,8 +52,13 @@ class MedicalGameInteraction:
         instance_id = instance_id or uuid4().hex
         if instance_id in self._games:
             raise ValueError(f"a game named {instance_id!r} is in progress already")
+        extra_info = kwargs["extra_info"]
         self._games[instance_id] = Game(
-            GameSpec.from_extra_info(kwargs["extra_info"]), self.config.edits, self._profile.parser
+            GameSpec.from_extra_info(extra_info),
+            self.config.edits,
+            self._profile.parser,
+            vanilla_attacker=self.config.vanilla_attacker.on(extra_info),
+            special_tokens=kwargs.get("special_tokens", ()),
         )
         return instance_id
 
@@ -66,7 +72,12 @@ class MedicalGameInteraction:
         game = self._games[instance_id]
         if game.next_role is None:
             return []
-        return self._profile.messages(game.next_role, game.record.category, game.note)
+        return self._profile.messages(game.next_role, game.record.spec.task, game.note)
+
+    @property
+    def assistant_prefix(self) -> str:
+        """How the profile begins every turn for its player."""
+        return self._profile.settings.assistant_prefix
 
     async def generate_response(
         self, instance_id: str, messages: list[Message], **kwargs: Any

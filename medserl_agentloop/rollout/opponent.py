@@ -16,7 +16,7 @@ import httpx
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from medserl_agentloop.opponent_config import OpponentConfig
-from medserl_agentloop.prompting import Message
+from medserl_agentloop.prompting import CONTINUE, Message, begun
 
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
@@ -60,16 +60,17 @@ class HttpOpponent:
         # A client belongs to an event loop, and the worker's is not running yet when this is built.
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
-    async def play(self, messages: list[Message], *, max_tokens: int) -> OpponentTurn:
-        """The opponent's turn.
+    async def play(self, messages: list[Message], *, max_tokens: int, prefix: str = "") -> OpponentTurn:
+        """The opponent's turn, which the prompt begins with ``prefix``.
 
         Raises:
             OpponentError: No usable answer after all attempts.
         """
         body = {
             "model": self.config.model,
-            "messages": [{**m, "content": self._as_text(m["content"])} for m in messages],
+            "messages": begun([{**m, "content": self._as_text(m["content"])} for m in messages], prefix),
             "max_tokens": max_tokens,
+            **(CONTINUE if prefix else {}),
             **self.config.sampling.model_dump(),
             **self.config.extra_body,
         }

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.rows import AGENT_NAME
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.prompting import Message, PromptProfile, load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 
 
@@ -74,18 +74,22 @@ def check_dataset(
             spec = GameSpec.from_extra_info(extra_info)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if spec.category is Category.DECOY_BENIGN and selfplay.judge == "labels":
+        if spec.task is Category.DECOY_BENIGN and selfplay.judge == "labels":
             raise ConfigError(
                 f"{where}: decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
-        first_role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        if list(prompt) != profile.messages(first_role, spec.category, spec.seed_note):
+        vanilla_attacker = selfplay.vanilla_attacker.on(extra_info)
+        first_role = spec.category.first_role(vanilla_attacker)
+        try:
+            expected = profile.messages(first_role, spec.task, spec.seed_note)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if list(prompt) != expected:
             raise ConfigError(
-                f"{where}: its prompt is not what profile {selfplay.profile!r} renders for it. Write the "
-                f"file again with --profile {selfplay.profile}, or set selfplay.profile to the one it was written with."
+                f"{where}: {_why_other_prompt(list(prompt), spec, selfplay.profile, profile, vanilla_attacker)}"
             )
-        prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder)
+        prompt_tokens, response_tokens = plan_row(spec, selfplay, encoder, vanilla_attacker)
         longest_prompt = max(longest_prompt, prompt_tokens)
         longest_response = max(longest_response, response_tokens)
         categories[spec.category.value] += 1
@@ -105,7 +109,27 @@ def check_dataset(
     )
 
 
-def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> tuple[int, int]:
+def check_stop_strings(encoder: ChatEncoder, rollout: Any) -> None:
+    """Refuse stop strings of the profile that the run's engine could not look for.
+
+    Raises:
+        ConfigError: Names them and what to set.
+    """
+    strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
+    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
+        raise ConfigError(
+            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
+            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
+            "take them out of profile.yaml."
+        )
+
+
+def plan_row(
+    spec: GameSpec,
+    selfplay: SelfPlayConfig,
+    encoder: ChatEncoder,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> tuple[int, int]:
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn, the assessor's prompt with the longest note the attacker
@@ -114,14 +138,40 @@ def plan_row(spec: GameSpec, selfplay: SelfPlayConfig, encoder: ChatEncoder) -> 
     """
     assess = encoder.opening(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
-    if not spec.category.has_attack:
+    if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
         return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+    rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
     if not selfplay.plays(Role.ATTACKER):
-        return len(assess.ids) - assess.note_tokens + budget.rewritten_note(assess.note_tokens), budget.assessor
-    attack = encoder.opening(Role.ATTACKER, spec.category, spec.seed_note)
+        note = budget.rewritten_note(assess.note_tokens) if rewritten else assess.note_tokens
+        return len(assess.ids) - assess.note_tokens + note, budget.assessor
+    attack = encoder.opening(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.note_tokens)
     if not selfplay.plays(Role.ASSESSOR):
         return len(attack.ids), attacker
     # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
-    second_prompt = len(assess.ids) - assess.note_tokens + attacker
+    second_prompt = len(assess.ids) - assess.note_tokens + (attacker if rewritten else assess.note_tokens)
     return len(attack.ids), attacker + second_prompt + budget.assessor
+
+
+def _why_other_prompt(
+    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, vanilla_attacker: VanillaAttacker
+) -> str:
+    [other] = set(VanillaAttacker) - {vanilla_attacker}
+    role = spec.category.first_role(other)
+    if role is not spec.category.first_role(vanilla_attacker) and prompt == _rendered(profile, role, spec):
+        here = vanilla_attacker.value
+        return (
+            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here}. Write the file "
+            f"again with --vanilla-attacker {here}, or set selfplay.vanilla_attacker={other.value}."
+        )
+    return (
+        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
+        "or set selfplay.profile to the one it was written with."
+    )
+
+
+def _rendered(profile: PromptProfile, role: Role, spec: GameSpec) -> list[Message] | None:
+    try:
+        return profile.messages(role, spec.task, spec.seed_note)
+    except ValueError:  # a profile may have no template for copies
+        return None

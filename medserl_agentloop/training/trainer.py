@@ -37,9 +37,10 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.training.columns import pad_role_ids, restart_positions, role_token_metrics, write_anchor
-from medserl_agentloop.training.dataset_check import check_dataset, check_files
+from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.training.games_table import log_games
 from medserl_agentloop.training.loss import selfplay_loss
+from medserl_agentloop.training.mix import apply_mix
 from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
@@ -64,10 +65,13 @@ class SelfPlayMixin:
         super()._init_dataloader()  # type: ignore[misc]
         trainer: Any = self
         data = trainer.config.data
+        if self.selfplay.mix is not None:
+            apply_mix(trainer.train_dataset, self.selfplay.mix, seed=data.get("seed") or 0)
         template_kwargs: Any = OmegaConf.to_container(
             OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         )
         encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
+        check_stop_strings(encoder, trainer.config.actor_rollout_ref.rollout)
         for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
             check_files(data[name])
             line = check_dataset(

@@ -177,6 +177,26 @@ def test_a_completion_ends_at_eos_and_not_before(model: Any) -> None:
     assert [c.token_ids for c in unstopped] == [c.token_ids for c in free]
 
 
+@pytest.mark.parametrize("by_token", [True, False])
+def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) -> None:
+    """Each token is decoded as its number in brackets, so that a stop string may span tokens."""
+    free = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=NO_EOS)
+    at = 5
+    token, before = free[4].token_ids[at], free[4].token_ids[at - 1]
+    params = {"stop_token_ids": [token]} if by_token else {"stop": f"[{before}][{token}]"}
+    settings = SamplingSettings.from_params({"temperature": 0, **params})
+    done = sample_batch(
+        model, requests(), settings, eos_token_ids=NO_EOS, decode=lambda ids: "".join(f"[{i}]" for i in ids)
+    )
+    ends = [
+        i
+        for i, t in enumerate(free[4].token_ids)
+        if t == token and (by_token or (i > 0 and free[4].token_ids[i - 1] == before))
+    ]
+    assert done[4].token_ids == free[4].token_ids[: ends[0] + 1]
+    assert done[4].stop_reason == "completed"
+
+
 def test_a_request_draws_the_same_tokens_whoever_shares_its_batch(model: Any) -> None:
     together = sample_batch(model, requests(), SamplingSettings(), eos_token_ids=NO_EOS)
     alone = [sample_batch(model, [request], SamplingSettings(), eos_token_ids=NO_EOS)[0] for request in requests()]
@@ -189,7 +209,7 @@ def test_a_request_draws_the_same_tokens_whoever_shares_its_batch(model: Any) ->
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ({"stop": ["\n"]}, r"stop=\['\\n'\]"),
+        ({"min_new_tokens": 4}, "min_new_tokens=4"),
     ],
 )
 def test_sampling_parameters_that_cannot_be_honoured_are_refused(params: dict[str, Any], message: str) -> None:

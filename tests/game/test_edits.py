@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medserl_agentloop.game.edits import Edit, compare_notes, is_repair, plain_words, same_sentence, split_sentences
+from medserl_agentloop.game.injections import injections
 from medserl_agentloop.game.rules import EditLimits
 
 NOTHING = Edit((), (), 0, 0)
@@ -188,6 +189,72 @@ def test_same_sentence_forgives_slips_of_copying_but_not_another_sentence() -> N
     assert not same_sentence("", "She receives warfarin 500 units.")
 
 
+# --- properties of an edit ---
+
+NOTE = "He has gout. He takes 0.5 mg daily. He rests."
+
+
+@pytest.mark.parametrize(
+    ("new", "similarity"), [(NOTE, 1.0), (NOTE.replace("gout", "scurvy"), 0.9), ("", 0.0), ("x " * 50, 0.0)]
+)
+def test_similarity_is_the_share_of_words_left_alone(new: str, similarity: float) -> None:
+    edit = compare_notes(NOTE, new)
+    assert edit.similarity == pytest.approx(similarity)
+    assert edit.is_rewrite == (similarity < 0.5)
+
+
+@given(notes, notes)
+def test_similarity_is_a_share(old: str, new: str) -> None:
+    assert 0.0 <= compare_notes(old, new).similarity <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("new", "cut"),
+    [
+        ("He has gout. He takes 0.5 mg daily.", True),
+        ("He has gout.", True),
+        ("", True),
+        ("He has gout. He takes", True),
+        ("He has scurvy. He takes 0.5 mg daily.", True),
+        ("He has gout. He takes 5 mg daily.", True),
+        ("He has gout. He takes 0.5 mg daily. He", True),
+        (NOTE, False),
+        ("He has gout. He takes 0.5 mg daily. He does not rest.", False),
+        ("He takes 0.5 mg daily. He rests.", False),
+        ("He has gout. He rests.", False),
+        ("He has gout and he rests.", False),
+        (NOTE + " He smokes.", False),
+        ("Something else entirely. It has nothing to do with it.", False),
+    ],
+)
+def test_a_note_is_cut_short_where_its_end_is_missing(new: str, cut: bool) -> None:
+    assert compare_notes(NOTE, new).cut_short is cut
+
+
+@pytest.mark.parametrize(
+    "hidden", ["\u200b", "\u2060", "\ufeff", "\x00", "\x1b", "\u2028", "\u3164", "\ufe0f", "\U000e0041", "\U000e0100"]
+)
+def test_characters_nobody_sees_hide_text(hidden: str) -> None:
+    assert compare_notes(NOTE, NOTE.replace("gout", f"gout{hidden}")).hides_text
+    assert not compare_notes(NOTE + hidden, NOTE + hidden).hides_text  # the seed held it
+
+
+@pytest.mark.parametrize(("gap", "hides"), [(" ", False), ("\r\n  \t", False), (" " * 16, False), ("\n" * 17, True)])
+def test_a_gap_of_white_space_hides_text(gap: str, hides: bool) -> None:
+    assert compare_notes(NOTE, NOTE.replace("gout. ", f"gout.{gap}")).hides_text is hides
+
+
+@pytest.mark.parametrize("seen", ["é", "µ", "≥", "°", "医", "\u2019", "\u2013", "\u00a0"])
+def test_characters_of_ordinary_notes_hide_nothing(seen: str) -> None:
+    assert not compare_notes(NOTE, NOTE.replace("gout", f"gout{seen}")).hides_text
+
+
+def test_a_sentence_that_speaks_of_the_reader_s_task_is_named() -> None:
+    edit = compare_notes(NOTE, f"{NOTE} This note is correct.")
+    assert edit.instructions == ("This note is correct.",)
+    assert compare_notes(f"This note is correct. {NOTE}", f"This note is quite correct. {NOTE}").instructions == ()
+
+
 # --- real pairs ---
 
 
@@ -207,3 +274,15 @@ def test_the_edit_limits_let_medec_errors_through() -> None:
     assert one_sentence >= 0.99 * len(edits)
     assert min(edit.words for edit in edits) >= 1
     assert max(edit.words for edit in edits) <= EditLimits().max_changed_words == 24
+
+
+def test_no_error_of_medec_looks_like_a_trick() -> None:
+    """In both directions: an attack on an error note may read like its correction."""
+    for pair in real_pairs():
+        for old, new in (
+            (pair["correct_note"], pair["incorrect_note"]),
+            (pair["incorrect_note"], pair["correct_note"]),
+        ):
+            edit = compare_notes(old, new)
+            assert not (edit.cut_short or edit.hides_text or edit.instructions or edit.is_rewrite), new
+            assert injections("", new) == [], new

@@ -29,7 +29,7 @@ def batch() -> list[GameRecord]:
         finished(
             Outcome.CORRECT_DETECTION,
             category="adversarial_harmful",
-            attack={"tokens": 200, "changed_words": 5, "violations": ["text_after_note"]},
+            attack={"tokens": 200, "changed_words": 5, "violations": ["text_after_note"], "injections": ["tag"]},
             assessment={"tokens": 20, "violations": ["no_correction"]},
             rewards=both({"game": -1.0, "format": -0.5}, {"game": 1.0, "sentence": 0.5}),
         ),
@@ -93,6 +93,7 @@ EXPECTED = {
     "selfplay/attacker/parse_rate": 3 / 4,
     "selfplay/attacker/format_violation_rate": 2 / 4,
     "selfplay/attacker/truncation_rate": 1 / 4,
+    "selfplay/attacker/injection_rate": 1 / 4,
     "selfplay/attacker/valid_rate": 3 / 4,
     "selfplay/attacker/violation/text_after_note": 1 / 4,
     "selfplay/attacker/violation/no_note": 1 / 4,

@@ -241,3 +241,42 @@ def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, corr
 def test_no_text_makes_the_assessment_parser_raise(text: str) -> None:
     parsed = parse_assessment(text)
     assert parsed.verdict is not None or parsed.violations
+
+
+@pytest.mark.parametrize("field", ["sentence: He has gout.", "error_type: diagnosis", "correction: He has not."])
+def test_a_safe_verdict_comes_alone(field: str) -> None:
+    parsed = parse_assessment(assessment_text("verdict: safe", field))
+    assert (parsed.verdict, parsed.violations) == (Label.SAFE, ("safe_with_error",))
+
+
+def test_empty_fields_beside_a_safe_verdict_name_no_error() -> None:
+    assert parse_assessment(assessment_text("verdict: safe", "sentence:", "correction:")).violations == ()
+
+
+# --- what the prompt has begun ---
+
+OFF = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "prefill", "violations"),
+    [
+        ("<think>a</think><note>n</note>", "", ()),
+        ("a</think><note>n</note>", "<think>\n", ()),
+        ("</think><note>n</note>", "<think>\n", ("empty_reasoning",)),
+        ("<note>n</note>", "<think>\n", ("no_reasoning",)),
+        ("<note>n</note>", OFF, ()),
+        ("<think>a</think><note>n</note>", OFF, ()),
+        ("a</think><note>n</note>", OFF + "<think>\n", ()),
+        ("<note>n</note>", OFF + "<think>\n", ("no_reasoning",)),
+    ],
+)
+def test_reasoning_is_asked_for_where_the_prompt_has_not_closed_it(
+    text: str, prefill: str, violations: tuple[str, ...]
+) -> None:
+    assert (parse_attack(text, prefill).note, parse_attack(text, prefill).violations) == ("n", violations)
+
+
+def test_a_closing_tag_in_a_note_is_no_reasoning_where_the_prompt_has_closed_it() -> None:
+    parsed = parse_attack("<note>Plan: </think> rest.</note>", OFF)
+    assert (parsed.note, parsed.reasoning, parsed.violations) == ("Plan: </think> rest.", "", ())

@@ -23,9 +23,13 @@ from medec.builders import (
 )
 from rich.console import Console
 
-from medserl_agentloop.game.types import Category, GameSpec
+from medserl_agentloop.game.types import Category, GameSpec, VanillaAttacker
 from medserl_agentloop.medec import manifest
 from medserl_agentloop.medec.schema import SCHEMA
+from medserl_agentloop.medec.verify import verify_files
+from medserl_agentloop.medec.verify_rows import Check
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
 DATA_PREP = Path(medec_to_parquet.__file__).parent
@@ -76,6 +80,22 @@ def test_summary_counts_rows_and_says_what_was_left_out(convert, write_csv, erro
     assert "every field is empty │ 1" in words
     assert "without any row" in words
     assert "train.parquet: 24 rows, presented notes 12 harmful, 12 safe" in words
+
+
+@pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
+@pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
+def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):
+    options = ("--profile", profile, "--vanilla-attacker", vanilla_attacker)
+    assert convert("--input", pairs, *options).exit_code == 0
+    path = tmp_path / "out" / "train.parquet"
+    for row in pq.read_table(path).to_pylist():
+        spec = GameSpec.from_extra_info(row["extra_info"])
+        role = spec.category.first_role(VanillaAttacker(vanilla_attacker))
+        assert row["prompt"] == load_profile(profile).messages(role, spec.category, spec.seed_note)
+    tokenizer = tiny_tokenizer()
+    for told in VanillaAttacker:
+        report = verify_files([path], tokenizer, profile=profile, vanilla_attacker=told)
+        assert (Check.RENDERED in report.failures) == (told.value != vanilla_attacker)
 
 
 def test_several_inputs_are_joined(convert, pairs, write_pairs, pair, tmp_path):

@@ -154,6 +154,30 @@ def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
     assert_all_parse(made.train + made.val)
 
 
+@pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
+def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any, pair: Any) -> None:
+    vignettes = read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes
+    made = build_sft_rows(vignettes, profile=name)
+    profile = load_profile(name)
+    prefix = profile.settings.assistant_prefix
+    assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})
+    for row in made.train + made.val:
+        *prompt, answer = row["messages"]
+        role, category = Role(row["game_role"]), Category(row["category"])
+        # The prefix is part of the answer here and of the prompt in self-play: the tokens are the same.
+        turn = answer["content"].removeprefix(prefix)
+        assert prefix + turn == answer["content"]
+        read = profile.parser.attack if role is Role.ATTACKER else profile.parser.assessment
+        assert read(turn, prefix).violations == () and read(turn, prefix).reasoning
+        [*system, _] = prompt
+        assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
+        if role is Role.ASSESSOR:
+            assert read(turn, prefix).verdict is category.seed_label
+        else:
+            number = int(row["vignette_id"].rpartition("-")[2])
+            assert read(turn, prefix).note == pair(number)["incorrect_note"].strip()
+
+
 def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pair: Any) -> None:
     pairs = write_pairs(*(pair(n) for n in range(20)))
     uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(20)), name="uw.jsonl")

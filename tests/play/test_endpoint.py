@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from play.chat_server import MODEL, ChatServer, completion
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.prompting import ProfileSettings, load_profile
 
 
 def options(server: ChatServer, **changes: Any) -> EndpointOptions:
@@ -117,7 +116,7 @@ def test_the_key_travels_and_is_never_shown(server: ChatServer) -> None:
 def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
     class Beginning:
         parser = load_profile().parser
-        settings = SimpleNamespace(assistant_prefix="Sure. <think>")
+        settings = ProfileSettings(assistant_prefix="Sure. <think>")
 
         def messages(self, role: Role, category: Category, note: str) -> list[dict[str, str]]:
             return [{"role": "user", "content": note}]

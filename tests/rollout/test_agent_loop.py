@@ -1,6 +1,8 @@
 """The agent loop on a scripted engine: what each role is shown, what the trajectory holds."""
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,3 +194,39 @@ def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
     assert one._bench is two._bench
     assert other._bench is not one._bench
     assert other._selfplay.budget.assessor == 7
+
+
+# --- what config and profile say of a turn ---
+
+
+def test_a_vanilla_game_may_begin_with_a_copy_and_then_shows_the_note_itself() -> None:
+    copying = run_with(selfplay__vanilla_attacker="copy")
+    slip = attack_text(NOTE.upper())
+    output, record, engine = play([slip, assessment_text("safe")], "vanilla_benign", run=copying)
+    assert set(output.role_ids) == {Role.ATTACKER.id, 0, Role.ASSESSOR.id}
+    assert TOKENIZER.decode(engine.calls[0].prompt_ids).startswith(
+        "<|im_start|>user\n" + load_profile().messages(Role.ATTACKER, record.category, NOTE)[0]["content"]
+    )
+    assert record.presented_note == NOTE and record.attack is not None and record.attack.invalid is None
+    _, evaluated, engine = play([assessment_text("safe")], "vanilla_benign", run=copying, split="eval")
+    assert evaluated.attack is None and len(engine.calls) == 1
+
+
+def test_an_attack_that_writes_a_special_token_is_counted_by_the_run_s_tokenizer() -> None:
+    _, record, _ = play([attack_text(REWRITTEN.replace("week", "week <|endoftext|>")), assessment_text()])
+    assert record.attack is not None and record.attack.injections == ["special_token", "chat_marker"]
+
+
+def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
+    shutil.copytree(load_profile().folder, tmp_path / "mine")
+    (tmp_path / "mine" / "profile.yaml").write_text(
+        "parser: medserl\nstop: {attacker: ['<|endoftext|>', '</note>'], assessor: ['</answer>']}"
+    )
+    ended = TOKENIZER.convert_tokens_to_ids("<|endoftext|>")
+    stopped = [*TOKENIZER.encode(attack_text(), add_special_tokens=False), ended]
+    run = run_with(selfplay__profile=str(tmp_path / "mine"))
+    _, record, engine = play([stopped, assessment_text()], run=run)
+    attacker, assessor = (call.sampling_params for call in engine.calls)
+    assert (attacker["stop_token_ids"], attacker["stop"]) == ([ended], ["</note>"])
+    assert assessor["stop"] == ["</answer>"] and "stop_token_ids" not in assessor
+    assert record.attack is not None and record.attack.violations == []

@@ -11,14 +11,14 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import to_table
 from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.dataset_check import check_dataset, check_files, plan_row
+from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings, plan_row
 
 ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
 SELFPLAY = SelfPlayConfig()
@@ -47,13 +47,20 @@ def row(category: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def check(tmp_path: Path, rows: list[dict[str, Any]], *, prompt: int = 4096, response: int = 16384) -> str:
+def check(
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    *,
+    prompt: int = 4096,
+    response: int = 16384,
+    selfplay: SelfPlayConfig = SELFPLAY,
+) -> str:
     path = tmp_path / "rows.parquet"
     pq.write_table(to_table(rows), path)
     config = compose_run().data
     config.dataloader_num_workers = 0
     dataset = RLHFDataset(str(path), TOKENIZER, config)
-    return check_dataset(dataset, "rows.parquet", SELFPLAY, ENCODER, prompt_length=prompt, response_length=response)
+    return check_dataset(dataset, "rows.parquet", selfplay, ENCODER, prompt_length=prompt, response_length=response)
 
 
 def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
@@ -124,3 +131,72 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
     check_files(str(tmp_path / "train.parquet"))
     with pytest.raises(ConfigError, match=r"val\.parquet: the file is not the one"):
         check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
+
+
+# --- vanilla games with an attacker that copies ---
+
+COPY = SelfPlayConfig(vanilla_attacker=VanillaAttacker.COPY)
+
+
+def copied(category: str, **facts: Any) -> dict[str, Any]:
+    made = row(category)
+    note = made["extra_info"]["seed_note"]
+    prompt = load_profile("medserl").messages(Role.ATTACKER, Category(category), note)
+    return {**made, "prompt": prompt, "extra_info": {**made["extra_info"], **facts}}
+
+
+@pytest.mark.parametrize("category", ["vanilla_benign", "vanilla_harmful"])
+def test_rows_and_run_agree_on_who_begins_a_vanilla_game(tmp_path: Path, category: str) -> None:
+    assert "plays all of its 1 rows" in check(tmp_path, [copied(category)], selfplay=COPY)
+    with pytest.raises(ConfigError, match=r"that of selfplay\.vanilla_attacker=copy, and this run has skip"):
+        check(tmp_path, [copied(category)])
+    with pytest.raises(ConfigError, match=r"Write the file again with --vanilla-attacker copy, or set .*=skip"):
+        check(tmp_path, [row(category)], selfplay=COPY)
+
+
+def test_evaluation_rows_begin_with_the_assessor_whatever_the_run_does(tmp_path: Path) -> None:
+    made = row("vanilla_benign")
+    made["extra_info"]["split"] = "eval"
+    assert "plays all" in check(tmp_path, [made], selfplay=COPY)
+
+
+def test_the_plan_of_a_copied_game_holds_the_copy_and_the_note_itself() -> None:
+    spec = GameSpec.from_extra_info(extra_info("vanilla_benign"))
+    prompt, response = plan_row(spec, COPY, ENCODER, VanillaAttacker.COPY)
+    attack = ENCODER.opening(Role.ATTACKER, spec.category, NOTE)
+    second = len(ENCODER.opening(Role.ASSESSOR, spec.category, NOTE).ids)
+    assert prompt == len(attack.ids)
+    assert response == COPY.budget.attacker(attack.note_tokens) + second + COPY.budget.assessor
+
+
+# --- rows that ask for an accurate variation ---
+
+
+def test_a_variation_labelled_safe_is_a_decoy_whatever_its_category(tmp_path: Path) -> None:
+    variation = row("adversarial_benign")
+    variation["extra_info"]["target_label"] = "safe"
+    with pytest.raises(ConfigError, match="decoy_benign games need a judge"):
+        check(tmp_path, [variation])
+    variation["prompt"] = load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
+    assert "1 adversarial_benign" in check(tmp_path, [variation], selfplay=SelfPlayConfig(judge="http"))
+
+
+# --- stop strings ---
+
+
+def test_stop_strings_that_sglang_would_refuse_are_named(tmp_path: Path) -> None:
+    for role in ("attacker", "assessor"):
+        (tmp_path / role).mkdir()
+    (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
+    encoder = ChatEncoder(TOKENIZER, load_profile(str(tmp_path)))
+    rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
+    with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
+        check_stop_strings(encoder, rollout)
+    rollout.skip_tokenizer_init = False
+    check_stop_strings(encoder, rollout)
+    check_stop_strings(ENCODER, rollout)
+    assert encoder.stop(Role.ASSESSOR) == {
+        "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
+        "stop": ["</answer>"],
+    }
+    assert encoder.stop(Role.ATTACKER) == ENCODER.stop(Role.ASSESSOR) == {}

@@ -1,4 +1,4 @@
-"""Reading what a player wrote: one parser per output format.
+"""Reading what a player wrote, and writing it: one format per prompt profile.
 
 Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to
 the other role. Called by ``game.rules``; a prompt profile names its parser.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from medserl_agentloop.game.parsing.base import ParsedAssessment, ParsedAttack, Parser
+from medserl_agentloop.game.parsing.base import ParsedAssessment, ParsedAttack, TurnFormat, UnwritableTurn
+from medserl_agentloop.game.parsing.baseline import BASELINE
+from medserl_agentloop.game.parsing.classic import CLASSIC
 from medserl_agentloop.game.parsing.medserl import MEDSERL
 
-__all__ = ["PARSERS", "ParsedAssessment", "ParsedAttack", "Parser", "load_parser"]
+__all__ = ["PARSERS", "ParsedAssessment", "ParsedAttack", "TurnFormat", "UnwritableTurn", "load_parser"]
 
-PARSERS: dict[str, Parser] = {"medserl": MEDSERL}
+PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
 
 
-def load_parser(name: str) -> Parser:
+def load_parser(name: str) -> TurnFormat:
     """The parser called ``name``, or a user's own as ``package.module:NAME``.
 
     Raises:
@@ -29,9 +31,9 @@ def load_parser(name: str) -> Parser:
         parser = getattr(import_module(module), attribute) if attribute else None
     except (ImportError, AttributeError) as error:
         raise ValueError(f"parser {name!r} cannot be loaded: {error}") from error
-    if not isinstance(parser, Parser):
+    if not isinstance(parser, TurnFormat):
         raise ValueError(
             f"no parser {name!r}: expected one of {', '.join(sorted(PARSERS))}, "
-            "or package.module:NAME of a medserl_agentloop.game.parsing.Parser"
+            "or package.module:NAME of a medserl_agentloop.game.parsing.TurnFormat"
         )
     return parser

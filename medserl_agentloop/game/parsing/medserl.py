@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from medserl_agentloop.game.parsing.base import ParsedAssessment, ParsedAttack, Parser
+from medserl_agentloop.game.parsing.base import (
+    THINK,
+    ParsedAssessment,
+    ParsedAttack,
+    TurnFormat,
+    reasoning_closed,
+    split_reasoning,
+    write_reasoning,
+)
 from medserl_agentloop.game.types import ErrorType, Label
 
 
@@ -24,16 +32,14 @@ def _split_sections(text: str, prefill: str, tag: str) -> _Sections:
     the body: a note may contain them.
     """
     violations = []
-    head, closed, rest = text.partition("</think>")
-    if not closed:
-        head, rest = "", text
-    reasoning = head.strip().removeprefix("<think>").strip()
-    if "</think>" not in prefill:
-        if not closed:
+    said, rest = split_reasoning(text, prefill)
+    reasoning = said or ""
+    if not reasoning_closed(prefill):
+        if said is None:
             violations.append("no_reasoning")
-        elif not reasoning:
+        elif not said:
             violations.append("empty_reasoning")
-    if "<think>" in reasoning:
+    if THINK in reasoning:
         violations.append("nested_reasoning")
 
     opening, closing = f"<{tag}>", f"</{tag}>"
@@ -91,6 +97,8 @@ def parse_assessment(text: str, prefill: str = "") -> ParsedAssessment:
         violations += [f"no_{f}" for f in ("sentence", "correction") if not fields.get(f)]
         if error_type is None:
             violations.append("no_error_type")
+    elif verdict is Label.SAFE and any(fields.get(f) for f in ("sentence", "error_type", "correction")):
+        violations.append("safe_with_error")
     return ParsedAssessment(
         verdict=verdict,
         sentence=fields.get("sentence") or None,
@@ -108,4 +116,21 @@ def _verdict(value: str) -> Label | None:
         return None
 
 
-MEDSERL = Parser(attack=parse_attack, assessment=parse_assessment)
+def _compose_attack(reasoning: str, note: str, label: Label, prefill: str) -> str:
+    return f"{write_reasoning(reasoning, prefill)}<note>{note}</note>"
+
+
+def _compose_assessment(
+    reasoning: str,
+    verdict: Label,
+    sentence: str | None,
+    error_type: ErrorType | None,
+    correction: str | None,
+    prefill: str,
+) -> str:
+    fields = {"sentence": sentence, "error_type": error_type.value if error_type else None, "correction": correction}
+    lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
+    return f"{write_reasoning(reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
+
+
+MEDSERL = TurnFormat(parse_attack, parse_assessment, _compose_attack, _compose_assessment, locates=True)

@@ -1,0 +1,101 @@
+"""Tokenizers of model families that differ in what matters here: how text is cut, where the special tokens
+are kept, what the chat template does. Built in memory."""
+
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from medserl_agentloop.paths import resource
+from medserl_agentloop.testing.tiny import tiny_tokenizer
+
+# What Qwen3's own template does with these messages: a system message first, the reasoning of earlier
+# answers left out, and with enable_thinking=False an empty <think> block in the generation prompt.
+QWEN3 = (
+    "{%- for m in messages %}"
+    "{%- set content = m.content %}"
+    "{%- if m.role == 'assistant' and '</think>' in content %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}"
+    "{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+# Templates of models that always think end the generation prompt with an opened <think>.
+ALWAYS_THINKS = QWEN3.partition("{%- if enable_thinking")[0] + "{{- '<think>\\n' }}{%- endif %}"
+
+# Gemma's: no system message, the assistant is called model, contents are trimmed.
+GEMMA = (
+    "{{ bos_token }}"
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+# Mistral's: brackets, and a system message only as part of a user's.
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
+)
+BERT = (
+    "{{ cls_token }}{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + sep_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+
+
+def _finished(backend: Tokenizer, special: dict[str, str], markers: list[str], template: str) -> Any:
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special.values()])
+    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in markers])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def sentencepiece(template: str, markers: list[str]) -> Any:
+    """Blanks as ▁ and bytes for unknown characters, as Llama 2, Gemma and Mistral have it.
+
+    As in those, the special tokens are in the vocabulary itself, here with the merges that lead to them:
+    the worst case, in which no pre-tokenizer keeps text from becoming one.
+    """
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    merges = [("<", "s"), ("<s", ">"), ("<", "/"), ("</", "s"), ("</s", ">"), ("▁", "t"), ("h", "e"), ("▁t", "he")]
+    pieces = [*special.values(), *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys([*pieces, *("".join(pair) for pair in merges)]))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _finished(backend, special, markers, template)
+
+
+def wordpiece() -> Any:
+    """BERT's kind: lower case, cut at punctuation, white space lost. No chat model, but no text may escape it."""
+    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    characters = [chr(c) for c in range(33, 127)]
+    vocabulary = {t: n for n, t in enumerate([*special.values(), *characters, *(f"##{c}" for c in characters), "the"])}
+    backend = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return _finished(backend, special, [], BERT)
+
+
+def qwen3(template: str = QWEN3) -> Any:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+FAMILIES: dict[str, Any] = {
+    "qwen3": qwen3(),
+    "llama3": tiny_tokenizer("llama3"),
+    "tiny_player": AutoTokenizer.from_pretrained(resource("assets/tiny_player")),
+    "gemma": sentencepiece(GEMMA, ["<start_of_turn>", "<end_of_turn>", "\n\n"]),
+    "mistral": sentencepiece(MISTRAL, ["[INST]", "[/INST]"]),
+    "bert": wordpiece(),
+}
+LOSSLESS = {"qwen3", "llama3", "tiny_player", "gemma", "mistral"}
+WITHOUT_SYSTEM = {"gemma", "mistral"}
