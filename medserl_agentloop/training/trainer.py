@@ -159,7 +159,7 @@ class SelfPlayMixin:
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
-        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns.pop("extra_fields"))]
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in columns.pop("extra_fields").tolist()]
         role_rows = list(columns.pop("role_ids").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
@@ -178,7 +178,9 @@ class SelfPlayMixin:
             data.batch["token_level_rewards"] = data.batch["token_level_scores"]
 
         correction = algorithm.get("rollout_correction", None)
-        if correction is not None and "rollout_log_probs" in data.batch and not correction.get("bypass_mode", False):
+        corrects = correction is not None and not correction.get("bypass_mode", False)
+        # verl's correction refuses a batch without a trained token, e.g. one whose games are all void.
+        if corrects and "rollout_log_probs" in data.batch and data.batch["response_mask"].any():
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
 
