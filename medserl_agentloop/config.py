@@ -284,11 +284,6 @@ def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
     return found
 
 
-def _one_of(key: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}={value}: expected one of {', '.join(sorted(allowed))}{_nearest(value, allowed)}")
-
-
 def _explain(error: Any) -> str:
     key = ".".join(["selfplay", *map(str, error["loc"])])
     if error["type"] != "extra_forbidden":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medserl_agentloop.game.parsing import BASELINE
 from medserl_agentloop.game.rewards.general_sum import (
     GENERAL_SUM,
     GeneralSumTerms,
@@ -86,8 +87,6 @@ def _messages(system: str, note: str) -> list[dict[str, str]]:
 
 # --- the format ---
 
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
 
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
     """Read ``thinking</think><answer>...</answer>``, which a prompt with an opened ``<think>`` asks for.
@@ -96,26 +95,14 @@ def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | Non
         ``((thinking, answer), violated)``. Where the format is violated, thinking is None and the answer
         is what the last ``<answer>...</answer>`` holds; without one it is empty, never the raw response.
     """
-    head, _, rest = response.partition("</think>")
-    thinking, body = head.strip(), rest.strip()
-    each_once = [response.count(tag) for tag in _TAGS] == [0, 1, 1, 1]
-    if each_once and body.startswith("<answer>") and body.endswith("</answer>"):
-        answer = body.removeprefix("<answer>").removesuffix("</answer>").strip()
-        if thinking and answer:
-            return (thinking, answer), False
-    return (None, _last_answer(response.rpartition("</think>")[2]) or _last_answer(response)), True
+    read = BASELINE.attack(response)
+    return (None if read.violations else read.reasoning, read.note or ""), bool(read.violations)
 
 
 def answer_without_reasoning(response: str) -> str:
     """A turn where no reasoning is asked for; what a model reasons all the same is cut off."""
     answer = response.rpartition("</think>")[2].strip()
     return "" if "<think>" in answer else answer  # reasoning that never ended
-
-
-def _last_answer(text: str) -> str:
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return "" if start < 0 else text[start + len("<answer>") : end].strip()
 
 
 # --- rewards ---

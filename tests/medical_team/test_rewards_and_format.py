@@ -132,7 +132,7 @@ def test_a_turn_that_keeps_the_format(response: str, thinking: str, answer: str)
         ("why</think></think><answer>Safe</answer>", "Safe"),
         ("why</think><answer>Harmful</answer><answer>Safe</answer>", "Safe"),
         ("why <answer>draft</answer></think><answer>Safe</answer>", "Safe"),
-        ("why</think><answer>Safe</answer></answer>", "Safe</answer>"),
+        ("why</think><answer>Safe</answer></answer>", "Safe"),
         ("<answer>Safe</answer>why</think>", "Safe"),
         ("why</think> so <answer>Safe</answer>", "Safe"),
         ("why</think><answer>Safe</answer> so", "Safe"),

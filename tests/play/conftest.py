@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from game.builders import spec
-from medserl_agentloop.medec.parquet_files import write_together
 from play.chat_server import ChatServer, chat_server
 
 from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.medec.schema import to_table
+from medserl_agentloop.medec.writing import write_parquet
 
 CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")
 
@@ -34,5 +33,5 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parquet file of twelve games, three of each of the four categories."""
     path = tmp_path_factory.mktemp("rows") / "train.parquet"
     specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
-    write_together({path: to_table([{"extra_info": GameRecord(spec=one).to_json()["spec"]} for one in specs])})
+    write_parquet([{"extra_info": GameRecord(spec=one).to_json()["spec"]} for one in specs], path)
     return path

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, SAFE_ANSWER, spec
-from medserl_agentloop.medec.parquet_files import write_together
 from play.chat_server import ChatServer
 from play.test_play_command import good_player, run
 
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.types import ErrorType, Label, Role
-from medserl_agentloop.medec.schema import to_table
+from medserl_agentloop.medec.writing import write_parquet
 from medserl_agentloop.training.step_file import read_games
 
 
@@ -28,7 +27,7 @@ def one_row(tmp_path: Path) -> Any:
 
     def write(category: str, **facts: Any) -> Path:
         row = GameRecord(spec=spec(category, **facts)).to_json()["spec"]
-        write_together({tmp_path / "one.parquet": to_table([{"extra_info": row}])})
+        write_parquet([{"extra_info": row}], tmp_path / "one.parquet")
         return tmp_path / "one.parquet"
 
     return write
