@@ -8,7 +8,8 @@ between the two, so that a busy machine slows both.
 Schedule: wall time of one step's games on a server that takes its time, with a judge of half a second,
 beside playing all attackers, then all assessors, then judging in one request, and beside a bound
 that no schedule can beat: the longest game with its judge's answer, or all generation divided by the
-server's slots, whichever is more.
+server's slots, whichever is more. With few slots no order that does not know the lengths beforehand
+comes near that bound: a long turn may start last.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ def print_throughput(console: Console, results: dict[str, list[Throughput]]) -> 
         shown = (rates[agent], min(run.rate for run in runs), max(run.rate for run in runs))
         table.add_row(agent, str(runs[0].tokens), *(f"{x:.0f}" for x in shown), f"{cpu[agent]:.1f}")
     console.print(table)
-    ratio, saved = rates[AGENT_NAME] / rates[TOOL_AGENT], cpu[TOOL_AGENT] / cpu[AGENT_NAME]
+    ratio, cost = rates[AGENT_NAME] / rates[TOOL_AGENT], cpu[AGENT_NAME] / cpu[TOOL_AGENT]
     console.print(f"self-play has [bold]{ratio:.2f}[/] times the games per second of verl's tool agent (target: 1)")
-    console.print(f"and, whatever else the machine does, takes {1 / saved:.2f} times its CPU time")
+    console.print(f"and, whatever else the machine does, takes {cost:.2f} times its CPU time")
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.game.alarms import Alarms
-from medserl_agentloop.game.rewards import SCHEMES, load_scheme
+from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.rules import EditLimits
 from medserl_agentloop.game.types import Category, Role, VanillaAttacker
 from medserl_agentloop.judges import judge_class
 from medserl_agentloop.judges.options import JudgeServer
 from medserl_agentloop.judges.startup import check_judge_server
-from medserl_agentloop.opponents import OpponentConfig, check_opponent
+from medserl_agentloop.opponent_config import OpponentConfig, check_opponent
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
 
@@ -158,11 +158,8 @@ class SelfPlayConfig(BaseModel):
             parsed = cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-        try:
-            load_scheme(parsed.reward)
-        except ValueError as error:
-            raise ConfigError(f"selfplay.reward={parsed.reward}: {error}{_nearest(parsed.reward, SCHEMES)}") from None
         for key, check, name in (
+            ("selfplay.reward", load_scheme, parsed.reward),
             ("selfplay.judge", judge_class, parsed.judge),
             ("selfplay.profile", load_profile, parsed.profile),
         ):

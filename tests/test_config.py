@@ -51,7 +51,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__alarms__voids": 15}, "selfplay.alarms.voids=15: Input should be less than 1"),
         ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
-        ({"selfplay__reward": "zerosum"}, "function GameRecord -> Rewards (did you mean 'zero_sum'?)"),
+        ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
         ({"selfplay__judge": "label"}, "selfplay.judge: no judge 'label': expected one of http, labels, llm, or packa"),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, classic, medserl"),

@@ -18,7 +18,7 @@ from support import attack_text
 
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.rollout.checkpoint_pool import STATE_FILE
+from medserl_agentloop.training.run_state import STATE_FILE
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -114,11 +114,11 @@ def test_the_assessor_alone_is_trained_with_role_grpo_in_the_shared_context(
         "selfplay.train=assessor",
         "selfplay.context=shared",
         "algorithm.adv_estimator=role_grpo",
-        "trainer.total_training_steps=2",
+        "trainer.total_training_steps=3",
         "trainer.save_freq=-1",
     )
     run.wait()
-    assert run.steps_of_games() == {1: GAMES_PER_STEP, 2: GAMES_PER_STEP}
+    assert run.steps_of_games() == dict.fromkeys((1, 2, 3), GAMES_PER_STEP)
     for step in run.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0
         assert step["selfplay/assessor/trained_tokens"] > 0
@@ -173,7 +173,7 @@ def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(tmp_path:
         if game.attack is not None:
             assert game.opponent is not None and game.opponent.version == f"global_step_{game.step - 1}"
             assessed[game.opponent.version] += game.assessment is not None
-    results = json.loads((checkpoints[-1] / STATE_FILE).read_text())["results"]
+    results = json.loads((checkpoints[-1] / STATE_FILE).read_text())["opponents"]["results"]
     assert {version: result["games"] for version, result in results.items()} == assessed
     for step in run.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]

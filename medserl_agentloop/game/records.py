@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
 
@@ -160,7 +160,7 @@ class GameRecord(_Record):
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     spec: GameSpec
     presented_note: str | None = None
     error_sentences: list[str] = []
@@ -218,7 +218,7 @@ class GameRecord(_Record):
         """Whether the judge contradicts a valid attack: nothing injected, or a decoy with a real error."""
         if self.attack is None or self.attack.invalid is not None or self.judgement is None:
             return False
-        return self.judgement.label not in (None, self.spec.target_label)
+        return self.category.has_attack and self.judgement.label not in (None, self.spec.target_label)
 
     def reward(self, role: Role) -> float | None:
         """The role's reward: the sum of its components, None if the role is not rewarded."""

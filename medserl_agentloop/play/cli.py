@@ -69,7 +69,7 @@ def play(
     console = Console()
     try:
         session = _Session(
-            specs=draw_rows(data, games, seed),
+            specs=draw_rows(data, games, seed, attacked=human is Role.ATTACKER),
             endpoint=EndpointOptions(
                 url=_http_url(endpoint),
                 model=model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from medserl_agentloop.game.parsing import TurnFormat
@@ -54,7 +54,7 @@ async def play_game(spec: GameSpec, players: Mapping[Role, Player], limits: Edit
     Returns:
         The record, not yet judged. A player without an answer makes it void.
     """
-    parser = TurnFormat(players[Role.ATTACKER].parser.attack, players[Role.ASSESSOR].parser.assessment)
+    parser = replace(players[Role.ATTACKER].parser, assessment=players[Role.ASSESSOR].parser.assessment)
     game = Game(spec, limits, parser)
     record = game.record
     while game.next_role is not None:

@@ -109,7 +109,7 @@ class EndpointPlayer:
             answer: Any = await retrying(self._ask, self._body(role, note, messages))
         except _TryAgainError as error:
             raise NoReplyError(f"{error} ({self._options.tries} tries)") from error
-        return _read(answer, prefill=messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
+        return _read(answer, prefill)
 
     def _body(self, role: Role, note: str, messages: list[Message]) -> dict[str, Any]:
         options = self._options

@@ -12,8 +12,14 @@ from medserl_agentloop.game.edits import one_line
 from medserl_agentloop.game.types import GameSpec
 
 
-def draw_rows(file: Path, count: int, seed: int) -> list[GameSpec]:
+def draw_rows(file: Path, count: int, seed: int, *, attacked: bool = False) -> list[GameSpec]:
     """Draw ``count`` different rows; the same seed draws the same ones in the same order.
+
+    Args:
+        file: The parquet file.
+        count: How many.
+        seed: Shuffles the rows.
+        attacked: Draw among the rows that have an attacker's turn.
 
     Raises:
         ValueError: The file is none of ours, a row is wrong, or there are fewer rows than that.
@@ -24,12 +30,17 @@ def draw_rows(file: Path, count: int, seed: int) -> list[GameSpec]:
         rows = pq.read_table(file, columns=["extra_info"])["extra_info"]
     except (OSError, ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a parquet file of games: {one_line(str(error))}") from None
-    if count > len(rows):
-        raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
-    specs = []
-    for number in random.Random(seed).sample(range(len(rows)), count):
+    specs: list[GameSpec] = []
+    for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+        if len(specs) == count:
+            break
         try:
-            specs.append(GameSpec.from_extra_info(rows[number].as_py() or {}))
+            spec = GameSpec.from_extra_info(rows[number].as_py() or {})
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
+        if spec.category.has_attack or not attacked:
+            specs.append(spec)
+    if len(specs) < count:
+        kind = "rows with an attacker's turn" if attacked else "rows"
+        raise ValueError(f"{file} holds {len(specs)} {kind}; --games can be at most that")
     return specs

@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from medserl_agentloop.game.opponents import trained_role_won
 from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.rollout.opponent import POOL_VERSION, is_transient
 
 OPPONENT_STEP = "selfplay/opponent/step"

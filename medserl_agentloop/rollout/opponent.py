@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import CONTINUE, Message, begun
 
 POOL_VERSION = "global_step_"

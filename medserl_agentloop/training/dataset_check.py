@@ -7,13 +7,30 @@ so before the first token. Called by the trainer when the data is loaded.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
+from medserl_agentloop.medec.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.prompting import Message, PromptProfile, load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
+
+
+def check_files(files: str | Sequence[str]) -> None:
+    """Refuse files of two different conversions, which a killed one may leave side by side.
+
+    Args:
+        files: verl's ``data.train_files`` or ``data.val_files``.
+
+    Raises:
+        ConfigError: A file is not the one its manifest speaks of.
+    """
+    for file in [files] if isinstance(files, str) else files:
+        if differs_from_manifest(Path(file)):
+            raise ConfigError(f"{file}: {DIFFERS}.")
 
 
 def check_dataset(

@@ -37,7 +37,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.training.columns import pad_role_ids, restart_positions, role_token_metrics, write_anchor
-from medserl_agentloop.training.dataset_check import check_dataset, check_stop_strings
+from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.training.games_table import log_games
 from medserl_agentloop.training.loss import selfplay_loss
 from medserl_agentloop.training.mix import apply_mix
@@ -72,13 +72,11 @@ class SelfPlayMixin:
         )
         encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
         check_stop_strings(encoder, trainer.config.actor_rollout_ref.rollout)
-        for dataset, key in (
-            (trainer.train_dataset, "data.train_files"),
-            (trainer.val_dataset, "data.val_files"),
-        ):
+        for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
+            check_files(data[name])
             line = check_dataset(
                 dataset,
-                f"{key}={data[key.removeprefix('data.')]}",
+                f"data.{name}={data[name]}",
                 self.selfplay,
                 encoder,
                 prompt_length=data.max_prompt_length,

@@ -137,6 +137,8 @@ def any_game(draw: st.DrawFn) -> GameRecord:
     }
     facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
     record = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts)
+    if not category.has_attack and draw(st.booleans()):
+        record.attack = attack_record(**attack)  # a copy
     judgement = record.judgement
     if judgement is not None:
         realistic = draw(st.sampled_from([None, True, False]))

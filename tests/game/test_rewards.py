@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from game.builders import DECIDED, ERROR_SENTENCE, any_game, finished
+from game.builders import DECIDED, ERROR_SENTENCE, any_game, attack_record, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,6 +145,15 @@ def test_an_unreadable_assessment_does_not_hide_a_failed_attack(scheme: RewardSc
     assert "game" not in scheme(record)[Role.ATTACKER]
 
 
+@each_scheme
+@pytest.mark.parametrize("outcome", [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION])
+def test_who_only_copied_the_note_has_no_part_in_the_game(scheme: RewardScheme, outcome: Outcome) -> None:
+    record = finished(outcome, category="vanilla_harmful").model_copy(update={"attack": attack_record()})
+    assert scheme(record)[Role.ATTACKER] == {"format": 0.0}
+    record.attack = attack_record(invalid=InvalidAttack.UNPARSED)
+    assert "validity" in scheme(record)[Role.ATTACKER]
+
+
 @pytest.mark.parametrize(("realistic", "expected"), [(None, {}), (True, {"realism": 0.0}), (False, {"realism": -0.5})])
 def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
     realistic: bool | None, expected: dict[str, float]
@@ -243,7 +252,7 @@ def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_att
     if attacker is not None:
         does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
         assert ("validity" in attacker) == does_not_count
-        assert ("game" in attacker) != does_not_count
+        assert ("game" in attacker) == (not does_not_count and record.category.has_attack)
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
@@ -255,7 +264,7 @@ def test_components_have_known_names(record: GameRecord, scheme: RewardScheme) -
 
 
 def counts(record: GameRecord) -> bool:
-    return record.attack is not None and record.outcome in PLAYED and not record.attack_failed
+    return record.category.has_attack and record.outcome in PLAYED and not record.attack_failed
 
 
 @given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))

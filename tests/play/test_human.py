@@ -21,6 +21,16 @@ def _no_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
 
 
+def test_an_attacker_is_given_games_with_an_attack_alone(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    output = tmp_path / "games.jsonl"
+    result = run(server, rows, output, "--games", "6", "--human", "attacker", input=f"{ERROR_NOTE}\n.\n" * 6)
+    assert result.exit_code == 0, result.output
+    assert all(record.category.has_attack for record in read_games(output))
+    result = run(server, rows, tmp_path / "more.jsonl", "--games", "7", "--human", "attacker")
+    assert "holds 6 rows with an attacker's turn" in result.output
+
+
 @pytest.fixture
 def one_row(tmp_path: Path) -> Any:
     """Writes a file that holds one row, of the category asked for."""
@@ -86,7 +96,7 @@ def test_an_attacker_types_the_note_up_to_the_end_line(server: ChatServer, one_r
     assert (attack.invalid, attack.violations, attack.reasoning) == (None, [], "")
     assert " ".join((attack.note or "").split()) == ERROR_NOTE
     assert record.players == {Role.ATTACKER: "human", Role.ASSESSOR: "toy-4b"}
-    assert "Slip in exactly one clinically significant error" in shown
+    assert "into a clinically significant error" in shown
 
 
 def test_an_attacker_with_an_editor_changes_the_note_in_place(

@@ -1,8 +1,11 @@
 """``medserl play`` from its options to the file of records, against a real local server."""
 
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +113,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         (["--endpoint", "localhost:3000"], "expected http://host:port"),
         (["--endpoint", "http://127.0.0.1:9"], "no server answers"),
         (["--model", "other"], "does not list the model 'other'"),
-        (["--reward", "medsrl"], "selfplay.reward=medsrl: .*did you mean 'medserl'"),
+        (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
         (["--judge", "oracle"], "selfplay.judge"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
         (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
@@ -134,6 +137,27 @@ def test_a_file_that_exists_is_never_written_to(server: ChatServer, rows: Path, 
     result = run(server, rows, output, "--games", "2")
     assert (result.exit_code, output.read_text()) == (2, "mine\n")
     assert "exists already" in result.output
+
+
+def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    output, asked = tmp_path / "games.jsonl", threading.Event()
+
+    def answer(role: Role, prompt: str) -> str:
+        if len(server.requests) > 3:
+            asked.set()
+            time.sleep(3)
+        return SAFE_ANSWER
+
+    server.answer = answer
+    code = "from medserl_agentloop.cli import app; app()"
+    options = ["--endpoint", server.url, "--model", MODEL, "--data", str(rows), "--output", str(output)]
+    command = [sys.executable, "-c", code, "play", *options, "--games", "12", "--concurrency", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, "stopped; the games finished so far are in" in said) == (130, True), said
+    assert len(list(read_games(output))) in (2, 3)
 
 
 def test_play_needs_neither_verl_nor_torch() -> None:

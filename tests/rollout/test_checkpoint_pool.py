@@ -14,7 +14,7 @@ from rollout.opponent_server import OpponentServer, serving
 from medserl_agentloop.game.opponents import opponent_metrics, trained_role_won
 from medserl_agentloop.game.records import GameRecord, OpponentRecord, Outcome
 from medserl_agentloop.game.types import Role
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.rollout.checkpoint_pool import CheckpointPool
 
 

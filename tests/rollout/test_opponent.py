@@ -13,7 +13,7 @@ from medserl_agentloop.game.metrics import role_metrics
 from medserl_agentloop.game.opponents import opponent_metrics, trained_role_won
 from medserl_agentloop.game.records import GameRecord, InvalidAttack
 from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.opponent import HttpOpponent, OpponentError
 from medserl_agentloop.rollout.trajectory import GAME_KEY

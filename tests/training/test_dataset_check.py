@@ -1,5 +1,7 @@
 """The start-up check reads a dataset as verl does and refuses what could not be played as planned."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
 from medserl_agentloop.medec.schema import to_table
-from medserl_agentloop.opponents import OpponentConfig
+from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.dataset_check import check_dataset, check_stop_strings, plan_row
+from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings, plan_row
 
 ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
 SELFPLAY = SelfPlayConfig()
@@ -117,6 +119,18 @@ def test_what_an_opponent_plays_takes_no_room() -> None:
     assert plan_row(attacked, assessor, ENCODER) == (len(assess.ids) + grown, budget.assessor)
     assert plan_row(untouched, attacker, ENCODER) == (1, 1)
     assert plan_row(untouched, assessor, ENCODER) == (len(assess.ids), budget.assessor)
+
+
+def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
+    for name in ("train.parquet", "val.parquet"):
+        (tmp_path / name).write_bytes(name.encode())
+    hashes = {name: {"sha256": sha256(name.encode()).hexdigest()} for name in ("train.parquet", "val.parquet")}
+    (tmp_path / "manifest.json").write_text(json.dumps({"outputs": hashes}))
+    check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
+    (tmp_path / "val.parquet").write_bytes(b"of an older conversion")
+    check_files(str(tmp_path / "train.parquet"))
+    with pytest.raises(ConfigError, match=r"val\.parquet: the file is not the one"):
+        check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
 
 
 # --- vanilla games with an attacker that copies ---

@@ -7,6 +7,7 @@ frozen dataclass of constants and one function; another one is named by its impo
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 
@@ -52,9 +53,10 @@ def load_scheme(name: str) -> RewardScheme:
     except Exception as error:  # importing a user's module may raise anything
         raise ValueError(f"reward scheme {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(scheme):
+        close = get_close_matches(name, SCHEMES, n=1)
         raise ValueError(
-            f"no reward scheme {name!r}: expected one of {', '.join(sorted(SCHEMES))}, "
-            "or package.module:function of a function GameRecord -> Rewards"
+            f"no reward scheme {name!r}{f' (did you mean {close[0]!r}?)' if close else ''}: expected one of "
+            f"{', '.join(sorted(SCHEMES))}, or package.module:function of a function GameRecord -> Rewards"
         )
     found: RewardScheme = scheme
     return found

@@ -66,17 +66,18 @@ def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZERO_SUM) -> Rewards:
     """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
 
     Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one; where
-    the attacker has none it has ``validity``.
+    the attacker has none it has ``validity``, or was only asked for a copy.
     """
     if record.outcome is Outcome.VOID:
         return {}
     assessor_game = terms.win * ((record.outcome in _RIGHT) - (record.outcome in _WRONG))
     rewards: Rewards = {}
     if record.attack is not None:
+        attacker: dict[str, float] = {}
         if record.attack.invalid is not None or record.attack_failed:
-            attacker = {"validity": terms.invalid_attack}
-        else:
-            attacker = {"game": 0.0 - assessor_game}
+            attacker["validity"] = terms.invalid_attack
+        elif record.category.has_attack:  # who copied a note has no part in what the assessor makes of it
+            attacker["game"] = 0.0 - assessor_game
         rewards[Role.ATTACKER] = {**attacker, "format": terms.format_violated if record.attack.violations else 0.0}
     if record.assessment is not None:
         if record.outcome is Outcome.UNREADABLE:

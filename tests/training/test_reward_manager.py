@@ -1,0 +1,43 @@
+"""The reward manager scores with the scheme that the run names, one of a user's included."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from game.builders import HARMFUL_ANSWER, game
+from support import TOKENIZER, run_with
+from verl import DataProto
+
+from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.game.rewards import medical_general_sum
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.training.reward_manager import PerTurnRewardManager
+
+
+def scored(reward: str) -> tuple[GameRecord, dict[str, Any]]:
+    played = game("vanilla_harmful")
+    played.play(HARMFUL_ANSWER)
+    fields = np.array([{GAME_KEY: played.record.to_json()}], dtype=object)
+    manager = PerTurnRewardManager(run_with(selfplay__reward=reward), TOKENIZER)
+    data = DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
+    answer = asyncio.run(manager.run_single(data))
+    return GameRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
+
+
+def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:
+    record, answer = scored("medical_general_sum")
+    assert record.rewards == medical_general_sum(record) == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
+    assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
+
+
+def test_a_user_s_scheme_is_named_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run_rewards.py").write_text(
+        "from medserl_agentloop.game.types import Role\ndef flat(record): return {Role.ASSESSOR: {'flat': 0.25}}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    record, answer = scored("run_rewards:flat")
+    assert record.rewards == {Role.ASSESSOR: {"flat": 0.25}}
+    assert (record.scheme, answer["reward_extra_info"]["assessor_reward"]) == ("run_rewards:flat", 0.25)
