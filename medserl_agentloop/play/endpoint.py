@@ -98,7 +98,8 @@ class EndpointPlayer:
 
     async def reply(self, role: Role, category: Category, note: str) -> Reply:
         """Take a turn; see :class:`play.driver.Player`."""
-        messages = begun(self._profile.messages(role, category, note), self._profile.settings.assistant_prefix)
+        prefill = self._profile.settings.assistant_prefix
+        messages = begun(self._profile.messages(role, category, note), prefill)
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._options.tries),
             wait=wait_random_exponential(multiplier=self._options.backoff_s, max=8.0),
