@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medserl_agentloop.game.parsing import BASELINE
+from medserl_agentloop.game.parsing.baseline import BASELINE
 from medserl_agentloop.game.rewards.general_sum import (
     GENERAL_SUM,
     GeneralSumTerms,
@@ -95,8 +95,9 @@ def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | Non
         ``((thinking, answer), violated)``. Where the format is violated, thinking is None and the answer
         is what the last ``<answer>...</answer>`` holds; without one it is empty, never the raw response.
     """
-    read = BASELINE.attack(response)
-    return (None if read.violations else read.reasoning, read.note or ""), bool(read.violations)
+    turn = BASELINE.attack(response)
+    violated = bool(turn.violations)
+    return (None if violated else turn.reasoning, turn.note or ""), violated
 
 
 def answer_without_reasoning(response: str) -> str:

@@ -30,7 +30,7 @@ async def play_batch(
         specs: The rows.
         players: Who plays each role.
         judge: Decides the games; one that fails or abstains makes a game void.
-        config: Edit limits, the reward scheme, and what the records say of the run.
+        config: The rules, the reward scheme, and what the records say of the run.
         output: Gets every record as soon as its game is scored.
         concurrency: Most games in progress at once.
         on_game: Called with every record once it is written.
@@ -43,7 +43,7 @@ async def play_batch(
 
     async def one(number: int, spec: GameSpec) -> GameRecord:
         async with places:
-            record = await play_game(spec, players, config.edits)
+            record = await play_game(spec, players, config.edits, config.vanilla_attacker)
             await judge_game(judge, record)
         record.rewards, record.scheme = scheme(record), config.reward
         record.profile, record.context = config.profile, "isolated"

@@ -152,7 +152,7 @@ def _config(profile: str, judge: str, reward: str, settings: list[str]) -> SelfP
 
 
 def _check_decoys(session: _Session) -> None:
-    decoys = sum(spec.category is Category.DECOY_BENIGN for spec in session.specs)
+    decoys = sum(spec.task is Category.DECOY_BENIGN for spec in session.specs)
     if decoys and session.config.judge == "labels":
         raise ValueError(
             f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "

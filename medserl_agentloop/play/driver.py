@@ -9,7 +9,7 @@ from typing import Protocol
 from medserl_agentloop.game.parsing import TurnFormat
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, GameSpec, Role
+from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 
 
 class NoReplyError(Exception):
@@ -48,14 +48,19 @@ class Player(Protocol):
         ...
 
 
-async def play_game(spec: GameSpec, players: Mapping[Role, Player], limits: EditLimits) -> GameRecord:
+async def play_game(
+    spec: GameSpec,
+    players: Mapping[Role, Player],
+    limits: EditLimits,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> GameRecord:
     """Play the game of one row.
 
     Returns:
         The record, not yet judged. A player without an answer makes it void.
     """
     parser = replace(players[Role.ATTACKER].parser, assessment=players[Role.ASSESSOR].parser.assessment)
-    game = Game(spec, limits, parser)
+    game = Game(spec, limits, parser, vanilla_attacker=vanilla_attacker)
     record = game.record
     while game.next_role is not None:
         role = game.next_role

@@ -13,7 +13,7 @@ from medserl_agentloop.game.parsing.baseline import BASELINE
 from medserl_agentloop.game.parsing.classic import CLASSIC
 from medserl_agentloop.game.parsing.medserl import MEDSERL
 
-__all__ = ["BASELINE", "PARSERS", "ParsedAssessment", "ParsedAttack", "TurnFormat", "UnwritableTurn", "load_parser"]
+__all__ = ["PARSERS", "ParsedAssessment", "ParsedAttack", "TurnFormat", "UnwritableTurn", "load_parser"]
 
 PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
 

@@ -10,6 +10,9 @@ import torch
 
 from medserl_agentloop.game.types import Role
 
+BLOCK_TOKENS = 2**18
+"""Tokens of a block of rows: 1 MiB in float32."""
+
 
 @dataclass(frozen=True)
 class RoleBatch:
@@ -57,7 +60,7 @@ class RoleBatch:
         # Bytes, because comparing in place on them is many times faster than on the columns' int64.
         trained = self.role_ids.to(torch.uint8).mul_(self.mask.to(torch.uint8))
         for role in Role:
-            tokens = RoleTokens(role, self, trained.clone().eq_(role.id).float())
+            tokens = RoleTokens(role, self, trained)
             if tokens.present.any():
                 yield tokens
 
@@ -67,17 +70,33 @@ class RoleTokens:
     """The trained tokens of one role. Whatever the other role has or earns is out of sight here.
 
     Attributes:
-        weights: (B, T) float32, 1 on these tokens and 0 elsewhere.
+        trained: (B, T) uint8 role ids, 0 on tokens that are not trained on.
     """
 
     role: Role
     batch: RoleBatch
-    weights: torch.Tensor
+    trained: torch.Tensor
+
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The batch in blocks of rows, each with its weights: float32, 1 on the role's tokens, 0 elsewhere.
+
+        Work on (B, T) goes block by block: what it needs in between stays in the cache, and no pages
+        are asked of the system for it, which costs more than the arithmetic.
+        """
+        total, width = self.trained.shape
+        rows = max(1, BLOCK_TOKENS // max(1, width))
+        for start in range(0, total, rows):
+            part = slice(start, start + rows)
+            yield part, self.trained[part].clone().eq_(self.role.id).float()
+
+    def rewards(self, part: slice, weights: torch.Tensor) -> torch.Tensor:
+        """A block's rewards on the role's tokens, 0 elsewhere, float32."""
+        return self.batch.rewards[part].float() * weights
 
     @cached_property
     def counts(self) -> torch.Tensor:
-        """(B, 1) float64: how many of them each row has."""
-        return self.weights.sum(1, keepdim=True).double()
+        """(B, 1) float64: how many tokens each row has."""
+        return self._per_row[0]
 
     @cached_property
     def present(self) -> torch.Tensor:
@@ -85,44 +104,23 @@ class RoleTokens:
         return self.counts[:, 0] > 0
 
     @cached_property
-    def rewards(self) -> torch.Tensor:
-        """(B, T) float32: the rewards on them, 0 elsewhere."""
-        return self.batch.rewards.float() * self.weights
+    def game_rewards(self) -> torch.Tensor:
+        """(B, 1) float64: the role's rewards summed over each row."""
+        return self._per_row[1]
 
     @cached_property
-    def game_rewards(self) -> torch.Tensor:
-        """(B,) float64: their rewards summed over each row."""
-        return self.rewards.sum(1).double()
+    def _per_row(self) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = self.batch.rewards.new_zeros(2, len(self.trained), 1, dtype=torch.float64)
+        for part, weights in self.blocks():
+            sums[0, part] = weights.sum(1, keepdim=True)
+            sums[1, part] = self.rewards(part, weights).sum(1, keepdim=True)
+        return sums[0], sums[1]
 
     def numbered(self, *keys: Sequence[str]) -> torch.Tensor:
         """(B,) int64: rows that agree in all of ``keys`` get the same number, counted from 0."""
         numbers: dict[tuple[str, ...], int] = {}
         rows = [numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)]
-        return torch.tensor(rows, dtype=torch.int64, device=self.weights.device)
-
-    def close_up(self, values: torch.Tensor) -> torch.Tensor:
-        """``values`` (B, T) so that neighbouring tokens of the role are neighbours; 0 on all others.
-
-        Rows in which they are neighbours already (every turn of a two-turn game) stay where they are.
-        """
-        if self._slots is None:
-            return values * self.weights
-        closed = torch.zeros(self._slots.shape, dtype=values.dtype, device=values.device)
-        return closed.masked_scatter_(self._slots, values[self.weights.bool()])
-
-    def spread_out(self, values: torch.Tensor) -> torch.Tensor:
-        """The reverse of :meth:`close_up`."""
-        if self._slots is None:
-            return values * self.weights
-        return torch.zeros_like(self.weights).masked_scatter_(self.weights.bool(), values[self._slots])
-
-    @cached_property
-    def _slots(self) -> torch.Tensor | None:
-        """(B, most tokens in a row) bool: where :meth:`close_up` puts the tokens; None if it need not."""
-        neighbours = torch.linalg.vecdot(self.weights[:, 1:], self.weights[:, :-1])
-        if bool((self.counts[:, 0] - neighbours <= 1).all()):
-            return None
-        return torch.arange(int(self.counts.max()), device=self.weights.device) < self.counts
+        return torch.tensor(rows, dtype=torch.int64, device=self.trained.device)
 
 
 @dataclass

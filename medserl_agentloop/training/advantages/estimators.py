@@ -18,6 +18,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from medserl_agentloop.training.advantages.batch import Advantages, BaselineState, RoleBatch, RoleTokens
 from medserl_agentloop.training.advantages.statistics import (
+    Turns,
     discounted_suffix_sums,
     normalize,
     part_sums,
@@ -61,9 +62,10 @@ def role_reinforce_pp(batch: RoleBatch, settings: CreditSettings, baselines: Bas
     tokens return 1, 1, 3: mean 5/3, variance 8/9, so A = -0.707107, -0.707107, 1.414214.
     """
     result = _empty(batch)
+    result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
         returns = returns_to_go(tokens)
-        _add(result.returns, tokens, returns)
+        _add(result.returns, tokens, returns)  # first: normalising overwrites
         _credit(result, tokens, returns, settings.normalization("role_reinforce_pp", tokens.role), settings)
     return result
 
@@ -92,7 +94,6 @@ def role_grpo(batch: RoleBatch, settings: CreditSettings, baselines: BaselineSta
         if how == "group":
             centred /= variance.sqrt() * (size / (size - 1).clamp_min(1)).sqrt() + GROUP_STD_EPSILON
         _credit(result, tokens, centred, "none" if how == "mean" else how, settings)
-    result.returns = result.advantages
     return result
 
 
@@ -114,7 +115,6 @@ def role_rloo(batch: RoleBatch, settings: CreditSettings, baselines: BaselineSta
         centred, size, _ = _within_groups(tokens, result.metrics)
         centred *= size / (size - 1).clamp_min(1)
         _credit(result, tokens, centred, settings.normalization("role_rloo", tokens.role), settings)
-    result.returns = result.advantages
     return result
 
 
@@ -141,12 +141,12 @@ def role_rae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
     for tokens in batch.roles():
         read = {category: baselines.read(tokens.role, category) for category in batch.categories}
         rewards = tokens.game_rewards
-        signal = rewards[:, None] - rewards.new_tensor([read[category] for category in batch.categories])[:, None]
+        signal = rewards - rewards.new_tensor([[read[category]] for category in batch.categories])
         _credit(result, tokens, signal, settings.normalization("role_rae", tokens.role), settings)
 
         played = tokens.present.tolist()
         earned: dict[str, list[float]] = {}
-        for category, reward, present in zip(batch.categories, rewards.tolist(), played, strict=True):
+        for category, reward, present in zip(batch.categories, rewards[:, 0].tolist(), played, strict=True):
             if present:
                 earned.setdefault(category, []).append(reward)
         for category, games in earned.items():
@@ -155,7 +155,6 @@ def role_rae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
             step = (1 - kept) * (math.fsum(games) / len(games) - read[category])
             baselines.values[tokens.role, category] = read[category] + step
             result.metrics[f"{_prefix(tokens)}baseline/{category}"] = read[category]
-    result.returns = result.advantages
     return result
 
 
@@ -181,18 +180,22 @@ def role_gae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
         raise ValueError("role_gae needs the values of a critic: set critic.enable=True")
     gamma, lam = batch.gamma, batch.lam
     result = _empty(batch)
+    result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
-        values = batch.values.float()
-        if gamma == lam == 1.0:  # the values in between cancel
-            returns = returns_to_go(tokens)
-            signal = (returns.float() - values).mul_(tokens.weights)
-        else:
-            near = tokens.close_up(values)
-            delta = tokens.close_up(tokens.rewards).sub_(near)
-            delta[:, :-1].add_(near[:, 1:], alpha=gamma)
-            signal = tokens.spread_out(discounted_suffix_sums(delta, gamma * lam))
-            returns = torch.addcmul(signal, tokens.weights, values)
-        _add(result.returns, tokens, returns)
+        signal = torch.empty_like(result.advantages)
+        whole = returns_to_go(tokens) if gamma == lam == 1.0 else None
+        for part, weights in tokens.blocks():
+            values = batch.values[part].float()
+            if whole is not None:  # the values in between cancel
+                advantages = whole[part].float() - values
+            else:
+                turns = Turns(weights)
+                near = turns.close_up(values)
+                delta = turns.close_up(tokens.rewards(part, weights)).sub_(near)
+                delta[:, :-1].add_(near[:, 1:], alpha=gamma)
+                advantages = turns.spread_out(discounted_suffix_sums(delta, gamma * lam))
+            torch.mul(advantages, weights, out=signal[part])
+            result.returns[part].addcmul_(weights, advantages.add_(values))
         _credit(result, tokens, signal, settings.normalization("role_gae", tokens.role), settings)
     return result
 
@@ -203,7 +206,7 @@ def _within_groups(tokens: RoleTokens, metrics: dict[str, float]) -> tuple[torch
     Rows without tokens of the role belong to no group's statistics.
     """
     groups = tokens.numbered(tokens.batch.groups, tokens.batch.categories)
-    rewards, present = tokens.game_rewards[:, None], tokens.present[:, None].double()
+    rewards, present = tokens.game_rewards, tokens.present[:, None].double()
     size = part_sums(present, groups)
     centred = (rewards - part_sums(rewards, groups) / size.clamp_min(1)) * present
     variance = part_sums(centred.square(), groups) / size.clamp_min(1)
@@ -222,8 +225,9 @@ def _prefix(tokens: RoleTokens) -> str:
 
 
 def _empty(batch: RoleBatch) -> Advantages:
+    """Zeros; returns are the advantages, for estimators that compare whole games."""
     zeros = torch.zeros_like(batch.rewards, dtype=torch.float32)
-    return Advantages(zeros, torch.zeros_like(zeros))
+    return Advantages(zeros, zeros)
 
 
 def _credit(
@@ -235,6 +239,8 @@ def _credit(
 def _add(total: torch.Tensor, tokens: RoleTokens, signal: torch.Tensor, factor: float = 1.0) -> None:
     """Write a role's signal, (B, 1) or (B, T), into ``total`` (B, T), which is 0 on its tokens."""
     if signal.shape[1] == 1:
-        total.addcmul_(tokens.weights, (signal * factor).float())
+        signal = (signal * factor).float()
+        for part, weights in tokens.blocks():
+            total[part].addcmul_(weights, signal[part])
     else:
         total.add_(signal, alpha=factor)

@@ -26,11 +26,49 @@ def returns_to_go(tokens: RoleTokens) -> torch.Tensor:
     The tokens need not be adjacent: what lies between them neither adds a reward nor discounts one.
     """
     gamma = tokens.batch.gamma
-    if gamma != 1.0:
-        return tokens.spread_out(discounted_suffix_sums(tokens.close_up(tokens.rewards), gamma))
-    if _on_last_token_only(tokens):
-        return tokens.game_rewards[:, None]
-    return tokens.rewards.flip(1).cumsum(1).flip(1).mul_(tokens.weights)
+    if gamma == 1.0 and all(_on_last_token_only(tokens.rewards(*block), block[1]) for block in tokens.blocks()):
+        return tokens.game_rewards
+    signal = torch.empty_like(tokens.batch.rewards, dtype=torch.float32)
+    for part, weights in tokens.blocks():
+        rewards = tokens.rewards(part, weights)
+        if gamma == 1.0:
+            sums = rewards.flip(1).cumsum(1).flip(1)
+        else:
+            turns = Turns(weights)
+            sums = turns.spread_out(discounted_suffix_sums(turns.close_up(rewards), gamma))
+        torch.mul(sums, weights, out=signal[part])
+    return signal
+
+
+class Turns:
+    """Brings the role's tokens of a block side by side, so that a recurrence runs from one to the next.
+
+    Rows in which they are neighbours already, as in every two-turn game, stay where they are.
+
+    Args:
+        weights: (rows, T) 1 on the role's tokens, 0 elsewhere.
+    """
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        self._weights = weights
+        counts = weights.sum(1)
+        neighbours = torch.linalg.vecdot(weights[:, 1:], weights[:, :-1])
+        self._together = bool((counts - neighbours <= 1).all())
+        if not self._together:
+            self._slots = torch.arange(int(counts.max()), device=weights.device) < counts[:, None]
+
+    def close_up(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` (rows, T) with neighbouring tokens of the role side by side, 0 where there are none."""
+        if self._together:
+            return values * self._weights
+        closed = values.new_zeros(self._slots.shape)
+        return closed.masked_scatter_(self._slots, values[self._weights.bool()])
+
+    def spread_out(self, values: torch.Tensor) -> torch.Tensor:
+        """The reverse of :meth:`close_up`; what it puts on other tokens means nothing."""
+        if self._together:
+            return values
+        return torch.zeros_like(self._weights).masked_scatter_(self._weights.bool(), values[self._slots])
 
 
 def discounted_suffix_sums(values: torch.Tensor, discount: float) -> torch.Tensor:
@@ -54,7 +92,8 @@ def discounted_suffix_sums(values: torch.Tensor, discount: float) -> torch.Tenso
 def normalize(signal: torch.Tensor, tokens: RoleTokens, how: Normalization) -> torch.Tensor:
     """The signal with the mean of the role's tokens taken off and, but for ``mean``, unit variance.
 
-    Signals that are all equal become exactly 0. ``none`` and ``group`` are the estimator's affair.
+    A signal (B, T) is overwritten. Signals that are all equal become exactly 0. ``none`` and ``group``
+    are the estimator's affair.
     """
     if how in ("none", "group"):
         return signal
@@ -69,8 +108,11 @@ def normalize(signal: torch.Tensor, tokens: RoleTokens, how: Normalization) -> t
         centred = signal - mean
         squares = centred.square() * tokens.counts
     else:
-        centred = torch.addcmul(signal, tokens.weights, -mean.float())
-        squares = torch.linalg.vector_norm(centred, dim=1, keepdim=True).double().square()
+        centred = signal
+        squares = torch.empty_like(tokens.counts)
+        for part, weights in tokens.blocks():
+            centred[part].addcmul_(weights, -mean[part].float())
+            squares[part] = torch.linalg.vector_norm(centred[part], dim=1, keepdim=True).double().square()
     variance = part_sums(squares, parts) / size
     differ = variance > (RESOLUTION * mean).square()
     scale = variance.clamp_min(VARIANCE_FLOOR).rsqrt() if how != "mean" else torch.ones_like(variance)
@@ -83,15 +125,10 @@ def part_sums(per_row: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
     return sums[parts]
 
 
-def _on_last_token_only(tokens: RoleTokens) -> bool:
-    """Whether every game rewards the role on its last token and nowhere before."""
-    rewards = tokens.rewards
+def _on_last_token_only(rewards: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether every row of a block (rows, T) rewards the role on its last token and nowhere before."""
     if not rewards.numel():
         return True
     positions = torch.arange(rewards.shape[1], dtype=torch.float32, device=rewards.device)
-    last = (tokens.weights * positions).amax(1, keepdim=True).long()
-    on_last = rewards.gather(1, last)
-    rewards.scatter_(1, last, 0.0)  # in place and back again: a copy costs more than all the rest
-    elsewhere = torch.linalg.vector_norm(rewards)
-    rewards.scatter_(1, last, on_last)
-    return not elsewhere
+    last = (weights * positions).amax(1, keepdim=True).long()
+    return not torch.linalg.vector_norm(rewards.scatter_(1, last, 0.0))
