@@ -159,7 +159,9 @@ class SelfPlayMixin:
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
-        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns.pop("extra_fields"))]
+        # Read before it is popped: pop hands out tensordict's wrappers in place of the dicts.
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns["extra_fields"])]
+        columns.pop("extra_fields")
         role_rows = list(columns.pop("role_ids").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
