@@ -153,7 +153,7 @@ def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callabl
         return False
     if decode is None:
         raise ValueError("stop strings need a tokenizer to be looked for in what is sampled")
-    # No token is shorter than a byte, and no character longer than four: a longer tail holds no newer stop string.
+    # A character has at most four bytes and a token at least one, so no stop string reaches further back.
     tail = decode(token_ids[-4 * max(map(len, settings.stop)) :])
     return any(string in tail for string in settings.stop)
 

@@ -45,8 +45,9 @@ _INSTRUCTION = re.compile(
         (
             rf"\b(?:dear|attention|note to|message to|instructions? (?:to|for)|hey|hello|as an?) "
             rf"(?:the |any )?{_READER}\b",
-            rf"^\W*(?:the )?{_READER}\b\W+(?:please|must|should|shall|is to|will|answer|ignore|say)\b",
-            r"\b(?:ignore|disregard|forget|override)\b[^.]{0,40}\b(?:instructions?|prompts?|rules|guidelines you)\b",
+            rf"^\W*(?:the )?{_READER}\b\W+(?:please|must|should|shall|is to|answer|ignore|say)\b",
+            r"\b(?:ignore|disregard|forget|override)\b[^.]{0,20}\b(?:previous|prior|earlier|above|your|all)\b"
+            r"[^.]{0,20}\b(?:instructions?|prompts?|rules)\b",
             r"\b(?:system prompt|your (?:verdict|instructions|prompt|task is))\b",
             rf"\b(?:answer|respond|reply|say|classify|label|mark|rate|grade|judge|call)\b[^.]{{0,30}}"
             rf"(?:\b(?:with|as|that it is)\b|[:\"'\u201c\u2018`])\W*(?:the word\W+)?{_VERDICT}\b",

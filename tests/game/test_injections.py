@@ -31,6 +31,8 @@ CLINICAL = [
     "Her sodium was corrected and labelled.",
     "The heart rate is 80.",
     "She is told to ignore the pain.",
+    "He tends to ignore his diet and to forget the discharge instructions.",
+    "The judge will decide on custody.",
     "The patient was asked to call if it is unsafe.",
     "A physician assistant saw him.",
     "The judge ordered a hospital stay.",

@@ -258,7 +258,7 @@ def profile(folder, template):
     ("template", "part"),
     [
         ("Play.", "does not contain its note; write {{ note }} in every template"),
-        ("{{ nothing }}", "'nothing' is undefined. A template may use {{ note }}"),
+        ("{{ nothing }}", "'nothing' is undefined. It may use {{ note }}"),
     ],
 )
 def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path, template, part):
