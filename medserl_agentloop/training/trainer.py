@@ -109,7 +109,8 @@ class SelfPlayMixin:
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
-        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns.pop("extra_fields"))]
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in list(columns["extra_fields"])]
+        del columns["extra_fields"]  # not by pop: that wraps each of them
         role_rows = list(columns.pop("role_ids").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
