@@ -231,7 +231,7 @@ def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, args: argparse.Names
             finishing = done > args.true_labels
             groups: dict[tuple[int, ...], list[Example]] = defaultdict(list)
             for _ in range(args.batch):
-                transcript = sample_transcript(rng, blind_spots=float(finishing), practice=0.0 if finishing else 0.7)
+                transcript = sample_transcript(rng, blind_spots=args.blind_spots * finishing, practice=0.0 if finishing else 0.7)
                 instructions = tuple(codec.instructions(transcript.role, transcript.category))
                 groups[instructions].append(codec.example(transcript))
             tokens = sum(e.answer_tokens for examples in groups.values() for e in examples)
@@ -400,6 +400,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--note-weight", type=float, default=0.1, help="loss weight of the note in the prompt")
     parser.add_argument("--true-labels", type=float, default=0.7, help="share of the steps without blind spots")
+    parser.add_argument("--blind-spots", type=float, default=1.0, help="scale of the blind spots in the other steps")
     parser.add_argument("--items", type=int, default=200, help="notes per evaluated category")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
