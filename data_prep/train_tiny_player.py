@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--note-weight", type=float, default=0.1, help="loss weight of the note in the prompt")
     parser.add_argument("--true-labels", type=float, default=0.7, help="share of the steps without blind spots")
+    parser.add_argument("--blind-spots", type=float, default=1.0, help="scale of the blind spots in the other steps")
     parser.add_argument("--items", type=int, default=200, help="notes per evaluated category")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -174,7 +175,7 @@ def main() -> None:
     model = build_model(tokenizer)
     parameters = model.num_parameters()
     console.print(f"{parameters:,} parameters, {len(tokenizer):,} tokens")
-    plan = WarmStart(args.steps, args.batch, args.lr, args.note_weight, args.true_labels, args.seed)
+    plan = WarmStart(args.steps, args.batch, args.lr, args.note_weight, args.true_labels, args.blind_spots, args.seed)
     warm_start(model, codec, plan, console)
 
     # The folder appears complete or not at all: others may be loading the previous player.

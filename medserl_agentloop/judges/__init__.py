@@ -24,6 +24,7 @@ JUDGES = {
     "labels": "medserl_agentloop.judges.labels:LabelJudge",
     "http": "medserl_agentloop.judges.http:HttpJudge",
     "llm": "medserl_agentloop.judges.llm:LlmJudge",
+    "oracle": "medserl_agentloop.judges.oracle:OracleJudge",
 }
 """Where each judge's class is; imported when it is asked for."""
 

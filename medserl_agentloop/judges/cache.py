@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from pydantic import ValidationError
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from medserl_agentloop.game.records import Judgement
 
@@ -16,6 +17,14 @@ logger = logging.getLogger(__name__)
 CACHE_FILE = "judgements.sqlite"
 _TABLE = "CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, judgement TEXT NOT NULL) WITHOUT ROWID"
 _LOCK_WAIT_S = 5.0
+
+# sqlite does not wait for its lock where two processes turn a new file's log on at once.
+_OPENING = Retrying(
+    stop=stop_after_delay(_LOCK_WAIT_S),
+    wait=wait_random(0.0, 0.1),
+    retry=retry_if_exception_type(sqlite3.OperationalError),
+    reraise=True,
+)
 
 
 def cache_key(*parts: str) -> str:
@@ -59,7 +68,7 @@ class JudgementCache:
             return None
         try:
             if self._database is None:
-                self._database = self._open()
+                self._database = _OPENING(self._open)
             row = self._database.execute(statement, values).fetchone()
         except (sqlite3.Error, OSError) as error:
             self._broken = True

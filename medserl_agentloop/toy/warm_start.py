@@ -32,6 +32,7 @@ class WarmStart:
         lr: Highest learning rate.
         note_weight: Loss weight of the note in the prompt.
         true_labels: Share of the steps without blind spots.
+        blind_spots: Scale of the blind spots in the other steps.
         seed: Seed of the transcripts.
     """
 
@@ -40,6 +41,7 @@ class WarmStart:
     lr: float
     note_weight: float
     true_labels: float
+    blind_spots: float
     seed: int
 
 
@@ -125,9 +127,10 @@ def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, plan: WarmStart, con
             for group in optimizer.param_groups:
                 group["lr"] = plan.lr * min(1, step / 50) * decay
             finishing = done > plan.true_labels
+            blind_spots, practice = (plan.blind_spots, 0.0) if finishing else (0.0, 0.7)
             groups: dict[tuple[int, ...], list[Example]] = defaultdict(list)
             for _ in range(plan.batch):
-                transcript = sample_transcript(rng, blind_spots=float(finishing), practice=0.0 if finishing else 0.7)
+                transcript = sample_transcript(rng, blind_spots=blind_spots, practice=practice)
                 instructions = tuple(codec.instructions(transcript.role, transcript.category))
                 groups[instructions].append(codec.example(transcript))
             tokens = sum(e.answer_tokens for examples in groups.values() for e in examples)
