@@ -105,12 +105,15 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
+        from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.config import ConfigError, check_run, unknown_keys
 
         if self.platform is not None:
             self._choose_platform(self.platform)
         try:
             check_run(config)
+            if self.platform == cpu.PLATFORM_NAME:
+                check_sglang_cpu(config)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None

@@ -32,6 +32,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.training.dataset_check import check_dataset
+from medserl_agentloop.training.rollout_servers import RolloutServerDied, dead_servers
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
@@ -77,6 +78,36 @@ class SelfPlayMixin:
             removed = file.cut_after(step)
             if removed:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's training loop; an error that a dead rollout server is behind names the server.
+
+        Raises:
+            RolloutServerDied: A rollout server's process ended.
+        """
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+        except RolloutServerDied:
+            raise
+        except Exception as error:
+            self._check_servers(error)
+            raise
+
+    def on_sample_end(self) -> None:
+        # The games that a dying server had finished are not a batch to train on.
+        self._check_servers()
+        super().on_sample_end()  # type: ignore[misc]
+
+    def _check_servers(self, error: Exception | None = None) -> None:
+        dead = dead_servers(self.llm_server_manager.get_replicas())  # type: ignore[attr-defined]
+        if dead:
+            trainer: Any = self
+            message = (
+                f"{'; '.join(dead)} in step {trainer.global_steps}. The log says above what it said last. The same "
+                f"command resumes from the last checkpoint in {trainer.config.trainer.default_local_dir}"
+            )
+            print(f"[medserl] {message}", flush=True)
+            raise RolloutServerDied(message) from error
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)

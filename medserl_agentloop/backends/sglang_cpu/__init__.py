@@ -25,8 +25,11 @@ def register() -> None:
     if torch.cuda.is_available():
         return
     chosen = os.environ.get(SWITCH) == "1"
-    if chosen or (_torch_is_cpu_build() and find_spec("sglang") is not None):
-        use_shim()
+    # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and Transformers tries
+    # to wherever it is installed: also in the process that reads the recipe and does not know the choice yet.
+    cpu_build = torch.version.cuda is None and torch.version.hip is None
+    if (chosen or cpu_build) and is_installed():
+        _use_shim()
     if chosen:
         from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
@@ -34,7 +37,13 @@ def register() -> None:
         _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_cpu.weights.ServerAdapter"
 
 
-def use_shim() -> None:
+def is_installed() -> bool:
+    """Whether SGLang and torchvision, which it cannot do without, are installed."""
+    specs = (find_spec(name) for name in ("sglang", "torchvision"))
+    return all(spec is not None and spec.origin is not None for spec in specs)
+
+
+def _use_shim() -> None:
     """Put the stand-ins on ``sys.path``.
 
     Nothing more is needed for the scheduler and the detokenizer, which SGLang spawns: ``multiprocessing``
@@ -44,8 +53,3 @@ def use_shim() -> None:
     if first not in sys.path:
         sys.path.insert(0, first)
         sys.path.append(last)
-
-
-def _torch_is_cpu_build() -> bool:
-    # Beside it PyPI's torchvision cannot be imported without the shim, in the process that reads the recipe too.
-    return torch.version.cuda is None and torch.version.hip is None

@@ -20,7 +20,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _has_native_operators(package: Path) -> bool:
     try:
-        torch.ops.load_library(package / "_C.so")
+        torch.ops.load_library(package / "_C.so")  # type: ignore[no-untyped-call]  # torch is not
     except OSError:
         return False
     return True
@@ -31,9 +31,7 @@ if _spec is None or _spec.origin is None or _spec.loader is None:
     raise ModuleNotFoundError("torchvision is not installed", name="torchvision")
 if not _has_native_operators(Path(_spec.origin).parent):
     for _operator in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 _real = module_from_spec(_spec)
 sys.modules["torchvision"] = _real
