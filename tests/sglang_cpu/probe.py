@@ -7,12 +7,12 @@ first) or ``no-flush`` (a push that leaves the prefix cache as it is).
 import os
 from typing import Any
 
-import medserl_agentloop.plugin  # noqa: F401  # first, so that what is registered here comes last
-
 import ray
 import torch
 import transfer_queue as tq
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+
+import medserl_agentloop.plugin  # noqa: F401  # first, so that what is registered here comes last
 
 PUSH = os.environ.get("PROBE_PUSH")
 
@@ -30,7 +30,14 @@ if ray.is_initialized():
             batch = super()._compute_old_log_prob(batch, metrics)
             path = os.environ.get("PROBE_TENSORS")
             if path and self.global_steps == 1:
-                names = ["input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
+                names = [
+                    "input_ids",
+                    "position_ids",
+                    "responses",
+                    "response_mask",
+                    "rollout_log_probs",
+                    "old_log_probs",
+                ]
                 columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
                 torch.save({name: list(columns[name].unbind()) for name in names}, path)
             return batch

@@ -3,8 +3,10 @@
 sglang/srt/layers/logits_processor.py (lines 541-546 and 613-617 of 0.5.12) pins on every platform. That code
 runs for requests that ask for log-probs of the prompt, and for every request that the scheduler takes back
 when the KV pool is full and starts again later; without this, it ends the scheduler.
-SGLang finds the module through the entry point in the ``dist-info`` folder beside it, in every process.
+SGLang finds :func:`install` through the entry-point group ``sglang.srt.plugins``, in each of its processes.
 """
+
+from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
@@ -24,7 +26,9 @@ class _TorchWithoutPinning(ModuleType):
 
 
 def install() -> None:
-    """Called by SGLang's ``load_plugins`` before a model is built."""
+    """Called by SGLang before a model is built. With a GPU nothing happens."""
+    if torch.cuda.is_available():
+        return
     from sglang.srt.layers import logits_processor
 
     logits_processor.torch = _TorchWithoutPinning("torch")
