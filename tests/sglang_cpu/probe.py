@@ -19,25 +19,17 @@ PUSH = os.environ.get("PROBE_PUSH")
 if PUSH:
     _ROLLOUT_REGISTRY[("sglang", "async")] = "spoilt_push.SpoiltAdapter"
 
-if ray.is_initialized():
-    from verl.trainer.ppo.v1 import register_trainer
-
+if ray.is_initialized() and "PROBE_TENSORS" in os.environ:
     from medserl_agentloop.training.trainer import SelfPlayTrainerSync
 
-    @register_trainer("selfplay_sync")
-    class Probe(SelfPlayTrainerSync):
-        def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            batch = super()._compute_old_log_prob(batch, metrics)
-            path = os.environ.get("PROBE_TENSORS")
-            if path and self.global_steps == 1:
-                names = [
-                    "input_ids",
-                    "position_ids",
-                    "responses",
-                    "response_mask",
-                    "rollout_log_probs",
-                    "old_log_probs",
-                ]
-                columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-                torch.save({name: list(columns[name].unbind()) for name in names}, path)
-            return batch
+    compute_old_log_prob = SelfPlayTrainerSync._compute_old_log_prob
+    NAMES = ["input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
+
+    def and_save(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = compute_old_log_prob(self, batch, metrics)
+        if self.global_steps == 1:
+            columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=NAMES)
+            torch.save({name: list(columns[name].unbind()) for name in NAMES}, os.environ["PROBE_TENSORS"])
+        return batch
+
+    SelfPlayTrainerSync._compute_old_log_prob = and_save

@@ -69,7 +69,8 @@ def check_log_probs(tensors: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
     rows = torch.load(tensors)
     packed = 0
-    for ids, positions, response, mask, engine, actor in zip(*rows.values(), strict=True):
+    columns = ("input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
+    for ids, positions, response, mask, engine, actor in zip(*(rows[name] for name in columns), strict=True):
         with torch.no_grad():
             logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
         reference = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[-len(response) :, 0]
