@@ -6,6 +6,7 @@ tensor. A file in shared memory takes their place; everything else is verl's ada
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as 
 
 from medserl_agentloop.backends.cpu_weights import NamedWeights, full_weights
 
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyped
@@ -38,7 +39,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
         state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
         if self._engine is None:  # another rank of this replica speaks to the server
             return
-        with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
             save_file(state, Path(folder) / "model.safetensors")
             await self._load(folder)
         if global_steps is not None:
@@ -56,3 +57,13 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
         answer = await self._engine._make_async_request("update_weights_from_disk", request)
         if not answer.get("success"):
             raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
+
+
+def place_for(size: int) -> Path | None:
+    """Shared memory if it has room for ``size`` bytes, else None, the usual place for temporary files.
+
+    Containers often give it 64 MB, and a file that outgrows it ends the writer with a bus error.
+    """
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
+        return SHARED_MEMORY
+    return None
