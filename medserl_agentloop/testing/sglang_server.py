@@ -12,6 +12,7 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+import psutil
 from omegaconf import DictConfig, OmegaConf
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
@@ -88,9 +89,9 @@ class LiveSGLang:
 
     def close(self) -> None:
         """End the engine's processes. Call it from the main thread."""
-        from sglang.srt.utils import kill_process_tree
-
         # SGLang's watchdog, which verl keeps no handle of, would end this process too.
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        kill_process_tree(os.getpid(), include_parent=False, wait_timeout=30)
+        for child in psutil.Process().children(recursive=True):
+            if child.name().startswith("sglang::"):
+                child.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
