@@ -4,6 +4,9 @@
 first) or ``no-flush`` (a push that leaves the prefix cache as it is).
 """
 
+import medserl_agentloop.plugin  # noqa: F401  # first, so that what is done here comes last
+
+# isort: split
 import os
 from typing import Any
 
@@ -11,8 +14,6 @@ import ray
 import torch
 import transfer_queue as tq
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
-
-import medserl_agentloop.plugin  # noqa: F401  # first, so that what is registered here comes last
 
 PUSH = os.environ.get("PROBE_PUSH")
 
