@@ -89,6 +89,7 @@ def main(
     OmegaConf.resolve(run)
     batch = [row for row in pq.read_table(rows).to_pylist()[:games] for _ in range(samples)]
     server = LiveSGLang(run)
+    asyncio.run(play(server, run, batch[:1]))  # the first requests of an engine take seconds longer
     table = Table("context", "role", "turns", "prompt tokens", "from the cache", "share", "computed", "seconds")
     for context in CONTEXTS:
         run.selfplay.context = context
@@ -101,8 +102,9 @@ def main(
             numbers = (r.turns, r.prompt, r.cached, f"{r.cached / max(r.prompt, 1):.1%}", r.prompt - r.cached)
             table.add_row(context, role, *map(str, numbers), seconds if role == "both" else "")
     server.close()
-    Console().print(f"{len(batch)} games: {games} rows of {rows}, {samples} times each; {recipe}")
-    Console().print(table)
+    console = Console(width=120)
+    console.print(f"{len(batch)} games: {games} rows of {rows}, {samples} times each; {recipe}")
+    console.print(table)
 
 
 if __name__ == "__main__":
