@@ -89,7 +89,7 @@ def main(
     OmegaConf.resolve(run)
     batch = [row for row in pq.read_table(rows).to_pylist()[:games] for _ in range(samples)]
     server = LiveSGLang(run)
-    asyncio.run(play(server, run, batch[:1]))  # the first requests of an engine take seconds longer
+    asyncio.run(play(server, run, batch[:1]))  # the first game builds what the others share
     table = Table("context", "role", "turns", "prompt tokens", "from the cache", "share", "computed", "seconds")
     for context in CONTEXTS:
         run.selfplay.context = context

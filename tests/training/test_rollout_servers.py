@@ -23,15 +23,14 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-class Server:
-    def pid(self) -> int:
-        return os.getpid()
-
-    def work(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
 def replica(rank: int, name: str) -> Any:
+    class Server:  # local, so that Ray sends the class itself and not the name of this module
+        def pid(self) -> int:
+            return os.getpid()
+
+        def work(self, seconds: float) -> None:
+            time.sleep(seconds)
+
     return SimpleNamespace(replica_rank=rank, servers=[ray.remote(Server).options(name=name).remote()])
 
 
@@ -44,4 +43,4 @@ def test_the_dead_one_among_servers_is_named(cluster: None, monkeypatch: pytest.
     busy.servers[0].work.remote(30)
     os.kill(pid, signal.SIGKILL)
     [line] = dead_servers([alive, busy, dying])
-    assert line == f"rollout server 2 died (a Server, named server_2, pid {pid})"
+    assert line == f"rollout server 2 died (a replica.<locals>.Server, named server_2, pid {pid})"
