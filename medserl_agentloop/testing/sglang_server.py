@@ -32,6 +32,7 @@ class LiveSGLang:
     """
 
     def __init__(self, run: DictConfig) -> None:
+        self._environment = dict(os.environ)  # verl and SGLang write to it, and other runs would inherit that
         os.environ[sglang_cpu.SWITCH] = "1"
         sglang_cpu.register()
         from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
@@ -95,3 +96,5 @@ class LiveSGLang:
             if child.name().startswith("sglang::"):
                 child.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        os.environ.clear()
+        os.environ.update(self._environment)

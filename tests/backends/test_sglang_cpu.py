@@ -108,7 +108,7 @@ def test_in_a_shared_context_a_turn_sees_all_that_came_before(run: DictConfig) -
 
 def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(run: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES="):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=-1"):
         check_run(run)
 
 

@@ -28,7 +28,7 @@ def check_run(config: DictConfig) -> None:
         raise ConfigError(
             "this recipe runs SGLang on the CPU, and there is a GPU, for which verl has an SGLang rollout of its "
             "own. Take a recipe without trainer.device=cpu, such as qwen3_4b, or hide the GPU with "
-            "CUDA_VISIBLE_DEVICES= in front of the command."
+            "CUDA_VISIBLE_DEVICES=-1 in front of the command."
         )
     if not sglang_cpu.is_installed():
         raise ConfigError(
