@@ -6,7 +6,9 @@ verl 0.9.1 logs a game whose server died, trains on with the rest and fails late
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -37,6 +39,31 @@ def dead_servers(replicas: Iterable[Any]) -> list[str]:
         except GetTimeoutError:
             continue
     return found
+
+
+@contextmanager
+def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
+    """Ask the servers for a sign of life now and then, while the block runs.
+
+    A server hears of its engine's end by a signal. Python handles signals in the main thread, and a Ray
+    actor's wakes up for calls only: a server that nobody calls would outlive its engine, and whoever waits for
+    its answer, a game or a push of weights, would wait for minutes or for ever.
+
+    Args:
+        replicas: verl's rollout replicas.
+        every_s: seconds between two calls.
+    """
+    replicas, done = list(replicas), threading.Event()
+
+    def ask() -> None:
+        while not done.wait(every_s):
+            dead_servers(replicas)
+
+    threading.Thread(target=ask, daemon=True, name="rollout-server-watch").start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _identity(error: RayActorError) -> str:

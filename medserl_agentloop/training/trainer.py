@@ -32,7 +32,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.training.dataset_check import check_dataset
-from medserl_agentloop.training.rollout_servers import RolloutServerDied, dead_servers
+from medserl_agentloop.training.rollout_servers import RolloutServerDied, dead_servers, watched
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
@@ -86,7 +86,8 @@ class SelfPlayMixin:
             RolloutServerDied: A rollout server's process ended.
         """
         try:
-            super().fit(agent_loop_manager)  # type: ignore[misc]
+            with watched(self.llm_server_manager.get_replicas()):  # type: ignore[attr-defined]
+                super().fit(agent_loop_manager)  # type: ignore[misc]
         except RolloutServerDied:
             raise
         except Exception as error:
