@@ -1,5 +1,5 @@
-# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
-# Both can be run again at once: what is done is not done twice.
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`; `make quickstart-sglang` and
+# `make test-sglang` do it with the real SGLang engine. All can be run again at once: what is done is not done twice.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,15 +14,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The pinned set is that of Python 3.11; some of its versions do not exist for 3.10.
 PINNED = $(shell $(BIN)/python -c 'import sys; print("--constraint constraints-cpu.txt" * (sys.version_info[:2] == (3, 11)))')
 
-RUN := runs/quickstart
+# SGLang has an environment of its own: nothing else needs its packages.
+SGLANG_VENV ?= .venv-sglang
+
+RECIPE := quickstart
+RUN := runs/$(RECIPE)
 DATA := data/quickstart
 SAMPLE := data_prep/sample/medserl_sample.csv
 
-.PHONY: help quickstart test lint format clean
+.PHONY: help quickstart test quickstart-sglang test-sglang sglang-env lint format clean
 
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
+	echo "make quickstart-sglang, make test-sglang, make sglang-env"
+	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
 	echo "make format      install, reformat the code"
 	echo "make clean       remove the environment and what the quickstart made"
@@ -33,6 +39,15 @@ quickstart: $(RUN)/.complete
 test: $(VENV)/.dev
 	@echo "== tests"
 	$(BIN)/python -m pytest
+
+quickstart-sglang: sglang-env
+	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPE=quickstart_sglang quickstart
+
+test-sglang: sglang-env
+	@echo "== tests of the SGLang rollout"
+	$(SGLANG_VENV)/bin/python -m pytest tests/sglang_cpu
+
+sglang-env: $(SGLANG_VENV)/.sglang
 
 lint: $(VENV)/.dev
 	@echo "== ruff, mypy"
@@ -45,7 +60,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(RUN) $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang $(DATA)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
@@ -65,6 +80,14 @@ $(VENV)/.dev: $(VENV)/.cpu
 	$(PIP) install $(PINNED) --editable '.[cpu,dev,eval]'
 	touch $@
 
+$(SGLANG_VENV)/.sglang: pyproject.toml constraints-cpu.txt constraints-sglang.txt
+	@test "$$($(PYTHON) -c 'import sys; print(sys.version_info[:2])')" = "(3, 11)" \
+		|| { echo "SGLang's pinned set is for Python 3.11; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) $(SGLANG_VENV)/.dev
+	echo "== installing SGLang (about 350 MB, 1 minute)"
+	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement constraints-sglang.txt
+	touch $@
+
 $(DATA)/train.parquet: $(SAMPLE) $(wildcard prompts/medserl/*/*.jinja) | $(VENV)/.cpu
 	@echo "== sample notes to parquet"
 	$(BIN)/python data_prep/medec_to_parquet.py --input $(SAMPLE) --output $(DATA)
@@ -72,7 +95,7 @@ $(DATA)/train.parquet: $(SAMPLE) $(wildcard prompts/medserl/*/*.jinja) | $(VENV)
 $(RUN)/.complete: | $(DATA)/train.parquet
 	@echo "== training; the full log is $(RUN)/train.log"
 	mkdir -p $(RUN)
-	$(BIN)/python -m verl.trainer.main_ppo +recipes=quickstart 2>&1 | tee -a $(RUN)/train.log \
+	$(BIN)/python -m verl.trainer.main_ppo +recipes=$(RECIPE) 2>&1 | tee -a $(RUN)/train.log \
 		| sed -nu 's/.*\(\[medserl\].*\)/\1/p' \
 		|| { tail -n 40 $(RUN)/train.log >&2; exit 1; }
 	touch $@

@@ -107,6 +107,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
+        from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.config import ConfigError, check_run, unknown_keys
         from medserl_agentloop.judges.startup import unreachable
 
@@ -114,6 +115,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             self._choose_platform(self.platform)
         try:
             selfplay = check_run(config)
+            if self.platform == cpu.PLATFORM_NAME:
+                check_sglang_cpu(config)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None

@@ -43,14 +43,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 class Run:
     """A run in a folder of its own, as a user would type it."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, recipe: str = "quickstart", env: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.log = folder / f"log{len(list(folder.glob('log*')))}.txt"
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart", *SMALL, *overrides]
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
         command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=folder,
+                env=os.environ | (env or {}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def wait(self) -> None:
@@ -60,14 +67,17 @@ class Run:
     def lines(self) -> Iterator[str]:
         yield from re.findall(r"\[medserl\] (.*)", self.log.read_text())
 
-    def kill_after_step(self, step: int) -> None:
-        """SIGKILL to the run and all it started, once it has checkpointed ``step``."""
+    def wait_for_checkpoint(self, step: int) -> None:
         tracker = self.folder / "run" / "latest_checkpointed_iteration.txt"
         deadline = time.monotonic() + 300
         while not (tracker.exists() and int(tracker.read_text() or 0) >= step):
             assert self.process.poll() is None, self.log.read_text()[-5000:]
             assert time.monotonic() < deadline, self.log.read_text()[-5000:]
             time.sleep(0.2)
+
+    def kill_after_step(self, step: int) -> None:
+        """SIGKILL to the run and all it started, once it has checkpointed ``step``."""
+        self.wait_for_checkpoint(step)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 

@@ -10,7 +10,7 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 
 RECIPES = sorted(path.stem for path in resource("recipes").glob("*.yaml"))
-PARTS = {"base", "cpu"}  # included by others, no runs of their own
+PARTS = {"base", "cpu", "sglang_cpu"}  # included by others, no runs of their own
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

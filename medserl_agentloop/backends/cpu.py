@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 
+from medserl_agentloop.backends import sglang_cpu
+
 ROLLOUT_NAME = "cpu_hf"
 PLATFORM_NAME = "cpu"
 
@@ -23,6 +25,7 @@ def register() -> None:
     # Modules are imported by name, not `from`-imported: each registers itself while it is first executed,
     # so a second call is free, and a module that is half-way through its own import is not touched.
     importlib.import_module("medserl_agentloop.backends.cpu_platform")
+    sglang_cpu.register()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
         return
     importlib.import_module("medserl_agentloop.backends.cpu_engine")

@@ -50,24 +50,41 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         Raises:
             ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
         """
-        if wire_format != "named_tensors":
-            raise ValueError(
-                f"rollout cpu_hf got weights as {wire_format!r} and reads only 'named_tensors': "
-                "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
-            )
-        if kwargs.get("peft_config") is not None:
-            raise ValueError(
-                "rollout cpu_hf loads full weights and got a LoRA adapter: "
-                "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
-            )
-        # Every rank must drain the iterator, for full_tensor() inside it is a collective. The clone cuts a
-        # tensor loose from a larger storage, which Ray would otherwise send along.
-        state: dict[str, torch.Tensor] = {}
-        if isinstance(weights, AsyncIterable):
-            async for name, tensor in weights:
-                state[name] = tensor.detach().cpu().clone()
-        else:
-            for name, tensor in weights:
-                state[name] = tensor.detach().cpu().clone()
+        state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
         server = ray.get_actor(server_name(self.replica_rank))
         await server.update_weights.remote(state, global_steps)
+
+
+async def full_weights(
+    rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any
+) -> dict[str, torch.Tensor]:
+    """Gather what verl pushes as whole tensors in host memory, each with a storage of its own.
+
+    Every training rank must do it: there is a collective inside the iterator (``full_tensor()``).
+
+    Args:
+        rollout: name of the rollout, for messages.
+
+    Raises:
+        ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
+    """
+    if wire_format != "named_tensors":
+        raise ValueError(
+            f"rollout {rollout} got weights as {wire_format!r} and reads only 'named_tensors': "
+            "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
+        )
+    if peft_config is not None:
+        raise ValueError(
+            f"rollout {rollout} loads full weights and got a LoRA adapter: "
+            "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
+        )
+    state: dict[str, torch.Tensor] = {}
+    # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
+    # safetensors refuses to write twice (tied weights).
+    if isinstance(weights, AsyncIterable):
+        async for name, tensor in weights:
+            state[name] = tensor.detach().cpu().contiguous().clone()
+    else:
+        for name, tensor in weights:
+            state[name] = tensor.detach().cpu().contiguous().clone()
+    return state

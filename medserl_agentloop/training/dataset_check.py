@@ -109,21 +109,6 @@ def check_dataset(
     )
 
 
-def check_stop_strings(encoder: ChatEncoder, rollout: Any) -> None:
-    """Refuse stop strings of the profile that the run's engine could not look for.
-
-    Raises:
-        ConfigError: Names them and what to set.
-    """
-    strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
-    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
-        raise ConfigError(
-            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
-            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
-            "take them out of profile.yaml."
-        )
-
-
 def plan_row(
     spec: GameSpec,
     selfplay: SelfPlayConfig,

@@ -7,7 +7,6 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from medserl_agentloop.backends.stop_strings import check_stop_strings
 from medserl_agentloop.config import check_run
 from medserl_agentloop.game.health import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
@@ -37,12 +37,14 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.rollout.trajectory import GAME_KEY
 from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.training.columns import pad_role_ids, restart_positions, role_token_metrics, write_anchor
-from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings
+from medserl_agentloop.training.dataset_check import check_dataset, check_files
 from medserl_agentloop.training.games_table import log_games
 from medserl_agentloop.training.loss import selfplay_loss
 from medserl_agentloop.training.mix import apply_mix
+from medserl_agentloop.training.rollout_servers import RolloutServerDied, raise_if_dead, watched
 from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.training.step_report import step_line, step_numbers
 
 
 class SelfPlayMixin:
@@ -71,7 +73,8 @@ class SelfPlayMixin:
             OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         )
         encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
-        check_stop_strings(encoder, trainer.config.actor_rollout_ref.rollout)
+        stop_strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
+        check_stop_strings(stop_strings, trainer.config.actor_rollout_ref.rollout)
         for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
             check_files(data[name])
             line = check_dataset(
@@ -121,6 +124,31 @@ class SelfPlayMixin:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's training loop; an error that a dead rollout server is behind names the server.
+
+        Raises:
+            RolloutServerDied: A rollout server's process ended.
+        """
+        try:
+            with watched(self.llm_server_manager.get_replicas()):  # type: ignore[attr-defined]
+                super().fit(agent_loop_manager)  # type: ignore[misc]
+        except RolloutServerDied:
+            raise
+        except Exception as error:
+            self._check_servers(error)
+            raise
+
+    def on_sample_end(self) -> None:
+        # The games that a dying server had finished are not a batch to train on.
+        self._check_servers()
+        super().on_sample_end()  # type: ignore[misc]
+
+    def _check_servers(self, cause: Exception | None = None) -> None:
+        trainer: Any = self
+        replicas = trainer.llm_server_manager.get_replicas()
+        raise_if_dead(replicas, trainer.global_steps, trainer.config.trainer.default_local_dir, cause)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
@@ -243,11 +271,7 @@ class SelfPlayMixin:
         opponent = self.pool.prepare(step) if self.pool is not None else {}
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         metrics.update(opponent)
-        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
-        # verl answers NaN where a step trained on no token; JSON has no word for it.
-        numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        numbers |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
-        numbers["timing_s/step"] = time.monotonic() - started
+        numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         health = self.health.observe(numbers)
         metrics.update(health.metrics)
         self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
@@ -273,21 +297,3 @@ class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc] 
 
     # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
     trainer_mode = property(lambda self: "sync", lambda self, _: None)
-
-
-def step_line(metrics: dict[str, float]) -> str:
-    """The numbers that say whether a step is healthy, on one line; what a step lacks is left out."""
-    shown = (
-        ("lost games", "selfplay/lost_games"),
-        ("attacker parsed", "selfplay/attacker/parse_rate"),
-        ("valid", "selfplay/attacker/valid_rate"),
-        ("undetected", "selfplay/attacker/success_rate"),
-        ("reward", "selfplay/attacker/reward"),
-        ("assessor parsed", "selfplay/assessor/parse_rate"),
-        ("accuracy", "selfplay/assessor/accuracy"),
-        ("reward", "selfplay/assessor/reward"),
-        ("grad norm", "actor/grad_norm"),
-        ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
-        ("seconds", "timing_s/step"),
-    )
-    return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown if name in metrics)

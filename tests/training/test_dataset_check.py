@@ -10,6 +10,7 @@ import pytest
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from medserl_agentloop.backends.stop_strings import check_stop_strings
 from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
@@ -18,7 +19,7 @@ from medserl_agentloop.opponent_config import OpponentConfig
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.dataset_check import check_dataset, check_files, check_stop_strings, plan_row
+from medserl_agentloop.training.dataset_check import check_dataset, check_files, plan_row
 
 ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
 SELFPLAY = SelfPlayConfig()
@@ -184,19 +185,19 @@ def test_a_variation_labelled_safe_is_a_decoy_whatever_its_category(tmp_path: Pa
 # --- stop strings ---
 
 
-def test_stop_strings_that_sglang_would_refuse_are_named(tmp_path: Path) -> None:
+def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> None:
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()
     (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
     encoder = ChatEncoder(TOKENIZER, load_profile(str(tmp_path)))
-    rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
-    with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
-        check_stop_strings(encoder, rollout)
-    rollout.skip_tokenizer_init = False
-    check_stop_strings(encoder, rollout)
-    check_stop_strings(ENCODER, rollout)
     assert encoder.stop(Role.ASSESSOR) == {
         "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
         "stop": ["</answer>"],
     }
     assert encoder.stop(Role.ATTACKER) == ENCODER.stop(Role.ASSESSOR) == {}
+    rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
+    with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
+        check_stop_strings(["</answer>"], rollout)
+    check_stop_strings([], rollout)
+    rollout.skip_tokenizer_init = False
+    check_stop_strings(["</answer>"], rollout)

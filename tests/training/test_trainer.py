@@ -1,12 +1,14 @@
 """The trainer's own tensor work; its runs are in test_main_ppo.py."""
 
+import numpy as np
 import pytest
 import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.training.columns import pad_role_ids, role_token_metrics
-from medserl_agentloop.training.trainer import SelfPlayTrainerSync, step_line
+from medserl_agentloop.training.step_report import step_line, step_numbers
+from medserl_agentloop.training.trainer import SelfPlayTrainerSync
 
 
 def test_role_ids_are_padded_to_the_mask() -> None:
@@ -44,3 +46,13 @@ def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
 @pytest.mark.parametrize("role", Role)
 def test_the_step_line_leaves_out_what_a_step_lacks(role: Role) -> None:
     assert step_line({f"selfplay/{role.value}/reward": -0.5}) == "reward -0.5"
+
+
+def test_the_step_line_speaks_of_void_games_where_there_are_any() -> None:
+    assert step_line({"selfplay/void_rate": 0.0}) == ""
+    assert step_line({"selfplay/void_rate": 0.25}) == "void 0.25"
+
+
+def test_what_is_no_number_stays_out_of_the_file() -> None:
+    metrics = {"a": np.float32(1.5), "b": float("nan"), "c": float("inf"), "d": "text", "e": 2}
+    assert step_numbers(metrics, {"gen": 3.0}) == {"a": 1.5, "e": 2.0, "timing_s/gen": 3.0}

@@ -1,0 +1,111 @@
+"""How much of the game's prompts SGLang's prefix cache serves, in private and in shared contexts.
+
+Plays every row's game several times, as ``rollout.n`` does, on verl's own SGLang server with an empty cache:
+
+    python benchmarks/prefix_reuse.py --rows data/quickstart/train.parquet
+
+Needs the environment of ``make sglang-env``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow.parquet as pq
+import typer
+import verl  # noqa: F401  # loads the plugin
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+from verl.utils import hf_tokenizer
+
+from medserl_agentloop.testing.sglang_server import LiveSGLang
+from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+
+CONTEXTS = ("isolated", "shared")
+
+
+@dataclass
+class Reuse:
+    """What one role's turns cost.
+
+    Attributes:
+        turns: How many were generated.
+        prompt: Tokens of their prompts.
+        cached: How many of these the engine had in its cache.
+    """
+
+    turns: int = 0
+    prompt: int = 0
+    cached: int = 0
+
+
+class CountingClient:
+    """The server client of one game; counts each turn's prompt for its role."""
+
+    def __init__(self, server: LiveSGLang, reuse: dict[str, Reuse], roles: list[str]) -> None:
+        self._server, self._reuse, self._roles = server, reuse, iter(roles)
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        output = await self._server.generate(request_id, **request)
+        reuse = self._reuse[next(self._roles)]
+        reuse.turns += 1
+        reuse.prompt += output.extra_fields["prompt_tokens"]
+        reuse.cached += output.extra_fields["cached_tokens"]
+        return output
+
+
+async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) -> dict[str, Reuse]:
+    """Play the rows' games at the same time."""
+    tokenizer = hf_tokenizer(run.actor_rollout_ref.model.path)
+    reuse: dict[str, Reuse] = defaultdict(Reuse)
+    rollout = run.actor_rollout_ref.rollout
+    sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k, "logprobs": True}
+    games = []
+    for row in rows:
+        attacked = row["extra_info"]["category"] not in ("vanilla_harmful", "vanilla_benign")
+        client = CountingClient(server, reuse, ["attacker", "assessor"] if attacked else ["assessor"])
+        games.append(build_agent_loop(client, tokenizer, run).run(sampling, **row))
+    await asyncio.gather(*games)
+    return reuse
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Parquet written by data_prep/medec_to_parquet.py.")],
+    recipe: Annotated[str, typer.Option(help="Recipe whose rollout is measured.")] = "quickstart_sglang",
+    model: Annotated[str, typer.Option(help="Model folder; default: the recipe's.")] = "",
+    games: Annotated[int, typer.Option(help="Rows to play.")] = 16,
+    samples: Annotated[int, typer.Option(help="Games of each row, as rollout.n.")] = 4,
+) -> None:
+    """Report the cache hits of each role's prompts and the prompt tokens that were not computed again."""
+    run = compose_run(f"+recipes={recipe}")
+    if model:
+        run.actor_rollout_ref.model.path = model
+    OmegaConf.resolve(run)
+    batch = [row for row in pq.read_table(rows).to_pylist()[:games] for _ in range(samples)]
+    server = LiveSGLang(run)
+    asyncio.run(play(server, run, batch[:1]))  # the first game builds what the others share
+    table = Table("context", "role", "turns", "prompt tokens", "from the cache", "share", "computed", "seconds")
+    for context in CONTEXTS:
+        run.selfplay.context = context
+        server.empty_prefix_cache()
+        started = time.monotonic()
+        reuse = asyncio.run(play(server, run, batch))
+        seconds = f"{time.monotonic() - started:.1f}"
+        total = Reuse(*(sum(getattr(r, name) for r in reuse.values()) for name in ("turns", "prompt", "cached")))
+        for role, r in [*sorted(reuse.items()), ("both", total)]:
+            numbers = (r.turns, r.prompt, r.cached, f"{r.cached / max(r.prompt, 1):.1%}", r.prompt - r.cached)
+            table.add_row(context, role, *map(str, numbers), seconds if role == "both" else "")
+    server.close()
+    console = Console(width=120)
+    console.print(f"{len(batch)} games: {games} rows of {rows}, {samples} times each; {recipe}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,60 @@
+"""Can this run's SGLang start on the CPU, and give every turn its tokens?
+
+The plugin asks before Ray starts, for the recipes that run on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from omegaconf import DictConfig
+
+from medserl_agentloop.backends import sglang_cpu
+from medserl_agentloop.config import ConfigError, SelfPlayConfig
+
+RESERVED = 2
+"""Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
+
+
+def check_run(config: DictConfig) -> None:
+    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence.
+
+    Raises:
+        ConfigError: Says why, and what to write instead.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "sglang":
+        return
+    if torch.cuda.is_available():
+        raise ConfigError(
+            "this recipe runs SGLang on the CPU, and there is a GPU, for which verl has an SGLang rollout of its "
+            "own. Take a recipe without trainer.device=cpu, such as qwen3_4b, or hide the GPU with "
+            "CUDA_VISIBLE_DEVICES=-1 in front of the command."
+        )
+    if not sglang_cpu.is_installed():
+        raise ConfigError(
+            "actor_rollout_ref.rollout.name=sglang, and SGLang is not installed here. Run `make sglang-env` and use "
+            ".venv-sglang/bin/python, or: pip install --no-deps --requirement constraints-sglang.txt"
+        )
+    needed = longest_context(config) + RESERVED
+    for key, limit in (
+        ("max_model_len", rollout.max_model_len),
+        ("engine_kwargs.sglang.max_total_tokens", rollout.engine_kwargs.sglang.get("max_total_tokens")),
+    ):
+        # The engine lowers a request's budget to what is left of either, and reports an ordinary "length".
+        if limit is not None and limit < needed:
+            raise ConfigError(
+                f"a turn may need {needed} tokens with its prompt, and actor_rollout_ref.rollout.{key}={limit}: "
+                f"SGLang would cut it without a word. Set it to at least {needed}, or lower "
+                "data.max_prompt_length, data.max_response_length or selfplay.budget."
+            )
+
+
+def longest_context(config: DictConfig) -> int:
+    """Most tokens that a prompt and its turn may have together, whatever the notes are."""
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    selfplay = SelfPlayConfig.from_run(config)
+    if selfplay.context == "shared":
+        return int(prompt + response)
+    # verl counts an assessor's prompt that follows an attack as response, and no other.
+    first_turn = max(selfplay.budget.attacker(prompt), selfplay.budget.assessor)
+    return int(max(prompt + min(first_turn, response), response))

@@ -1,0 +1,69 @@
+"""Pushes the trained weights into verl's SGLang server where there is no CUDA.
+
+verl's own adapter sends handles of CUDA memory, and sglang/srt/utils/patch_torch.py cannot make one of a CPU
+tensor. A file in shared memory takes their place; everything else is verl's adapter.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
+
+from medserl_agentloop.backends.cpu_weights import NamedWeights, full_weights
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyped
+    """verl's SGLang adapter with a push through a file. Trainer and server share a node."""
+
+    async def update_weights(
+        self,
+        weights: NamedWeights,
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        """Load ``weights`` into this rank's server and empty its prefix cache.
+
+        Raises:
+            ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
+            RuntimeError: The server could not load them; repeats what it said.
+        """
+        await self._init_server_adapter()
+        state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
+        if self._engine is None:  # another rank of this replica speaks to the server
+            return
+        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+            save_file(state, Path(folder) / "model.safetensors")
+            await self._load(folder)
+        if global_steps is not None:
+            await self.server_actor.set_global_steps.remote(global_steps)
+
+    async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
+        """Have the server load the weights in ``folder``.
+
+        Args:
+            flush_cache: Drop the prefix cache too. It holds keys and values of the old policy: the few
+                tokens of a chat template that all prompts share are enough to spoil the next step.
+        """
+        # load_format: the server was started with verl's default, "dummy", which would draw random weights.
+        request = {"model_path": folder, "load_format": "auto", "flush_cache": flush_cache}
+        answer = await self._engine._make_async_request("update_weights_from_disk", request)
+        if not answer.get("success"):
+            raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
+
+
+def place_for(size: int) -> Path | None:
+    """Shared memory if it has room for ``size`` bytes, else None, the usual place for temporary files.
+
+    Containers often give it 64 MB, and a file that outgrows it ends the writer with a bus error.
+    """
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
+        return SHARED_MEMORY
+    return None

@@ -1,0 +1,15 @@
+"""Negative controls: pushes that look like the real one and leave the engine with something of the old policy."""
+
+import os
+from typing import Any
+
+from medserl_agentloop.backends.sglang_cpu.weights import ServerAdapter
+
+
+class SpoiltAdapter(ServerAdapter):
+    async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
+        if not hasattr(self, "_pushed"):
+            self._pushed: Any = True
+            await super()._load(folder)
+        elif os.environ["PROBE_PUSH"] == "no-flush":
+            await super()._load(folder, flush_cache=False)

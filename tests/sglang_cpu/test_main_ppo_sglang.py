@@ -1,0 +1,95 @@
+"""Real runs of verl's own entry point with rollouts by the real SGLang engine: nothing is faked here."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from test_main_ppo import GAMES_PER_STEP, Run, data  # noqa: F401  # data is a fixture
+from transformers import AutoModelForCausalLM
+
+from medserl_agentloop.paths import resource
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+AGREEMENT = 1e-4
+"""Largest difference between rollout and actor that counts as none, in probability and in log-probability."""
+
+
+def start(folder: Path, data: tuple[str, ...], *overrides: str, **probe: str) -> Run:  # noqa: F811
+    env = {"PROBE_" + name.upper(): value for name, value in probe.items()}
+    if env:
+        env["VERL_USE_EXTERNAL_MODULES"] = "probe"
+        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return Run(folder, *data, *overrides, recipe="quickstart_sglang", env=env)
+
+
+def kill_scheduler(run: Run) -> psutil.Process:
+    children = psutil.Process(run.process.pid).children(recursive=True)
+    [scheduler] = [child for child in children if child.name().startswith("sglang::sched")]
+    scheduler.kill()
+    return scheduler
+
+
+def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
+    tmp_path: Path,
+    data: tuple[str, ...],  # noqa: F811
+) -> None:
+    tensors = tmp_path / "step1.pt"
+    first = start(tmp_path, data, "trainer.total_training_steps=50", tensors=str(tensors))
+    first.wait_for_checkpoint(2)
+    scheduler = kill_scheduler(first)
+    killed = time.monotonic()
+    assert first.process.wait(timeout=60) != 0
+    print(f"the run ended {time.monotonic() - killed:.0f} s after its scheduler")
+
+    log = first.log.read_text()
+    assert f"scheduler_0 (pid={scheduler.pid}) crashed with exit code -9" in log
+    [line] = {line for line in first.lines() if "died" in line}
+    assert re.match(r"rollout server 0 died \(a SGLangHttpServer, named sglang_server_0_0, pid \d+\) in step \d+", line)
+
+    reached = int((tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text())
+    last = reached + 2
+    second = start(tmp_path, data, f"trainer.total_training_steps={last}")
+    second.wait()
+    assert second.steps_of_games() == dict.fromkeys(range(1, last + 1), GAMES_PER_STEP)
+    assert [step["step"] for step in second.metrics] == list(range(1, last + 1))
+    for step in second.metrics:
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT
+        assert step["actor/grad_norm"] > 0
+
+    check_log_probs(tensors)
+
+
+def check_log_probs(tensors: Path) -> None:
+    """Engine, actor and Transformers agree on every token of every packed trajectory of a step."""
+    model = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
+    rows = torch.load(tensors)
+    packed = 0
+    columns = ("input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
+    for ids, positions, response, mask, engine, actor in zip(*(rows[name] for name in columns), strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
+        reference = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[-len(response) :, 0]
+        ours = mask.bool()
+        packed += int((positions == 0).sum() == 2)
+        assert (engine - reference)[ours].abs().max() < AGREEMENT
+        assert (actor - reference)[ours].abs().max() < AGREEMENT
+    assert packed > 0  # some trajectory holds two contexts
+
+
+@pytest.mark.parametrize("push", ["off", "no-flush"])
+def test_the_difference_shows_a_push_that_is_missing_or_leaves_the_prefix_cache(
+    tmp_path: Path,
+    data: tuple[str, ...],  # noqa: F811
+    push: str,
+) -> None:
+    run = start(tmp_path, data, "trainer.total_training_steps=3", "trainer.save_freq=-1", push=push)
+    run.wait()
+    first, *later = [step["training/rollout_probs_diff_max"] for step in run.metrics]
+    print(f"push {push}: largest differences {first:.2e}, then {', '.join(f'{x:.2e}' for x in later)}")
+    assert first < AGREEMENT
+    assert max(later) > 100 * first
