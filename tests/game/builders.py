@@ -146,3 +146,27 @@ def any_game(draw: st.DrawFn) -> GameRecord:
         judgement = judgement.model_copy(update={"realistic": realistic, "label": label})
     sentences = draw(st.sampled_from([[], [ERROR_SENTENCE]]))
     return record.model_copy(update={"error_sentences": sentences, "judgement": judgement})
+
+
+SUBTLE_NOTE = CLEAN_NOTE.replace("500", "5000")
+"""A valid attack on the clean note."""
+WORSENED_NOTE = ERROR_NOTE.replace("500", "5000")
+"""A valid attack on the error note."""
+
+
+def rewrite_of(category: Category) -> str:
+    """A note that is a valid attack in ``category``."""
+    return WORSENED_NOTE if category.seed_label is Label.HARMFUL else SUBTLE_NOTE
+
+
+def attacked(category: Category, note: str, **limits_and_facts: Any) -> Game:
+    """A game whose attacker wrote ``note``."""
+    played = game(category, **limits_and_facts)
+    played.play(attack_text(note))
+    return played
+
+
+def invalid_of(played: Game) -> InvalidAttack | None:
+    """Why the game's attack does not count."""
+    assert played.record.attack is not None
+    return played.record.attack.invalid
