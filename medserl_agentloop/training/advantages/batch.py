@@ -113,7 +113,7 @@ class RoleTokens:
         """(B, 1) float64: the role's rewards summed over each row."""
         sums = torch.zeros_like(self.counts)
         for window, weights in self.blocks():
-            sums[window[0]] = self.rewards(window, weights).sum(1, keepdim=True).double()
+            sums[window[0]] = self.rewards(window, weights).sum(1, keepdim=True)
         return sums
 
     @cached_property
@@ -124,11 +124,10 @@ class RoleTokens:
         counts = self.trained.new_zeros(total, 1, dtype=torch.float64)
         for start in range(0, total, height):
             rows = slice(start, start + height)
-            weights = self._weights((rows, slice(None)))
-            counts[rows] = weights.sum(1, keepdim=True).double()
-            columns = weights.amax(0).nonzero()
+            columns = self.trained[rows].clone().eq_(self.role.id).amax(0).nonzero()
             if len(columns):
                 windows.append((rows, slice(int(columns[0]), int(columns[-1]) + 1)))
+                counts[rows] = self._weights(windows[-1]).sum(1, keepdim=True)
         return windows, counts
 
     def _weights(self, window: Window) -> torch.Tensor:

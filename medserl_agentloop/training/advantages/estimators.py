@@ -18,9 +18,10 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from medserl_agentloop.training.advantages.batch import Advantages, BaselineState, RoleBatch, RoleTokens
 from medserl_agentloop.training.advantages.statistics import (
-    TokenSignal,
+    Moments,
     Turns,
     discounted_suffix_sums,
+    game_returns,
     part_sums,
     returns_to_go,
     standardization,
@@ -65,12 +66,17 @@ def role_reinforce_pp(batch: RoleBatch, settings: CreditSettings, baselines: Bas
     result = _empty(batch)
     result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
-        signal = TokenSignal(tokens)
+        how = settings.normalization("role_reinforce_pp", tokens.role)
+        signal = game_returns(tokens)
+        if signal is not None:
+            _credit(result, tokens, signal, how, settings)
+            continue
+        moments = Moments(tokens)
         for window, weights in tokens.blocks():
             returns = returns_to_go(tokens, window, weights)
             result.returns[window].add_(returns)
-            signal.append(window, weights, returns)
-        _credit(result, tokens, signal, settings.normalization("role_reinforce_pp", tokens.role), settings)
+            moments.take_up(window, weights, returns)
+        _credit_returns(result, tokens, moments, how, settings)
     return result
 
 
@@ -186,7 +192,7 @@ def role_gae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
     result = _empty(batch)
     result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
-        signal = TokenSignal(tokens)
+        moments = Moments(tokens)
         for window, weights in tokens.blocks():
             values = batch.values[window].float() * weights
             if gamma == lam == 1.0:  # the values in between cancel
@@ -200,8 +206,10 @@ def role_gae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
                 advantages = turns.spread_out(discounted_suffix_sums(delta, gamma * lam))
                 returns = values.add_(advantages)
             result.returns[window].add_(returns)
-            signal.append(window, weights, advantages)
-        _credit(result, tokens, signal, settings.normalization("role_gae", tokens.role), settings)
+            moments.take_up(window, weights, advantages)
+        _credit_returns(
+            result, tokens, moments, settings.normalization("role_gae", tokens.role), settings, batch.values
+        )
     return result
 
 
@@ -236,21 +244,37 @@ def _empty(batch: RoleBatch) -> Advantages:
 
 
 def _credit(
+    result: Advantages, tokens: RoleTokens, signal: torch.Tensor, how: Normalization, settings: CreditSettings
+) -> None:
+    """Write the signal of a role's games (B, 1) into the returns and, normalised and weighted, the advantages."""
+    mean, scale = standardization(signal, tokens, how)
+    credit = ((signal - mean) * scale * settings.weight(tokens.role)).float()
+    signal = signal.float()
+    for window, weights in tokens.blocks():
+        rows, _ = window
+        result.advantages[window].addcmul_(weights, credit[rows])
+        if result.returns is not result.advantages:
+            result.returns[window].addcmul_(weights, signal[rows])
+
+
+def _credit_returns(
     result: Advantages,
     tokens: RoleTokens,
-    signal: torch.Tensor | TokenSignal,
+    moments: Moments,
     how: Normalization,
     settings: CreditSettings,
+    values: torch.Tensor | None = None,
 ) -> None:
-    """Write a role's signal, normalised and weighted, into the advantages, which are 0 on its tokens."""
-    mean, scale = standardization(signal, tokens, how)
-    scale *= settings.weight(tokens.role)
-    if isinstance(signal, TokenSignal):
-        mean, scale = mean.float(), scale.float()
-        for (window, weights), values in zip(tokens.blocks(), signal.blocks, strict=True):
-            rows, _ = window
-            result.advantages[window].add_(values.addcmul_(weights, -mean[rows]).mul_(scale[rows]))
-    else:
-        credit = (signal - mean).mul_(scale).float()
-        for window, weights in tokens.blocks():
-            result.advantages[window].addcmul_(weights, credit[window[0]])
+    """Write what a role's returns have over the critic's values, normalised and weighted, into the advantages.
+
+    Args:
+        moments: Of that difference.
+    """
+    mean, scale = standardization(moments, tokens, how)
+    mean, scale = mean.float(), (scale * settings.weight(tokens.role)).float()
+    for window, weights in tokens.blocks():
+        rows, _ = window
+        signal = result.returns[window] - mean[rows]
+        if values is not None:
+            signal -= values[window]
+        result.advantages[window].addcmul_(weights, signal.mul_(scale[rows]))

@@ -1,7 +1,7 @@
 """Sums over time and statistics over games that the estimators share.
 
 A *signal* is what a role's tokens are credited with: (B, 1) if all tokens of a game get the same,
-else a :class:`TokenSignal`. Statistics are over tokens, summed in float64 over rows, so that neither
+else (B, T), known by its :class:`Moments`. Statistics are over tokens, summed in float64 over rows, so that neither
 the length nor the number of games costs precision.
 """
 
@@ -20,28 +20,44 @@ RESOLUTION = 1e-6
 BLOCK = 32
 
 
-class TokenSignal:
-    """A signal that differs from token to token, one tensor per window of :meth:`RoleTokens.blocks`.
+class Moments:
+    """Mean and spread of a signal that differs from token to token, per row.
 
     Attributes:
-        blocks: The windows' signals in order, float32, 0 outside the role's tokens.
         means: (B, 1) float64: each row's mean over the role's tokens.
         squares: (B, 1) float64: the sum of squared distances from it.
     """
 
     def __init__(self, tokens: RoleTokens) -> None:
         self._counts = tokens.counts
-        self.blocks: list[torch.Tensor] = []
         self.means = torch.zeros_like(tokens.counts)
         self.squares = torch.zeros_like(tokens.counts)
 
-    def append(self, window: Window, weights: torch.Tensor, values: torch.Tensor) -> None:
-        """Take up the signal of the next window."""
+    def take_up(self, window: Window, weights: torch.Tensor, signal: torch.Tensor) -> None:
+        """Add a window, in which ``signal`` is 0 outside the role's tokens; it is overwritten."""
         rows, _ = window
-        means = values.sum(1, keepdim=True) / self._counts[rows].clamp_min(1).float()
-        self.means[rows] = means.double()
-        self.squares[rows] = torch.linalg.vector_norm(values.addcmul(weights, -means), dim=1, keepdim=True).double().square()
-        self.blocks.append(values)
+        means = signal.sum(1, keepdim=True) / self._counts[rows].clamp_min(1).float()
+        self.means[rows] = means
+        distances = torch.linalg.vector_norm(signal.addcmul_(weights, means, value=-1), dim=1, keepdim=True)
+        self.squares[rows] = distances.double().square()
+
+
+def game_returns(tokens: RoleTokens) -> torch.Tensor | None:
+    """(B, 1) float64: what all the role's tokens of a row return, or None if they differ within rows.
+
+    They agree where nothing is discounted and each role is rewarded on its last token only.
+    """
+    if tokens.batch.gamma != 1.0:
+        return None
+    returns = torch.zeros_like(tokens.counts)
+    for window, weights in tokens.blocks():
+        rewards = tokens.rewards(window, weights)
+        returns[window[0]] = rewards.sum(1, keepdim=True)
+        positions = torch.arange(rewards.shape[1], dtype=torch.float32, device=rewards.device)
+        last = (weights * positions).amax(1, keepdim=True).long()
+        if torch.linalg.vector_norm(rewards.scatter_(1, last, 0.0)):
+            return None
+    return returns
 
 
 def returns_to_go(tokens: RoleTokens, window: Window, weights: torch.Tensor) -> torch.Tensor:
@@ -106,7 +122,7 @@ def discounted_suffix_sums(values: torch.Tensor, discount: float) -> torch.Tenso
 
 
 def standardization(
-    signal: torch.Tensor | TokenSignal, tokens: RoleTokens, how: Normalization
+    signal: torch.Tensor | Moments, tokens: RoleTokens, how: Normalization
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What to take off each row's signal and what to multiply it by then: (B, 1) float64 both.
 
@@ -120,10 +136,10 @@ def standardization(
     else:
         parts = torch.zeros_like(tokens.present, dtype=torch.int64)
     size = part_sums(tokens.counts, parts).clamp_min_(1)
-    means = signal.means if isinstance(signal, TokenSignal) else signal
+    means = signal.means if isinstance(signal, Moments) else signal
     mean = part_sums(means * tokens.counts, parts) / size
     squares = (means - mean).square() * tokens.counts
-    if isinstance(signal, TokenSignal):
+    if isinstance(signal, Moments):
         squares += signal.squares
     variance = part_sums(squares, parts) / size
     differ = variance > (RESOLUTION * mean).square()
