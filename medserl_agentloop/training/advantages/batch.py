@@ -14,7 +14,7 @@ BLOCK_TOKENS = 2**18
 """Tokens of a block of rows: 1 MiB in float32."""
 
 Window = tuple[slice, slice]
-"""Rows and columns."""
+"""Rows and columns of a batch."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def role_reinforce_pp(batch: RoleBatch, settings: CreditSettings, baselines: Bas
     for tokens in batch.roles():
         how = settings.normalization("role_reinforce_pp", tokens.role)
         signal = game_returns(tokens)
-        if signal is not None:
+        if signal is not None:  # all tokens of a game get the same
             _credit(result, tokens, signal, how, settings)
             continue
         moments = Moments(tokens)

@@ -1,8 +1,8 @@
 """Sums over time and statistics over games that the estimators share.
 
 A *signal* is what a role's tokens are credited with: (B, 1) if all tokens of a game get the same,
-else (B, T), known by its :class:`Moments`. Statistics are over tokens, summed in float64 over rows, so that neither
-the length nor the number of games costs precision.
+else (B, T), known by its :class:`Moments`. Statistics are over tokens, summed in float64 over rows, so
+that neither the length nor the number of games costs precision.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ VARIANCE_FLOOR = 1e-8
 RESOLUTION = 1e-6
 """Signals that differ by less than this share of their mean are equal as far as float32 can tell."""
 
-BLOCK = 32
+BLOCK = 64
 
 
 class Moments:
-    """Mean and spread of a signal that differs from token to token, per row.
+    """Mean and spread, per row, of a signal that differs from token to token.
+
+    They are taken while a window is in the cache, so that the signal of a role is never stored as such.
 
     Attributes:
         means: (B, 1) float64: each row's mean over the role's tokens.
@@ -66,9 +68,10 @@ def returns_to_go(tokens: RoleTokens, window: Window, weights: torch.Tensor) -> 
     The tokens need not be adjacent: what lies between them neither adds a reward nor discounts one.
     """
     rewards = tokens.rewards(window, weights)
-    if tokens.batch.gamma == 1.0:
+    if tokens.batch.gamma == 1.0:  # what is left of the row's sum: turning the row round costs more than summing it
         before = rewards.cumsum(1)
-        return rewards.add_(before[:, -1:] - before).mul_(weights)
+        total = before[:, -1:].clone()
+        return rewards.add_(torch.sub(total, before, out=before)).mul_(weights)
     turns = Turns(weights)
     return turns.spread_out(discounted_suffix_sums(turns.close_up(rewards), tokens.batch.gamma))
 
@@ -85,7 +88,7 @@ class Turns:
     def __init__(self, weights: torch.Tensor) -> None:
         self._weights = weights
         counts = weights.sum(1)
-        neighbours = torch.linalg.vecdot(weights[:, 1:], weights[:, :-1])
+        neighbours = (weights[:, 1:] * weights[:, :-1]).sum(1)
         self._together = bool((counts - neighbours <= 1).all())
         if not self._together:
             self._slots = torch.arange(int(counts.max()), device=weights.device) < counts[:, None]
