@@ -1,13 +1,14 @@
 """Time of each role-separated estimator beside verl's ``reinforce_plus_plus`` and ``grpo``.
 
 Run by hand: ``python benchmarks/advantages.py``. One thread by default: Ray gives the process that
-computes advantages one. All take turns in every repeat, and the fastest repeat counts, so that
-other load on the machine hits them alike.
+computes advantages one. All take turns in every repeat, so that other load on the machine hits them
+alike, and the median counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 import types
 from collections.abc import Callable
@@ -79,16 +80,15 @@ def contestants(sparse: RoleBatch) -> dict[str, Callable[[], object]]:
     }
 
 
-def fastest(timed: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of wall time of the fastest of ``repeats`` calls, after one that is not counted."""
-    best = dict.fromkeys(timed, float("inf"))
-    for repeat in range(repeats + 1):
+def medians(timed: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of wall time of the median of ``repeats`` calls, after one that is not counted."""
+    took: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(repeats + 1):
         for name, call in timed.items():
             started = time.perf_counter()
             call()
-            if repeat:
-                best[name] = min(best[name], time.perf_counter() - started)
-    return best
+            took[name].append(time.perf_counter() - started)
+    return {name: statistics.median(all_of_it[1:]) for name, all_of_it in took.items()}
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    seconds = fastest(contestants(synthetic_batch(options.rows, options.tokens)), options.repeats)
+    seconds = medians(contestants(synthetic_batch(options.rows, options.tokens)), options.repeats)
     table = Table(
         title=f"{options.rows} x {options.tokens} tokens, {options.threads} thread(s), {options.repeats} times"
     )

@@ -13,6 +13,9 @@ from medserl_agentloop.game.types import Role
 BLOCK_TOKENS = 2**18
 """Tokens of a block of rows: 1 MiB in float32."""
 
+Window = tuple[slice, slice]
+"""Rows and columns of a batch."""
+
 
 @dataclass(frozen=True)
 class RoleBatch:
@@ -77,26 +80,28 @@ class RoleTokens:
     batch: RoleBatch
     trained: torch.Tensor
 
-    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The batch in blocks of rows, each with its weights: float32, 1 on the role's tokens, 0 elsewhere.
+    def blocks(self) -> Iterator[tuple[Window, torch.Tensor]]:
+        """Windows of the batch that hold the role's tokens, each with its weights.
 
-        Work on (B, T) goes block by block: what it needs in between stays in the cache, and no pages
-        are asked of the system for it, which costs more than the arithmetic.
+        Work on (B, T) goes window by window: it skips the columns in which the role never speaks,
+        what it needs in between stays in the cache, and no pages are asked of the system for it,
+        which costs more than the arithmetic.
+
+        Yields:
+            A slice of rows and one of columns, and the weights in there: float32, 1 on the role's
+            tokens, 0 elsewhere.
         """
-        total, width = self.trained.shape
-        rows = max(1, BLOCK_TOKENS // max(1, width))
-        for start in range(0, total, rows):
-            part = slice(start, start + rows)
-            yield part, self.trained[part].clone().eq_(self.role.id).float()
+        for window in self._windows_and_counts[0]:
+            yield window, self._weights(window)
 
-    def rewards(self, part: slice, weights: torch.Tensor) -> torch.Tensor:
-        """A block's rewards on the role's tokens, 0 elsewhere, float32."""
-        return self.batch.rewards[part].float() * weights
+    def rewards(self, window: Window, weights: torch.Tensor) -> torch.Tensor:
+        """A window's rewards on the role's tokens, 0 elsewhere, float32."""
+        return self.batch.rewards[window].float() * weights
 
-    @cached_property
+    @property
     def counts(self) -> torch.Tensor:
         """(B, 1) float64: how many tokens each row has."""
-        return self._per_row[0]
+        return self._windows_and_counts[1]
 
     @cached_property
     def present(self) -> torch.Tensor:
@@ -106,15 +111,27 @@ class RoleTokens:
     @cached_property
     def game_rewards(self) -> torch.Tensor:
         """(B, 1) float64: the role's rewards summed over each row."""
-        return self._per_row[1]
+        sums = torch.zeros_like(self.counts)
+        for window, weights in self.blocks():
+            sums[window[0]] = self.rewards(window, weights).sum(1, keepdim=True)
+        return sums
 
     @cached_property
-    def _per_row(self) -> tuple[torch.Tensor, torch.Tensor]:
-        sums = self.batch.rewards.new_zeros(2, len(self.trained), 1, dtype=torch.float64)
-        for part, weights in self.blocks():
-            sums[0, part] = weights.sum(1, keepdim=True)
-            sums[1, part] = self.rewards(part, weights).sum(1, keepdim=True)
-        return sums[0], sums[1]
+    def _windows_and_counts(self) -> tuple[list[Window], torch.Tensor]:
+        total, width = self.trained.shape
+        height = max(1, BLOCK_TOKENS // max(1, width))
+        windows: list[Window] = []
+        counts = self.trained.new_zeros(total, 1, dtype=torch.float64)
+        for start in range(0, total, height):
+            rows = slice(start, start + height)
+            columns = self.trained[rows].clone().eq_(self.role.id).amax(0).nonzero()
+            if len(columns):
+                windows.append((rows, slice(int(columns[0]), int(columns[-1]) + 1)))
+                counts[rows] = self._weights(windows[-1]).sum(1, keepdim=True)
+        return windows, counts
+
+    def _weights(self, window: Window) -> torch.Tensor:
+        return self.trained[window].clone().eq_(self.role.id).float()
 
     def numbered(self, *keys: Sequence[str]) -> torch.Tensor:
         """(B,) int64: rows that agree in all of ``keys`` get the same number, counted from 0."""

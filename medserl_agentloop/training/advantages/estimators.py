@@ -18,11 +18,13 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from medserl_agentloop.training.advantages.batch import Advantages, BaselineState, RoleBatch, RoleTokens
 from medserl_agentloop.training.advantages.statistics import (
+    Moments,
     Turns,
     discounted_suffix_sums,
-    normalize,
+    game_returns,
     part_sums,
     returns_to_go,
+    standardization,
 )
 from medserl_agentloop.training.credit import CreditSettings, Normalization
 
@@ -64,9 +66,17 @@ def role_reinforce_pp(batch: RoleBatch, settings: CreditSettings, baselines: Bas
     result = _empty(batch)
     result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
-        returns = returns_to_go(tokens)
-        _add(result.returns, tokens, returns)  # first: normalising overwrites
-        _credit(result, tokens, returns, settings.normalization("role_reinforce_pp", tokens.role), settings)
+        how = settings.normalization("role_reinforce_pp", tokens.role)
+        signal = game_returns(tokens)
+        if signal is not None:  # all tokens of a game get the same
+            _credit(result, tokens, signal, how, settings)
+            continue
+        moments = Moments(tokens)
+        for window, weights in tokens.blocks():
+            returns = returns_to_go(tokens, window, weights)
+            result.returns[window].add_(returns)
+            moments.take_up(window, weights, returns)
+        _credit_returns(result, tokens, moments, how, settings)
     return result
 
 
@@ -141,7 +151,7 @@ def role_rae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
     for tokens in batch.roles():
         read = {category: baselines.read(tokens.role, category) for category in batch.categories}
         rewards = tokens.game_rewards
-        signal = rewards - rewards.new_tensor([[read[category]] for category in batch.categories])
+        signal = rewards - rewards.new_tensor([read[category] for category in batch.categories])[:, None]
         _credit(result, tokens, signal, settings.normalization("role_rae", tokens.role), settings)
 
         played = tokens.present.tolist()
@@ -182,21 +192,24 @@ def role_gae(batch: RoleBatch, settings: CreditSettings, baselines: BaselineStat
     result = _empty(batch)
     result.returns = torch.zeros_like(result.advantages)
     for tokens in batch.roles():
-        signal = torch.empty_like(result.advantages)
-        whole = returns_to_go(tokens) if gamma == lam == 1.0 else None
-        for part, weights in tokens.blocks():
-            values = batch.values[part].float()
-            if whole is not None:  # the values in between cancel
-                advantages = whole[part].float() - values
+        moments = Moments(tokens)
+        for window, weights in tokens.blocks():
+            values = batch.values[window].float() * weights
+            if gamma == lam == 1.0:  # the values in between cancel
+                returns = returns_to_go(tokens, window, weights)
+                advantages = returns - values
             else:
                 turns = Turns(weights)
                 near = turns.close_up(values)
-                delta = turns.close_up(tokens.rewards(part, weights)).sub_(near)
+                delta = turns.close_up(tokens.rewards(window, weights)) - near
                 delta[:, :-1].add_(near[:, 1:], alpha=gamma)
                 advantages = turns.spread_out(discounted_suffix_sums(delta, gamma * lam))
-            torch.mul(advantages, weights, out=signal[part])
-            result.returns[part].addcmul_(weights, advantages.add_(values))
-        _credit(result, tokens, signal, settings.normalization("role_gae", tokens.role), settings)
+                returns = values.add_(advantages)
+            result.returns[window].add_(returns)
+            moments.take_up(window, weights, advantages)
+        _credit_returns(
+            result, tokens, moments, settings.normalization("role_gae", tokens.role), settings, batch.values
+        )
     return result
 
 
@@ -233,14 +246,35 @@ def _empty(batch: RoleBatch) -> Advantages:
 def _credit(
     result: Advantages, tokens: RoleTokens, signal: torch.Tensor, how: Normalization, settings: CreditSettings
 ) -> None:
-    _add(result.advantages, tokens, normalize(signal, tokens, how), settings.weight(tokens.role))
+    """Write the signal of a role's games (B, 1) into the returns and, normalised and weighted, the advantages."""
+    mean, scale = standardization(signal, tokens, how)
+    credit = ((signal - mean) * scale * settings.weight(tokens.role)).float()
+    signal = signal.float()
+    for window, weights in tokens.blocks():
+        rows, _ = window
+        result.advantages[window].addcmul_(weights, credit[rows])
+        if result.returns is not result.advantages:
+            result.returns[window].addcmul_(weights, signal[rows])
 
 
-def _add(total: torch.Tensor, tokens: RoleTokens, signal: torch.Tensor, factor: float = 1.0) -> None:
-    """Write a role's signal, (B, 1) or (B, T), into ``total`` (B, T), which is 0 on its tokens."""
-    if signal.shape[1] == 1:
-        signal = (signal * factor).float()
-        for part, weights in tokens.blocks():
-            total[part].addcmul_(weights, signal[part])
-    else:
-        total.add_(signal, alpha=factor)
+def _credit_returns(
+    result: Advantages,
+    tokens: RoleTokens,
+    moments: Moments,
+    how: Normalization,
+    settings: CreditSettings,
+    values: torch.Tensor | None = None,
+) -> None:
+    """Write what a role's returns have over the critic's values, normalised and weighted, into the advantages.
+
+    Args:
+        moments: Of that difference.
+    """
+    mean, scale = standardization(moments, tokens, how)
+    mean, scale = mean.float(), (scale * settings.weight(tokens.role)).float()
+    for window, weights in tokens.blocks():
+        rows, _ = window
+        signal = result.returns[window] - mean[rows]
+        if values is not None:
+            signal -= values[window]
+        result.advantages[window].addcmul_(weights, signal.mul_(scale[rows]))
