@@ -193,6 +193,18 @@ def test_the_api_key_comes_from_the_environment(server: OpponentServer, monkeypa
     assert server.chats[0]["authorization"] == "Bearer s3cret"
 
 
+def test_no_more_requests_are_in_flight_than_configured(server: OpponentServer) -> None:
+    server.delay_s = 0.2
+    opponent = HttpOpponent(OpponentConfig(kind="endpoint", url=server.url, concurrency=1), [])
+
+    async def seconds() -> float:
+        start = asyncio.get_running_loop().time()
+        await asyncio.gather(*(opponent.play([{"role": "user", "content": "x"}], max_tokens=5) for _ in range(3)))
+        return asyncio.get_running_loop().time() - start
+
+    assert asyncio.run(seconds()) >= 0.6  # one after another
+
+
 def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
     server.weight_version = "global_step_40"
