@@ -24,9 +24,6 @@ Message = dict[str, str]
 COPY_TEMPLATE = "copy"
 """The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
 
-CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
-"""Request fields, by SGLang's and vLLM's names, that let a chat server go on with a turn that is begun."""
-
 
 class ProfileSettings(BaseModel):
     """What ``profile.yaml`` holds."""
@@ -90,11 +87,6 @@ class PromptProfile:
             raise ValueError(
                 f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
             ) from error
-
-
-def begun(messages: list[Message], prefix: str) -> list[Message]:
-    """The messages for a chat server, with the assistant's turn begun by ``prefix``."""
-    return [*messages, {"role": "assistant", "content": prefix}] if prefix else messages
 
 
 def _place(error: Exception, template: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.opponent_server import serving
+from rollout.opponent_server import opponent_server
 from support import attack_text
 
 from medserl_agentloop.game.types import Role
@@ -168,7 +168,7 @@ def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(tmp_path:
         note = messages[-1]["content"].rpartition("Clinical note:\n")[2]
         return attack_text(f"{note} Zinc 900 mg is given.")
 
-    with serving() as server:
+    with opponent_server() as server:
         server.answer = attack
         run_to(1, server.url)
         run = run_to(2, server.url)  # resumed

@@ -11,15 +11,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-# Markers of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek, Alpaca), whatever
-# tokenizer the run has.
+CONTROL_TOKEN = "|".join(
+    (
+        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
+        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
+        r"<</?SYS>>",
+        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
+    )
+)
+"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
+
+# Whatever tokenizer the run has; the lines are Alpaca's and of plain transcripts.
 _CHAT_MARKER = re.compile(
     "|".join(
         (
-            r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
-            r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
-            r"<</?SYS>>",
-            r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
+            CONTROL_TOKEN,
             r"^[ \t]*###[ \t]*(?:instruction|response|system|human|user|assistant)\b",
             r"^[ \t]*(?:system|assistant|user)[ \t]*:",
         )

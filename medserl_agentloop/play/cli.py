@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +41,6 @@ class _Session:
     endpoint: EndpointOptions
     config: SelfPlayConfig
     output: StepFile
-    concurrency: int
     human: Role | None
 
 
@@ -78,10 +77,10 @@ def play(
                 temperature=temperature,
                 seed=seed,
                 timeout_s=timeout,
+                concurrency=1 if human else concurrency,
             ),
             config=_config(profile, judge, reward, settings or []),
             output=_new_file(output),
-            concurrency=1 if human else concurrency,
             human=human,
         )
         _check_decoys(session)
@@ -114,9 +113,7 @@ async def _play(session: _Session, console: Console) -> list[GameRecord]:
         if session.human is not None:
             console.print(render_game(record, title="the game you played"))
 
-    # No limit but ours: games that wait for a connection would run into the time-out.
-    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=session.concurrency)) as client:
-        served = EndpointPlayer(session.endpoint, load_profile(session.config.profile), client)
+    async with aclosing(EndpointPlayer(session.endpoint, load_profile(session.config.profile))) as served:
         await served.check()
         players: dict[Role, Player] = dict.fromkeys(Role, served)
         if session.human is not None:
@@ -128,7 +125,7 @@ async def _play(session: _Session, console: Console) -> list[GameRecord]:
                 judge,
                 session.config,
                 session.output,
-                concurrency=session.concurrency,
+                concurrency=session.endpoint.concurrency,
                 on_game=on_game,
             )
 

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from medserl_agentloop.chat import is_transient
 from medserl_agentloop.game.opponents import trained_role_won
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.opponent_config import OpponentConfig
-from medserl_agentloop.rollout.opponent import POOL_VERSION, is_transient
+from medserl_agentloop.rollout.opponent import POOL_VERSION
 
 OPPONENT_STEP = "selfplay/opponent/step"
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)

@@ -4,18 +4,17 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from judges.test_llm import PRESENT, completion, options
+from serving import serving as serving_app
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
@@ -29,20 +28,8 @@ from medserl_agentloop.judges.server import Shape, create_app
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
 
 
-@contextmanager
-def judge_server(backend: Judge, shape: Shape = "labels") -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(create_app(backend, shape), port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+def judge_server(backend: Judge, shape: Shape = "labels") -> AbstractContextManager[str]:
+    return serving_app(create_app(backend, shape))
 
 
 def ask(url: str, *queries: dict[str, Any], **more: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from medical_team.openrlhf import JudgeServer, judge_server
+from serving import as_new
 
 
 @pytest.fixture(scope="session")
@@ -14,5 +15,4 @@ def _judge() -> Iterator[JudgeServer]:
 
 @pytest.fixture
 def judge(_judge: JudgeServer) -> JudgeServer:
-    _judge.__dict__.update(JudgeServer(url=_judge.url).__dict__)
-    return _judge
+    return as_new(_judge)

@@ -11,8 +11,8 @@ from serving import serving
 from medserl_agentloop.game.types import Role
 
 MODEL = "toy-4b"
-Answer = str | int | bytes | dict[str, Any]
-"""Text of a turn, an HTTP status to fail with, a raw body, or a whole body."""
+Answer = str | int | bytes | dict[str, Any] | Response
+"""Text of a turn, an HTTP status to fail with, a raw body, a whole body, or all of the answer."""
 
 
 class ChatServer:
@@ -45,6 +45,8 @@ class ChatServer:
 
 
 def response(answer: Answer) -> Response:
+    if isinstance(answer, Response):
+        return answer
     if isinstance(answer, int):
         return JSONResponse({"error": "no luck"}, status_code=answer)
     return Response(answer) if isinstance(answer, bytes) else JSONResponse(answer)

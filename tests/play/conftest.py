@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from game.builders import spec
 from play.chat_server import ChatServer, chat_server
+from serving import as_new
 
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.medec.writing import write_parquet
@@ -22,10 +23,7 @@ def _server() -> Iterator[ChatServer]:
 @pytest.fixture
 def server(_server: ChatServer) -> ChatServer:
     """The server as new: each test says how it answers."""
-    fresh = ChatServer()
-    fresh.url = _server.url
-    _server.__dict__.update(fresh.__dict__)
-    return _server
+    return as_new(_server)
 
 
 @pytest.fixture(scope="session")

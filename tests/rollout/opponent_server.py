@@ -1,14 +1,13 @@
 """A local HTTP server that speaks the routes of SGLang's that opponents use, on a real socket."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from serving import serving
 
 Answer = str | int | dict[str, Any]
 """Text of a turn, an HTTP status to fail with, or a whole body."""
@@ -70,19 +69,8 @@ def chat_completion(text: str | None, weight_version: str = "default", **message
 
 
 @contextmanager
-def serving() -> Iterator[OpponentServer]:
+def opponent_server() -> Iterator[OpponentServer]:
     """A server in a thread, on a port of its own."""
     opponent = OpponentServer()
-    server = uvicorn.Server(uvicorn.Config(opponent.app(), host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    opponent.url = f"http://127.0.0.1:{port}"
-    try:
+    with serving(opponent.app()) as opponent.url:
         yield opponent
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)

@@ -9,7 +9,7 @@ import pytest
 from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout.opponent_server import OpponentServer, serving
+from rollout.opponent_server import OpponentServer, opponent_server
 
 from medserl_agentloop.game.opponents import opponent_metrics, trained_role_won
 from medserl_agentloop.game.records import GameRecord, OpponentRecord, Outcome
@@ -128,7 +128,7 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path, state: dict[str, A
 
 @pytest.fixture
 def server() -> Iterator[OpponentServer]:
-    with serving() as server:
+    with opponent_server() as server:
         yield server
 
 
