@@ -139,7 +139,7 @@ class ChatClient:
         """What the server answers at ``path`` of the API, whatever the status.
 
         Raises:
-            httpx.HTTPError: Nothing.
+            httpx.HTTPError: There is no answer.
         """
         return await self._request("GET", path)
 
