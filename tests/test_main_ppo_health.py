@@ -25,6 +25,7 @@ def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(
         "selfplay.on_alarm=stop",
         "selfplay.alarms.patience=1",
         "selfplay.alarms.probs_diff=1e-12",  # float32 noise is above it
+        "selfplay.alarms.no_signal=null",
     )
     assert run.process.wait(timeout=400) != 0
     log = run.log.read_text()

@@ -96,7 +96,7 @@ def test_an_attacker_types_the_note_up_to_the_end_line(server: ChatServer, one_r
     assert (attack.invalid, attack.violations, attack.reasoning) == (None, [], "")
     assert " ".join((attack.note or "").split()) == ERROR_NOTE
     assert record.players == {Role.ATTACKER: "human", Role.ASSESSOR: "toy-4b"}
-    assert "into a clinically significant error" in shown
+    assert "into a clinically significant error" in " ".join(shown.replace("│", " ").split())  # however it is wrapped
 
 
 def test_an_attacker_with_an_editor_changes_the_note_in_place(

@@ -152,7 +152,11 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
     code = "from medserl_agentloop.cli import app; app()"
     options = ["--endpoint", server.url, "--model", MODEL, "--data", str(rows), "--output", str(output)]
     command = [sys.executable, "-c", code, "play", *options, "--games", "12", "--concurrency", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore them
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
         assert asked.wait(30)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
