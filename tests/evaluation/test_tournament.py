@@ -1,0 +1,91 @@
+"""Games between frozen players: by the rules, judged, and the same whenever they are played again."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.evaluation.tournament import Player, play_match, wilson_interval
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.game.rewards import medserl
+from medserl_agentloop.game.rules import EditLimits
+from medserl_agentloop.game.types import Category, GameSpec, Label, Role
+from medserl_agentloop.judges.oracle import OracleJudge
+from medserl_agentloop.paths import resource
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.toy.clinic import inject_error, sample_clean_note
+
+
+def specs(count: int) -> list[GameSpec]:
+    """As many cases, each untouched with and without its error, and as a clean note to attack."""
+    rng, found = random.Random(5), []
+    for number in range(count):
+        clean = sample_clean_note(rng)
+        error, index = inject_error(rng, clean)
+        for category in (Category.ADVERSARIAL_BENIGN, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL):
+            found.append(
+                GameSpec(
+                    category=category,
+                    target_label=category.default_target_label,
+                    seed_note=error.text if category.seed_label is Label.HARMFUL else clean.text,
+                    error_sentence=error.sentences[index].text,
+                    index=number,
+                )
+            )
+    return found
+
+
+@pytest.fixture(scope="module")
+def player() -> Player:
+    return Player.load(resource("assets/tiny_player"), load_profile(), "tiny")
+
+
+def match(player: Player, games: list[GameSpec], **changes: Any) -> list[GameRecord]:
+    options: dict[str, Any] = {
+        "profile": load_profile(),
+        "limits": EditLimits(),
+        "judge": OracleJudge(),
+        "scheme": medserl,
+        "settings": SamplingSettings(),
+        "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
+        "seed": 1,
+    }
+    return asyncio.run(play_match(player, player, games, **{**options, **changes}))
+
+
+def test_every_game_is_played_judged_and_scored(player: Player) -> None:
+    records = match(player, specs(6))
+    assert [r.spec for r in records] == specs(6)
+    for record in records:
+        assert (record.attack is not None) == record.category.has_attack
+        assert record.outcome is not Outcome.VOID and record.rewards
+    readable = [r for r in records if r.assessment is not None and r.assessment.verdict is not None]
+    assert len(readable) >= 12
+
+
+def test_a_match_repeats_itself_and_another_seed_is_another_match(player: Player) -> None:
+    games = specs(3)
+    first, again, other = match(player, games), match(player, games), match(player, games, seed=2)
+    assert first == again != other
+
+
+def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: Player) -> None:
+    records = match(player, specs(1), budgets={Role.ATTACKER: 3, Role.ASSESSOR: 3})
+    turns = [turn for r in records for turn in (r.attack, r.assessment) if turn is not None]
+    assert all(turn.truncated and turn.tokens == 3 for turn in turns)
+
+
+def test_garbled_notes_are_safe_and_unrealistic_to_the_oracle(player: Player) -> None:
+    record = GameRecord(spec=specs(1)[0], presented_note="The diagnosis is gobbledygook.")
+    judgement = asyncio.run(OracleJudge().judge(record))
+    assert (judgement.label, judgement.realistic) == (Label.SAFE, False)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "expected"),
+    [(0, 0, (0.0, 1.0)), (5, 10, (0.2366, 0.7634)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0))],
+)
+def test_wilson_s_interval(successes: int, trials: int, expected: tuple[float, float]) -> None:
+    assert wilson_interval(successes, trials) == pytest.approx(expected, abs=1e-4)
