@@ -5,6 +5,8 @@ verl 0.9.1 logs a game whose server died, trains on with the rest and fails late
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -64,27 +66,40 @@ def raise_if_dead(replicas: Iterable[Any], step: int, checkpoints: str, cause: E
 
 @contextmanager
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
-    """Ask the servers for a sign of life now and then, while the block runs.
+    """End servers that have outlived their engine, while the block runs.
 
-    A server hears of its engine's end by a signal. Python handles signals in the main thread, and a Ray
-    actor's wakes up for calls only: a server that nobody calls would outlive its engine, and whoever waits for
-    its answer, a game or a push of weights, would wait for minutes or for ever.
+    A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray
+    actor that one sleeps. So the server would live on, and whoever waits for its answer, a game or a push
+    of weights, would wait for minutes or for ever.
 
     Args:
         replicas: verl's rollout replicas.
-        every_s: seconds between two calls.
+        every_s: seconds between two looks.
     """
-    replicas, done = list(replicas), threading.Event()
+    servers, done = [server for replica in replicas for server in replica.servers], threading.Event()
 
-    def ask() -> None:
+    def look() -> None:
         while not done.wait(every_s):
-            dead_servers(replicas)
+            for server in servers:
+                server.__ray_call__.remote(end_without_engine)
 
-    threading.Thread(target=ask, daemon=True, name="rollout-server-watch").start()
+    threading.Thread(target=look, daemon=True, name="rollout-server-watch").start()
     try:
         yield
     finally:
         done.set()
+
+
+def end_without_engine(server: Any) -> None:
+    """Runs in a server's process: ends it once a process that its engine consists of is gone.
+
+    Servers that run their engine in their own process have none, and are left alone.
+    """
+    alive = {process.pid for process in multiprocessing.active_children()}
+    known: set[int | None] = server.__dict__.setdefault("_engine_processes", alive)
+    if known - alive:
+        print(f"[medserl] the engine's process {sorted(map(str, known - alive))} is gone; so is its server", flush=True)
+        os._exit(1)
 
 
 def _identity(error: RayActorError) -> str:

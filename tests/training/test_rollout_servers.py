@@ -1,5 +1,7 @@
 """A rollout server whose process is gone is found and named; a living one and a busy one are not."""
 
+import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -11,7 +13,7 @@ import pytest
 import ray
 
 from medserl_agentloop.training import rollout_servers
-from medserl_agentloop.training.rollout_servers import dead_servers
+from medserl_agentloop.training.rollout_servers import dead_servers, watched
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +46,29 @@ def test_the_dead_one_among_servers_is_named(cluster: None, monkeypatch: pytest.
     os.kill(pid, signal.SIGKILL)
     [line] = dead_servers([alive, busy, dying])
     assert line == f"rollout server 2 died (a replica.<locals>.Server, named server_2, pid {pid})"
+
+
+def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of_its_own_is_not(cluster: None) -> None:
+    class Server:
+        async def start_engine(self) -> int | None:
+            self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+            self.engine.start()
+            return self.engine.pid
+
+        async def wait_for_ever(self) -> None:
+            await asyncio.sleep(600)
+
+    with_engine, without = (
+        SimpleNamespace(replica_rank=rank, servers=[ray.remote(Server).options(name=f"outliving_{rank}").remote()])
+        for rank in range(2)
+    )
+    engine = ray.get(with_engine.servers[0].start_engine.remote())
+    waiting = with_engine.servers[0].wait_for_ever.remote()
+    with watched([with_engine, without], every_s=0.2):
+        time.sleep(2)
+        assert dead_servers([with_engine, without]) == []
+        os.kill(engine, signal.SIGKILL)
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(waiting, timeout=20)
+        [line] = dead_servers([with_engine, without])
+    assert line.startswith("rollout server 0 died")
