@@ -34,7 +34,7 @@ def rewarded(uid: str, assessor: float, attacker: float | None = None) -> GameRe
         ("judge abstained", "judge_abstained"),
         ("no room for the assessor's turn", "no_room"),
         ("attacker: generation aborted", "aborted"),
-        ("something new: /tmp/x 17", "other"),
+        ("something new: device 17", "other"),
         ("", "other"),
     ],
 )
