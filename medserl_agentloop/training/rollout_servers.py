@@ -91,14 +91,16 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
 
 
 def end_without_engine(server: Any) -> None:
-    """Runs in a server's process: ends it once a process that its engine consists of is gone.
+    """Runs in a server's process: ends it once a process that its engine consists of has crashed.
 
-    Servers that run their engine in their own process have none, and are left alone.
+    One that has done its work and left is no crash. Servers that run their engine in their own process
+    have none, and are left alone.
     """
-    alive = {process.pid for process in multiprocessing.active_children()}
-    known: set[int | None] = server.__dict__.setdefault("_engine_processes", alive)
-    if known - alive:
-        print(f"[medserl] the engine's process {sorted(map(str, known - alive))} is gone; so is its server", flush=True)
+    engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
+    engine.update({process.name: process for process in multiprocessing.active_children()})
+    crashed = [f"{name} (exit code {process.exitcode})" for name, process in engine.items() if process.exitcode]
+    if crashed:
+        print(f"[medserl] the engine's process {', '.join(crashed)} has crashed; so its server ends", flush=True)
         os._exit(1)
 
 

@@ -55,6 +55,10 @@ def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of
             self.engine.start()
             return self.engine.pid
 
+        async def start_helper(self) -> None:
+            helper = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1.0,))
+            helper.start()
+
         async def wait_for_ever(self) -> None:
             await asyncio.sleep(600)
 
@@ -63,9 +67,10 @@ def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of
         for rank in range(2)
     )
     engine = ray.get(with_engine.servers[0].start_engine.remote())
+    ray.get(with_engine.servers[0].start_helper.remote())  # ends by itself, which is no crash
     waiting = with_engine.servers[0].wait_for_ever.remote()
     with watched([with_engine, without], every_s=0.2):
-        time.sleep(2)
+        time.sleep(4)
         assert dead_servers([with_engine, without]) == []
         os.kill(engine, signal.SIGKILL)
         with pytest.raises(ray.exceptions.RayActorError):
