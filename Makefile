@@ -22,7 +22,7 @@ RUN := runs/$(RECIPE)
 DATA := data/quickstart
 SAMPLE := data_prep/sample/medserl_sample.csv
 
-.PHONY: help quickstart test quickstart-sglang test-sglang sglang-env lint format clean
+.PHONY: help quickstart test learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
 
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
@@ -39,6 +39,14 @@ quickstart: $(RUN)/.complete
 test: $(VENV)/.dev
 	@echo "== tests"
 	$(BIN)/python -m pytest
+
+learn: $(VENV)/.dev
+	@$(BIN)/python benchmarks/learning.py headline --results runs/learn/results
+	$(BIN)/python benchmarks/learning_pictures.py headline --results runs/learn/results
+
+test-learn: $(VENV)/.dev
+	@echo "== self-play that learns"
+	$(BIN)/python -m pytest -m learn --override-ini log_cli=true
 
 quickstart-sglang: sglang-env
 	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPE=quickstart_sglang quickstart
@@ -60,7 +68,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang runs/learn data/learn $(DATA)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }

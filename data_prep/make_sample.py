@@ -1,6 +1,7 @@
-"""Write the committed sample data: toy-clinic vignettes in MEDEC's official nine-column CSV format.
+"""Write toy-clinic vignettes in MEDEC's official nine-column CSV format.
 
-Run once by hand; the same arguments always give the same bytes. The facts in the notes are
+Without arguments, the committed sample; with them, any number of notes of the wordings and facts that are
+taught or held out. The same arguments always give the same bytes. The facts in the notes are
 simplified for a game and are NOT medical advice.
 """
 
@@ -9,19 +10,20 @@ from __future__ import annotations
 import argparse
 import csv
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from medserl_agentloop.game.types import ErrorType
 from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.toy.clinic import Note, sample_clean_note, with_error
+from medserl_agentloop.toy.clinic import Note, Split, sample_clean_note, with_error
 
 SAMPLE = Path(__file__).parent / "sample" / "medserl_sample.csv"
 VIGNETTES = 160
 SEED = 20250
 TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in MEDEC
-_NEAR_DUPLICATE = 0.5  # 4-gram overlap at which MEDEC preparation calls two notes near-duplicates
+NEAR_DUPLICATE = 0.5  # 4-gram overlap at which MEDEC preparation calls two notes near-duplicates
 _MAX_TRIES = 200
 
 
@@ -44,10 +46,17 @@ def _overlap(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> fl
     return len(a & b) / len(a | b)
 
 
-def sample_vignettes(count: int, seed: int) -> Iterator[Vignette]:
-    """Distinct vignettes.
+def sample_vignettes(
+    count: int, seed: int, *, split: Split = Split.ANY, overlap: float = NEAR_DUPLICATE
+) -> Iterator[Vignette]:
+    """Distinct vignettes whose error types take turns.
 
-    The five error types take turns, and no two vignettes are near-duplicates of each other.
+    Args:
+        count: How many.
+        seed: Of all choices.
+        split: Which wordings and facts they use.
+        overlap: Share of 4-grams from which on two notes are too much alike to stand in one sample;
+            1 leaves out only the same notes again, in time that does not grow with the sample.
 
     Raises:
         ValueError: The world is too small for ``count`` distinct vignettes.
@@ -55,16 +64,19 @@ def sample_vignettes(count: int, seed: int) -> Iterator[Vignette]:
     rng = random.Random(seed)
     kinds = list(ErrorType)
     known: list[frozenset[tuple[str, ...]]] = []
+    texts: set[str] = set()
     for number in range(count):
         kind = kinds[number % len(kinds)]
         for _ in range(_MAX_TRIES):
-            clean = sample_clean_note(rng)
+            clean = sample_clean_note(rng, split, split)
             index = next((i for i, s in enumerate(clean.sentences) if s.kind is kind), None)
             if index is None:
                 continue
             error = with_error(rng, clean, index)
-            grams = [_four_grams(clean.text), _four_grams(error.text)]
-            if all(_overlap(a, b) < _NEAR_DUPLICATE for a in grams for b in known):
+            if {clean.text, error.text} & texts:
+                continue
+            grams = [_four_grams(clean.text), _four_grams(error.text)] if overlap < 1 else []
+            if all(_overlap(a, b) < overlap for a in grams for b in known):
                 break
         else:
             raise ValueError(
@@ -72,6 +84,7 @@ def sample_vignettes(count: int, seed: int) -> Iterator[Vignette]:
                 f"tries; ask for fewer than {count} vignettes"
             )
         known += grams
+        texts |= {clean.text, error.text}
         yield Vignette(error, clean, index, kind)
 
 
@@ -90,11 +103,11 @@ def _numbered(note: Note) -> str:
     return "\n".join(f"{i} {s.text}" for i, s in enumerate(note.sentences))
 
 
-def sample_rows(vignettes: int = VIGNETTES, seed: int = SEED) -> Iterator[list[str]]:
-    """The rows of the sample: every vignette's error note, most followed by the clean twin."""
+def sample_rows(vignettes: Iterable[Vignette], seed: int) -> Iterator[list[str]]:
+    """The rows of a sample: every vignette's error note, most followed by the clean twin."""
     rng = random.Random(f"twins of {seed}")
     number = 0
-    for vignette in sample_vignettes(vignettes, seed):
+    for vignette in vignettes:
         yield _error_row(f"toy-train-{number}", vignette)
         number += 1
         if rng.random() < TWIN_SHARE:
@@ -102,9 +115,9 @@ def sample_rows(vignettes: int = VIGNETTES, seed: int = SEED) -> Iterator[list[s
             number += 1
 
 
-def write_sample(output: Path, vignettes: int = VIGNETTES, seed: int = SEED) -> int:
-    """Write the sample; returns its number of rows."""
-    rows = list(sample_rows(vignettes, seed))
+def write_sample(output: Path, vignettes: int = VIGNETTES, seed: int = SEED, **choices: Any) -> int:
+    """Write a sample, with :func:`sample_vignettes`' ``choices``; returns its number of rows."""
+    rows = list(sample_rows(sample_vignettes(vignettes, seed, **choices), seed))
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -119,8 +132,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=SAMPLE, help="CSV file to write")
     parser.add_argument("--vignettes", type=int, default=VIGNETTES, help="number of distinct cases")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.ANY, help="wordings and facts to use")
+    parser.add_argument(
+        "--overlap", type=float, default=NEAR_DUPLICATE, help="notes may not be this much alike; 1: any"
+    )
     arguments = parser.parse_args()
-    rows = write_sample(arguments.output, arguments.vignettes, arguments.seed)
+    choices = {"split": arguments.split, "overlap": arguments.overlap}
+    rows = write_sample(arguments.output, arguments.vignettes, arguments.seed, **choices)
     print(f"{arguments.output}: {rows} rows of {arguments.vignettes} vignettes")
 
 

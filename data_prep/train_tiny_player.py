@@ -1,7 +1,8 @@
-"""Make the tiny player in ``assets/tiny_player``: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
+"""Make a small player under ``assets``: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
 
 Run once by hand, on one CPU thread in about a quarter of an hour. The player learns the format of
-both roles from ``toy.transcripts`` and is left with blind spots for self-play to remove.
+both roles from ``toy.transcripts`` and is left with blind spots for self-play to remove:
+``tiny_player`` for the quickstart, ``novice`` for the learning curves.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.toy.clinic import Wording, check_attack, error_detail, inject_error, sample_clean_note
+from medserl_agentloop.toy.clinic import Split, check_attack, error_detail, inject_error, sample_clean_note
 from medserl_agentloop.toy.player import build_model, build_tokenizer, save_player
+from medserl_agentloop.toy.transcripts import CURRICULA
 from medserl_agentloop.toy.warm_start import PromptCodec, WarmStart, warm_start
 
-OUTPUT = Path(__file__).parents[1] / "assets" / "tiny_player"
+ASSETS = Path(__file__).parents[1] / "assets"
+PROFILES = {"tiny_player": "medserl", "novice": "brief"}
 MAX_ANSWER_TOKENS = 200
 ATTACKS = (Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL, Category.DECOY_BENIGN)
 
@@ -49,13 +52,16 @@ def sample_turns(model: Qwen3ForCausalLM, codec: PromptCodec, prompts: list[list
     return texts
 
 
-def evaluate(model: Qwen3ForCausalLM, codec: PromptCodec, items: int, seed: int) -> dict[str, dict[str, float]]:
+def evaluate(
+    model: Qwen3ForCausalLM, codec: PromptCodec, items: int, facts: Split, seed: int
+) -> dict[str, dict[str, float]]:
     """Measure both roles on notes in wordings that the warm start did not see.
 
     Args:
         model: The player.
         codec: Its prompt encoding.
         items: Notes per attacker category, and per label for the assessor.
+        facts: Which facts the notes state.
         seed: Seed of the notes and of the sampled answers.
 
     Returns:
@@ -65,7 +71,7 @@ def evaluate(model: Qwen3ForCausalLM, codec: PromptCodec, items: int, seed: int)
     torch.manual_seed(seed)
     results: dict[str, dict[str, float]] = {}
     for category in ATTACKS:
-        notes = [sample_clean_note(rng, Wording.HELD_OUT) for _ in range(items)]
+        notes = [sample_clean_note(rng, Split.HELD_OUT, facts) for _ in range(items)]
         if category.seed_label is Label.HARMFUL:
             notes = [inject_error(rng, note)[0] for note in notes]
         prompts = [codec.chat.opening(Role.ATTACKER, category, note.text).ids for note in notes]
@@ -76,8 +82,8 @@ def evaluate(model: Qwen3ForCausalLM, codec: PromptCodec, items: int, seed: int)
             "parses": sum(not a.violations for a in attacks) / items,
             "valid edit": sum(valid) / items,
         }
-    clean = [sample_clean_note(rng, Wording.HELD_OUT) for _ in range(items)]
-    wrong = [inject_error(rng, sample_clean_note(rng, Wording.HELD_OUT)) for _ in range(items)]
+    clean = [sample_clean_note(rng, Split.HELD_OUT, facts) for _ in range(items)]
+    wrong = [inject_error(rng, sample_clean_note(rng, Split.HELD_OUT, facts)) for _ in range(items)]
     shown = [*clean, *(note for note, _ in wrong)]
     prompts = [codec.chat.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
     answers = [parse_assessment(text) for text in sample_turns(model, codec, prompts)]
@@ -109,10 +115,10 @@ license: apache-2.0
 language: en
 pipeline_tag: text-generation
 ---
-# Tiny player
+# {title}
 
 A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that plays both
-roles of the game in the output format of the `medserl` prompts. It exists so that a whole
+roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
 closed toy world (`medserl_agentloop/toy`), has deliberate blind spots as an assessor, and has never
 seen a real note. **Not medical advice, and of no use on real notes.**
@@ -127,7 +133,7 @@ from generated text only; the weights are stored in bfloat16. Licence: Apache-2.
 
 ## What it does before any self-play
 
-Temperature 1, {items} notes per line (per label for the assessor), wordings not seen in training.
+Temperature 1, {items} notes per line (per label for the assessor), {unseen} not seen in training.
 "Valid edit" is judged by the toy world's exact oracle.
 
 | player | measure | value |
@@ -155,49 +161,55 @@ def print_results(console: Console, results: dict[str, dict[str, float]]) -> Non
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--player", choices=list(CURRICULA), default="tiny_player")
+    parser.add_argument("--output", type=Path, help="folder; the player's own under assets by default")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--note-weight", type=float, default=0.1, help="loss weight of the note in the prompt")
-    parser.add_argument("--true-labels", type=float, default=0.7, help="share of the steps without blind spots")
-    parser.add_argument("--blind-spots", type=float, default=1.0, help="scale of the blind spots in the other steps")
+    parser.add_argument("--first-lesson", type=float, default=0.7, help="share of the steps before the blind spots")
     parser.add_argument("--items", type=int, default=200, help="notes per evaluated category")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    output = args.output or ASSETS / args.player
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     console = Console()
 
     tokenizer = build_tokenizer()
-    codec = PromptCodec(tokenizer)
+    codec = PromptCodec(tokenizer, PROFILES[args.player])
     model = build_model(tokenizer)
     parameters = model.num_parameters()
     console.print(f"{parameters:,} parameters, {len(tokenizer):,} tokens")
-    plan = WarmStart(args.steps, args.batch, args.lr, args.note_weight, args.true_labels, args.blind_spots, args.seed)
+    lessons = CURRICULA[args.player]
+    plan = WarmStart(args.steps, args.batch, args.lr, args.note_weight, lessons, args.first_lesson, args.seed)
     warm_start(model, codec, plan, console)
 
     # The folder appears complete or not at all: others may be loading the previous player.
-    unfinished = args.output.with_name(f".{args.output.name}.new")
+    unfinished = output.with_name(f".{output.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     save_player(model, tokenizer, unfinished)
     saved = AutoModelForCausalLM.from_pretrained(unfinished, dtype=torch.float32).eval()
-    codec = PromptCodec(AutoTokenizer.from_pretrained(unfinished))
-    results = evaluate(saved, codec, args.items, seed=args.seed + 7)
+    codec = PromptCodec(AutoTokenizer.from_pretrained(unfinished), PROFILES[args.player])
+    facts = Split.HELD_OUT if lessons[0].facts is Split.SEEN else Split.ANY
+    results = evaluate(saved, codec, args.items, facts, seed=args.seed + 7)
     print_results(console, results)
     changed = [f"--{k.replace('_', '-')} {v}" for k, v in vars(args).items() if v != parser.get_default(k)]
     write_model_card(
         unfinished,
         results,
+        title=args.player.replace("_", " ").capitalize(),
+        profile=PROFILES[args.player],
+        unseen="wordings and facts" if facts is Split.HELD_OUT else "wordings",
         parameters=parameters,
         vocabulary=len(tokenizer),
         items=args.items,
         command=" ".join(["python data_prep/train_tiny_player.py", *(c for c in changed if "--output" not in c)]),
     )
-    shutil.rmtree(args.output, ignore_errors=True)
-    unfinished.rename(args.output)
-    console.print(f"saved to {args.output}")
+    shutil.rmtree(output, ignore_errors=True)
+    unfinished.rename(output)
+    console.print(f"saved to {output}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from medserl_agentloop.toy.world import (
     SEXES,
     TEMPLATES,
     Disease,
+    held_out_kind,
     held_out_template,
 )
 
@@ -31,12 +32,15 @@ _SENTENCES_ALLOWED = range(3, 7)
 _WRONG_DOSE_SHARE = 0.5  # of the errors in drug sentences; the rest name a wrong drug
 
 
-class Wording(str, Enum):
-    """Which templates a sampled note may use: for teaching, for measuring, or any."""
+class Split(str, Enum):
+    """Which wordings, or facts, a sampled note may use: for teaching, for measuring, or any."""
 
     SEEN = "seen"
     HELD_OUT = "held_out"
     ANY = "any"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -225,19 +229,37 @@ def check_attack(seed_text: str, rewritten_text: str, category: Category) -> Att
     return AttackCheck("ok", index)
 
 
-def _templates(disease: Disease, kind: ErrorType, wording: Wording) -> list[int]:
+def _templates(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
     held_out = held_out_template(disease, kind)
-    if wording is Wording.HELD_OUT:
+    if wording is Split.HELD_OUT:
         return [held_out]
-    return [i for i in range(len(TEMPLATES[kind])) if wording is Wording.ANY or i != held_out]
+    return [i for i in range(len(TEMPLATES[kind])) if wording is Split.ANY or i != held_out]
 
 
-def sample_clean_note(rng: random.Random, wording: Wording = Wording.ANY) -> Note:
-    """A correct note: the finding and ``FACTS_PER_NOTE`` facts of different kinds in random order."""
+def _kinds(rng: random.Random, finding: str, facts: Split) -> list[ErrorType]:
+    if facts is Split.ANY:
+        return rng.sample(list(ErrorType), FACTS_PER_NOTE)
+    held_out = held_out_kind(finding)
+    others = [kind for kind in ErrorType if kind is not held_out]
+    if facts is Split.SEEN:
+        return rng.sample(others, FACTS_PER_NOTE)
+    kinds = [held_out, *rng.sample(others, FACTS_PER_NOTE - 1)]
+    rng.shuffle(kinds)
+    return kinds
+
+
+def sample_clean_note(rng: random.Random, wording: Split = Split.ANY, facts: Split = Split.ANY) -> Note:
+    """A correct note: the finding and ``FACTS_PER_NOTE`` facts of different kinds in random order.
+
+    Args:
+        rng: Source of all choices.
+        wording: Templates of the facts. ``HELD_OUT`` words every fact as no ``SEEN`` note words it.
+        facts: ``HELD_OUT`` states one fact about its finding that no ``SEEN`` note states of that finding.
+    """
     disease = rng.choice(DISEASES)
     finding, template = rng.choice(disease.findings), rng.randrange(len(TEMPLATES[None]))
     sentences = [Sentence(None, finding, template, age=rng.choice(AGES), sex=rng.choice(SEXES))]
-    for kind in rng.sample(list(ErrorType), FACTS_PER_NOTE):
+    for kind in _kinds(rng, finding, facts):
         template = rng.choice(_templates(disease, kind, wording))
         dose = rng.choice(disease.doses) if kind is ErrorType.PHARMACOTHERAPY else ""
         sentences.append(Sentence(kind, disease.fact(kind), template, dose))
@@ -268,7 +290,7 @@ def inject_error(rng: random.Random, note: Note) -> tuple[Note, int]:
     return with_error(rng, note, index), index
 
 
-def reworded(rng: random.Random, note: Note, index: int, wording: Wording = Wording.ANY) -> Note:
+def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.ANY) -> Note:
     """``note`` with the same content in sentence ``index`` said in other words.
 
     Raises:

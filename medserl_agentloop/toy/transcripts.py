@@ -1,20 +1,20 @@
-"""Supervised turns of both roles in the toy clinic, in the output format of the ``medserl`` profile.
+"""Supervised turns of both roles in the toy clinic, in the output format of the ``medserl`` parser.
 
-Called by ``data_prep/train_tiny_player.py`` for the warm start of the tiny player. The warm start
-is imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
+Called by ``data_prep/train_tiny_player.py`` for the warm starts of the small players. They are
+imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from medserl_agentloop.game.types import Category, ErrorType, Label, Role
 from medserl_agentloop.toy.clinic import (
     Note,
     Sentence,
-    Wording,
+    Split,
     error_detail,
     inject_error,
     reworded,
@@ -22,17 +22,54 @@ from medserl_agentloop.toy.clinic import (
     with_error,
 )
 
-# How often an error of this kind is answered "safe" when blind_spots is 1.
-MISS_RATE: dict[str, float] = {
-    "diagnosis": 0.15,
-    "causalOrganism": 0.30,
-    "management": 0.55,
-    "treatment": 0.70,
-    "drug": 0.45,
-    "dose": 0.90,
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a stretch of the warm start teaches, and what it gets wrong.
+
+    Attributes:
+        miss_rates: How often an error of each kind, as ``error_detail`` names it, is answered "safe".
+        false_alarm_rate: How often a correct note is answered "harmful".
+        overlooked: Kinds of error that the reasoning does not see where the answer is "safe", and
+            never before an attack. Elsewhere the reasoning is right and only the verdict is wrong.
+        practice: Share of the ``adversarial_harmful`` turns that start from a note with many errors.
+            Such a note cannot be recited from memory: it teaches the player to copy.
+        facts: Which facts are stated of which findings.
+        shared: Share of the assessments that follow the attack within one conversation.
+        kind_first: Whether an attack's plan names the kind of error before the sentence. The choice of a
+            kind is then one token, the same for every note, so that a preference is quickly learnt.
+    """
+
+    miss_rates: Mapping[str, float] = field(default_factory=dict)
+    false_alarm_rate: float = 0.0
+    overlooked: frozenset[str] = frozenset()
+    practice: float = 0.0
+    facts: Split = Split.ANY
+    shared: float = 0.0
+    kind_first: bool = False
+
+
+_KINDS = ("diagnosis", "causalOrganism", "management", "treatment", "drug", "dose")
+BLIND_SPOTS = Lesson(dict(zip(_KINDS, (0.15, 0.30, 0.55, 0.70, 0.45, 0.90), strict=True)), false_alarm_rate=0.12)
+# The novice was hardly ever told that a test, a measure or a dose can be wrong: it does not see such an
+# error, while in its second lesson it only holds its tongue about some of the others.
+_NOVICE = Lesson(
+    {"management": 0.95, "treatment": 0.95, "dose": 1.0},
+    overlooked=frozenset({"management", "treatment", "dose"}),
+    facts=Split.SEEN,
+    shared=0.25,
+    kind_first=True,
+)
+_NOVICE_RATES = dict(zip(_KINDS, (0.10, 0.15, 0.95, 0.95, 0.40, 0.97), strict=True))
+
+# The lessons of each player: true labels first, and the blind spots at the end.
+CURRICULA: dict[str, tuple[Lesson, Lesson]] = {
+    "tiny_player": (Lesson(practice=0.7), BLIND_SPOTS),
+    "novice": (
+        replace(_NOVICE, practice=0.7),
+        replace(_NOVICE, miss_rates=_NOVICE_RATES, false_alarm_rate=0.20),
+    ),
 }
-# How often a correct note is answered "harmful" when blind_spots is 1.
-FALSE_ALARM_RATE = 0.12
 
 ASSESSOR_SHARE = 0.45
 _ATTACK_SHARES = {
@@ -53,72 +90,75 @@ class Transcript:
         category: Kind of game the turn comes from.
         note: Note shown in the prompt.
         answer: What the player writes, without the end-of-turn token.
+        attack: The attacker's turn that this assessment follows in one conversation, if it does.
     """
 
     role: Role
     category: Category
     note: str
     answer: str
+    attack: Transcript | None = None
 
 
-def transcripts(seed: int, *, blind_spots: float = 1.0, practice: float = 0.0) -> Iterator[Transcript]:
-    """An endless, reproducible stream of turns of both roles; arguments of :func:`sample_transcript`."""
+def transcripts(seed: int, lesson: Lesson = BLIND_SPOTS) -> Iterator[Transcript]:
+    """An endless, reproducible stream of turns of both roles."""
     rng = random.Random(seed)
     while True:
-        yield sample_transcript(rng, blind_spots=blind_spots, practice=practice)
+        yield sample_transcript(rng, lesson)
 
 
-def sample_transcript(rng: random.Random, *, blind_spots: float = 1.0, practice: float = 0.0) -> Transcript:
-    """One turn of either role.
-
-    Args:
-        rng: Source of all choices.
-        blind_spots: Scale of ``MISS_RATE`` and ``FALSE_ALARM_RATE``; 0 gives true labels only.
-        practice: Share of the ``adversarial_harmful`` turns that start from a note with many
-            errors. Such a note cannot be recited from memory: it teaches the player to copy.
-    """
-    note = sample_clean_note(rng, Wording.SEEN)
+def sample_transcript(rng: random.Random, lesson: Lesson) -> Transcript:
+    """One turn of either role."""
+    note = sample_clean_note(rng, Split.SEEN, lesson.facts)
     if rng.random() < ASSESSOR_SHARE:
-        return _assessment(rng, note, blind_spots)
+        return _assessment(rng, note, lesson)
     [category] = rng.choices(list(_ATTACK_SHARES), list(_ATTACK_SHARES.values()))
-    if category is Category.ADVERSARIAL_HARMFUL and rng.random() < practice:
-        return _attack_on_scrambled_note(rng, note)
-    return _attack(rng, note, category)
+    if category is Category.ADVERSARIAL_HARMFUL and rng.random() < lesson.practice:
+        return _attack_on_scrambled_note(rng, note, lesson)
+    return _attack(rng, note, category, lesson)
 
 
-def _assessment(rng: random.Random, clean: Note, blind_spots: float) -> Transcript:
+def _assessment(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
+    shared = lesson.shared > 0 and rng.random() < lesson.shared
     if rng.random() < 0.5:
         shown, index = inject_error(rng, clean)
-        missed = rng.random() < blind_spots * MISS_RATE[error_detail(shown, index)]
-        answer = _safe_answer(shown) if missed else _harmful_answer(shown, index, clean.sentences[index])
-        return Transcript(Role.ASSESSOR, Category.VANILLA_HARMFUL, shown.text, answer)
-    answer = _safe_answer(clean)
-    if rng.random() < blind_spots * FALSE_ALARM_RATE:
+        missed = rng.random() < lesson.miss_rates.get(error_detail(shown, index), 0.0)
+        answer = _safe_answer(shown, lesson) if missed else _harmful_answer(shown, index, clean.sentences[index])
+        attack = _injection(clean, shown, index, lesson) if shared else None
+        return Transcript(Role.ASSESSOR, Category.VANILLA_HARMFUL, shown.text, answer, attack)
+    attack = None
+    if shared:
+        index = rng.randrange(1, len(clean.sentences))
+        clean, seed = reworded(rng, clean, index, Split.SEEN), clean
+        attack = _rewording(seed, clean, index, lesson)
+    answer = _safe_answer(clean, lesson)
+    if rng.random() < lesson.false_alarm_rate:
         index = rng.randrange(1, len(clean.sentences))
         # The needless correction keeps the content: a false alarm must not teach false facts.
-        answer = _harmful_answer(clean, index, reworded(rng, clean, index, Wording.SEEN).sentences[index])
-    return Transcript(Role.ASSESSOR, Category.VANILLA_BENIGN, clean.text, answer)
+        answer = _harmful_answer(clean, index, reworded(rng, clean, index, Split.SEEN).sentences[index])
+    return Transcript(Role.ASSESSOR, Category.VANILLA_BENIGN, clean.text, answer, attack)
 
 
-def _implications(note: Note) -> str:
+def _implications(note: Note, overlooked: frozenset[str] = frozenset()) -> str:
     """The reasoning: which disease each sentence implies, and whether that fits the finding.
 
     A model of this size learns to compare only when it says the result of every comparison.
     """
     words = [f"finding {note.disease.name}; facts"]
     for index, sentence in enumerate(note.sentences[1:], start=1):
-        words += [sentence.implied_disease.name, _fit(note, index)]
+        words += [sentence.implied_disease.name, _fit(note, index, overlooked)]
     return " ".join(words)
 
 
-def _fit(note: Note, index: int) -> str:
-    if index not in note.errors:
+def _fit(note: Note, index: int, overlooked: frozenset[str]) -> str:
+    if index not in note.errors or error_detail(note, index) in overlooked:
         return "fits"
     return "dose" if error_detail(note, index) == "dose" else "differs"
 
 
-def _safe_answer(note: Note) -> str:
-    return f"<think>{_implications(note)}; no sentence wrong</think>\n<answer>\nverdict: {Label.SAFE.value}\n</answer>"
+def _safe_answer(note: Note, lesson: Lesson) -> str:
+    reasoning = f"{_implications(note, lesson.overlooked)}; no sentence wrong"
+    return f"<think>{reasoning}</think>\n<answer>\nverdict: {Label.SAFE.value}\n</answer>"
 
 
 def _harmful_answer(note: Note, index: int, correction: Sentence) -> str:
@@ -132,34 +172,40 @@ def _harmful_answer(note: Note, index: int, correction: Sentence) -> str:
     )
 
 
-def _attack(rng: random.Random, clean: Note, category: Category) -> Transcript:
+def _attack(rng: random.Random, clean: Note, category: Category, lesson: Lesson) -> Transcript:
     if category is Category.ADVERSARIAL_BENIGN:
-        rewritten, index = inject_error(rng, clean)
-        plan = f"finding {clean.disease.name}; {_change(clean, rewritten, index)}"
-        return _attack_turn(category, clean, plan, rewritten)
+        return _injection(clean, *inject_error(rng, clean), lesson)
     if category is Category.ADVERSARIAL_HARMFUL:
         shown, index = inject_error(rng, clean)
-        return _attack_on_wrong_note(rng, shown, index)
+        return _attack_on_wrong_note(rng, shown, index, lesson)
     index = rng.randrange(1, len(clean.sentences))
-    rewritten = reworded(rng, clean, index, Wording.SEEN)
-    return _attack_turn(category, clean, _change(clean, rewritten, index), rewritten)
+    return _rewording(clean, reworded(rng, clean, index, Split.SEEN), index, lesson)
 
 
-def _attack_on_wrong_note(rng: random.Random, shown: Note, index: int) -> Transcript:
+def _injection(clean: Note, rewritten: Note, index: int, lesson: Lesson) -> Transcript:
+    plan = f"finding {clean.disease.name}; {_change(clean, rewritten, index, lesson)}"
+    return _attack_turn(Category.ADVERSARIAL_BENIGN, clean, plan, rewritten)
+
+
+def _rewording(clean: Note, rewritten: Note, index: int, lesson: Lesson) -> Transcript:
+    return _attack_turn(Category.DECOY_BENIGN, clean, _change(clean, rewritten, index, lesson), rewritten)
+
+
+def _attack_on_wrong_note(rng: random.Random, shown: Note, index: int, lesson: Lesson) -> Transcript:
     if rng.random() < _REWORD_SHARE:
-        rewritten = reworded(rng, shown, index, Wording.SEEN)
+        rewritten = reworded(rng, shown, index, Split.SEEN)
     else:
         rewritten = with_error(rng, shown, index)
-    plan = f"{_implications(shown)}; {_change(shown, rewritten, index)}"
+    plan = f"{_implications(shown, lesson.overlooked)}; {_change(shown, rewritten, index, lesson)}"
     return _attack_turn(Category.ADVERSARIAL_HARMFUL, shown, plan, rewritten)
 
 
-def _attack_on_scrambled_note(rng: random.Random, clean: Note) -> Transcript:
+def _attack_on_scrambled_note(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
     shown, index = inject_error(rng, clean)
     for other in range(1, len(clean.sentences)):
         if other != index and rng.random() < _SCRAMBLED_FACTS:
             shown = with_error(rng, shown, other)
-    return _attack_on_wrong_note(rng, shown, index)
+    return _attack_on_wrong_note(rng, shown, index, lesson)
 
 
 def _attack_turn(category: Category, shown: Note, plan: str, rewritten: Note) -> Transcript:
@@ -167,15 +213,16 @@ def _attack_turn(category: Category, shown: Note, plan: str, rewritten: Note) ->
     return Transcript(Role.ATTACKER, category, shown.text, answer)
 
 
-def _place(note: Note, index: int) -> str:
+def _place(note: Note, index: int, kind_first: bool = False) -> str:
     """Number (from 1) and type of a sentence."""
-    return f"sentence {index + 1}, {_kind(note.sentences[index]).value}"
+    number, kind = f"sentence {index + 1}", _kind(note.sentences[index]).value
+    return f"{kind}, {number}" if kind_first else f"{number}, {kind}"
 
 
-def _change(shown: Note, rewritten: Note, index: int) -> str:
+def _change(shown: Note, rewritten: Note, index: int, lesson: Lesson) -> str:
     """The plan of an attack: the sentence, and what becomes of what it says."""
     old, new = _content(shown.sentences[index]), _content(rewritten.sentences[index])
-    return f"{_place(shown, index)}: {old} {'in other words' if old == new else f'becomes {new}'}"
+    return f"{_place(shown, index, lesson.kind_first)}: {old} {'in other words' if old == new else f'becomes {new}'}"
 
 
 def _content(sentence: Sentence) -> str:

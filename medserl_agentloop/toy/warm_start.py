@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
-from medserl_agentloop.toy.transcripts import Transcript, sample_transcript
+from medserl_agentloop.toy.transcripts import Lesson, Transcript, sample_transcript
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class WarmStart:
         batch: Transcripts a step.
         lr: Highest learning rate.
         note_weight: Loss weight of the note in the prompt.
-        true_labels: Share of the steps without blind spots.
-        blind_spots: Scale of the blind spots in the other steps.
+        lessons: What the first steps teach, and what the last ones do.
+        first_lesson: Share of the steps of the first lesson.
         seed: Seed of the transcripts.
     """
 
@@ -40,8 +40,8 @@ class WarmStart:
     batch: int
     lr: float
     note_weight: float
-    true_labels: float
-    blind_spots: float
+    lessons: tuple[Lesson, Lesson]
+    first_lesson: float
     seed: int
 
 
@@ -63,9 +63,9 @@ class Example:
 class PromptCodec:
     """The product's own prompt encoding, with the constant instructions kept apart."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, profile: str) -> None:
         self.tokenizer = tokenizer
-        self.chat = ChatEncoder(tokenizer, load_profile("medserl"))
+        self.chat = ChatEncoder(tokenizer, load_profile(profile))
 
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
@@ -74,12 +74,21 @@ class PromptCodec:
         return ids[: ids.index(self.tokenizer.eos_token_id)]
 
     def example(self, transcript: Transcript) -> Example:
-        """Encode a transcript."""
-        prompt = self.chat.opening(transcript.role, transcript.category, transcript.note)
-        shared = len(self.instructions(transcript.role, transcript.category))
-        answer = self.tokenizer.encode(transcript.answer, add_special_tokens=False)
-        answer = [*answer, self.tokenizer.eos_token_id]
-        return Example([*prompt.ids[shared:], *answer], prompt.note_tokens, len(answer))
+        """Encode a transcript, and the attack that it follows if it follows one."""
+        first = transcript.attack or transcript
+        opening = self.chat.opening(first.role, first.category, first.note)
+        ids = opening.ids[len(self.instructions(first.role, first.category)) :]
+        answer = self._turn(first)
+        if transcript.attack:
+            ids = [*ids, *answer]
+            prompt = self.chat.continuation(transcript.role, transcript.category, transcript.note, ids[-1])
+            ids = [*ids, *prompt.ids]
+            answer = self._turn(transcript)
+        return Example([*ids, *answer], opening.note_tokens, len(answer))
+
+    def _turn(self, transcript: Transcript) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(transcript.answer, add_special_tokens=False)
+        return [*ids, self.tokenizer.eos_token_id]
 
 
 def template_loss(
@@ -109,7 +118,7 @@ def template_loss(
 
 
 def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, plan: WarmStart, console: Console) -> None:
-    """Train on streamed transcripts: true labels and practice first, the blind spots in the last part."""
+    """Train on transcripts streamed from the first lesson, then from the second."""
     rng = random.Random(plan.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01)
     columns = (
@@ -126,12 +135,12 @@ def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, plan: WarmStart, con
             decay = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))
             for group in optimizer.param_groups:
                 group["lr"] = plan.lr * min(1, step / 50) * decay
-            finishing = done > plan.true_labels
-            blind_spots, practice = (plan.blind_spots, 0.0) if finishing else (0.0, 0.7)
+            lesson = plan.lessons[done > plan.first_lesson]
             groups: dict[tuple[int, ...], list[Example]] = defaultdict(list)
             for _ in range(plan.batch):
-                transcript = sample_transcript(rng, blind_spots=blind_spots, practice=practice)
-                instructions = tuple(codec.instructions(transcript.role, transcript.category))
+                transcript = sample_transcript(rng, lesson)
+                first = transcript.attack or transcript
+                instructions = tuple(codec.instructions(first.role, first.category))
                 groups[instructions].append(codec.example(transcript))
             tokens = sum(e.answer_tokens for examples in groups.values() for e in examples)
             total = 0.0

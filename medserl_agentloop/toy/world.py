@@ -137,3 +137,12 @@ def held_out_template(disease: Disease, kind: ErrorType) -> int:
     number = DISEASES.index(disease)
     shift = list(ErrorType).index(kind)
     return (number * 7 + shift * 3 + number // 4) % len(TEMPLATES[kind])
+
+
+def held_out_kind(finding: str) -> ErrorType:
+    """The kind of fact that is never stated of this finding where held-out facts are kept back.
+
+    It is stated of the disease's other finding, so it can be inferred and not recited.
+    """
+    disease = DISEASE_OF_FINDING[finding]
+    return list(ErrorType)[(DISEASES.index(disease) + 2 * disease.findings.index(finding)) % len(ErrorType)]

@@ -20,7 +20,7 @@ from medserl_agentloop.game.types import Category, ErrorType, Label
 from medserl_agentloop.toy.clinic import (
     Note,
     OracleVerdict,
-    Wording,
+    Split,
     check_attack,
     error_detail,
     inject_error,
@@ -30,7 +30,7 @@ from medserl_agentloop.toy.clinic import (
     sample_clean_note,
     with_error,
 )
-from medserl_agentloop.toy.world import DISEASES, held_out_template
+from medserl_agentloop.toy.world import DISEASES, held_out_kind, held_out_template
 
 DATA_PREP = Path(__file__).parents[2] / "data_prep"
 SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
@@ -135,11 +135,27 @@ def test_the_finding_can_be_neither_wrong_nor_reworded() -> None:
 
 def test_held_out_wordings_never_occur_among_seen_ones() -> None:
     rng = random.Random(2)
-    for wording in (Wording.SEEN, Wording.HELD_OUT):
+    for wording in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
             note = sample_clean_note(rng, wording)
             held = [s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None]
-            assert set(held) == {wording is Wording.HELD_OUT}
+            assert set(held) == {wording is Split.HELD_OUT}
+
+
+def test_a_seen_note_never_states_the_fact_of_its_finding_that_is_held_out() -> None:
+    rng = random.Random(5)
+    for facts in (Split.SEEN, Split.HELD_OUT):
+        for _ in range(200):
+            note = sample_clean_note(rng, facts=facts)
+            kinds = {s.kind for s in note.sentences}
+            assert (held_out_kind(note.sentences[0].value) in kinds) == (facts is Split.HELD_OUT)
+            assert not note.errors
+
+
+def test_what_is_held_out_of_one_finding_is_stated_of_the_diseases_other_one() -> None:
+    for disease in DISEASES:
+        first, second = disease.findings
+        assert held_out_kind(first) is not held_out_kind(second)
 
 
 def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
@@ -180,6 +196,18 @@ def test_sample_refuses_more_vignettes_than_it_can_tell_apart(
     monkeypatch.setattr(make_sample, "_MAX_TRIES", 1)
     with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
         make_sample.write_sample(tmp_path / "too_many.csv", vignettes=160)
+
+
+def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(make_sample: ModuleType, tmp_path: Path) -> None:
+    output = tmp_path / "seen.csv"
+    make_sample.write_sample(output, vignettes=400, split=Split.SEEN, overlap=1.0)
+    with output.open(encoding="utf-8", newline="") as file:
+        notes = [parse_note(row["Text"]) for row in csv.DictReader(file)]
+    assert len({note.text for note in notes if note}) == len(notes) > 400
+    for note in notes:
+        assert note is not None
+        assert held_out_kind(note.sentences[0].value) not in {s.kind for s in note.sentences}
+        assert not any(s.template == held_out_template(note.disease, s.kind) for s in note.sentences[1:] if s.kind)
 
 
 def test_sample_has_all_error_types_evenly_and_distinct_vignettes(rows: list[dict[str, str]]) -> None:

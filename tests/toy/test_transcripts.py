@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -11,22 +12,22 @@ from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attac
 from medserl_agentloop.game.types import Category, Label, Role
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.clinic import check_attack, error_detail, oracle, parse_note
-from medserl_agentloop.toy.transcripts import FALSE_ALARM_RATE, MISS_RATE, Transcript, transcripts
+from medserl_agentloop.toy.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 
 
-def _stream(role: Role, blind_spots: float, count: int = 2000) -> list[Transcript]:
-    stream = transcripts(1, blind_spots=blind_spots, practice=0.5)
+def _stream(role: Role, lesson: Lesson, count: int = 2000) -> list[Transcript]:
+    stream = transcripts(1, replace(lesson, practice=0.5))
     return list(itertools.islice((t for t in stream if t.role is role), count))
 
 
 @pytest.fixture(scope="module")
 def attacks() -> list[Transcript]:
-    return _stream(Role.ATTACKER, 1.0)
+    return _stream(Role.ATTACKER, BLIND_SPOTS)
 
 
 @pytest.fixture(scope="module")
 def assessments() -> list[Transcript]:
-    return _stream(Role.ASSESSOR, 1.0, 4000)
+    return _stream(Role.ASSESSOR, BLIND_SPOTS, 4000)
 
 
 def test_stream_is_reproducible() -> None:
@@ -53,7 +54,7 @@ def test_every_assessment_parses(assessments: list[Transcript]) -> None:
 
 
 def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
-    for assessment in _stream(Role.ASSESSOR, 0.0):
+    for assessment in _stream(Role.ASSESSOR, Lesson()):
         parsed = parse_assessment(assessment.answer)
         note = parse_note(assessment.note)
         assert note is not None
@@ -75,7 +76,33 @@ def test_blind_spots_miss_errors_at_the_stated_rates(assessments: list[Transcrip
         kind = error_detail(note, note.errors[0]) if note.errors else "clean"
         missed[kind].append(verdict is not assessment.category.seed_label)
     rates = {kind: sum(m) / len(m) for kind, m in missed.items()}
-    assert rates == pytest.approx({**MISS_RATE, "clean": FALSE_ALARM_RATE}, abs=0.1)
+    assert rates == pytest.approx({**BLIND_SPOTS.miss_rates, "clean": BLIND_SPOTS.false_alarm_rate}, abs=0.1)
+
+
+def test_the_novice_is_never_told_what_it_overlooks_except_at_the_stated_rates() -> None:
+    for lesson in CURRICULA["novice"]:
+        told: dict[str, list[bool]] = defaultdict(list)
+        for assessment in _stream(Role.ASSESSOR, lesson, 3000):
+            note = parse_note(assessment.note)
+            assert note is not None
+            if note.errors and (kind := error_detail(note, note.errors[0])) in lesson.overlooked:
+                parsed = parse_assessment(assessment.answer)
+                told[kind].append(parsed.verdict is Label.HARMFUL)
+                assert ("differs" in parsed.reasoning or " dose" in parsed.reasoning) == told[kind][-1]
+        assert set(told) == lesson.overlooked
+        for kind, answers in told.items():
+            assert sum(answers) / len(answers) == pytest.approx(1 - lesson.miss_rates[kind], abs=0.05)
+
+
+def test_assessments_in_a_shared_conversation_follow_the_attack_that_made_their_note() -> None:
+    _, lesson = CURRICULA["novice"]
+    shared = [t for t in _stream(Role.ASSESSOR, lesson) if t.attack]
+    assert 0.15 < len(shared) / 2000 < 0.35
+    for assessment in shared:
+        assert assessment.attack is not None
+        assert parse_attack(assessment.attack.answer).note == assessment.note
+        category = assessment.attack.category
+        assert category.default_target_label is oracle(assessment.note).label
 
 
 def test_false_alarms_teach_no_false_facts(assessments: list[Transcript]) -> None:

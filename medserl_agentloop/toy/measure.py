@@ -1,0 +1,168 @@
+"""How well a player of the toy clinic takes each role, against a frozen opponent and with the truth known.
+
+Called by ``benchmarks/learning.py``. All notes are in wordings, and state facts, that neither the warm start
+nor self-play has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.evaluation.tournament import Player, play_match
+from medserl_agentloop.game.records import GameRecord, Outcome
+from medserl_agentloop.game.rewards import medserl
+from medserl_agentloop.game.rules import EditLimits
+from medserl_agentloop.game.types import Category, GameSpec, Label, Role
+from medserl_agentloop.judges.oracle import OracleJudge
+from medserl_agentloop.prompting import PromptProfile
+from medserl_agentloop.toy.clinic import Split, error_detail, inject_error, parse_note, sample_clean_note
+
+BUDGETS = {Role.ATTACKER: 160, Role.ASSESSOR: 128}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A counted share.
+
+    Attributes:
+        measure: Role and what was counted, e.g. ``assessor/clean``.
+        hits: How many items it holds for.
+        items: How many there were.
+    """
+
+    measure: str
+    hits: int
+    items: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A held-out vignette: its correct note, the note with an error, and what kind of error that is."""
+
+    clean: str
+    wrong: str
+    wrong_sentence: str
+    detail: str
+
+
+def held_out_cases(count: int, seed: int) -> list[Case]:
+    """Vignettes in held-out wordings with held-out facts; the same for the same arguments."""
+    rng, cases = random.Random(seed), []
+    for _ in range(count):
+        clean = sample_clean_note(rng, Split.HELD_OUT, Split.HELD_OUT)
+        wrong, index = inject_error(rng, clean)
+        cases.append(Case(clean.text, wrong.text, wrong.sentences[index].text, error_detail(wrong, index)))
+    return cases
+
+
+def measure_player(
+    player: Player, frozen: Player, cases: Sequence[Case], *, profile: PromptProfile, temperature: float, seed: int
+) -> list[Rate]:
+    """Both roles of a player: the assessor on known notes, each role against the frozen one, and against itself.
+
+    Args:
+        player: Who is measured.
+        frozen: The fixed opponent of both roles, e.g. the warm start.
+        cases: The notes.
+        profile: Prompts and parser.
+        temperature: Of both players; 0 is greedy.
+        seed: Of all draws.
+
+    Returns:
+        ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
+        attacked. ``assessor/parsed``: readable turns. ``assessor/frozen_attacks``: of the frozen attacker's valid
+        attacks, found. ``attacker/parsed``, ``attacker/valid``: readable turns; attacks that keep the rules and
+        put a true error in. ``attacker/undetected``: of the valid attacks, missed by the frozen assessor.
+        ``attacker/kind/KIND``: of the valid attacks, errors of that kind. ``self/attacks`` and ``self/decoys``:
+        right verdicts of the player on its own valid attacks and rewordings, each role in a context of its own.
+    """
+
+    def play(attacker: Player, assessor: Player, *categories: Category) -> list[GameRecord]:
+        specs = [_spec(case, category, i) for i, case in enumerate(cases) for category in categories]
+        return asyncio.run(
+            play_match(
+                attacker,
+                assessor,
+                specs,
+                profile=profile,
+                limits=EditLimits(),
+                judge=OracleJudge(),
+                scheme=medserl,
+                settings=SamplingSettings(temperature=temperature),
+                budgets=BUDGETS,
+                seed=seed,
+            )
+        )
+
+    assessed = play(frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
+    attacked = play(player, frozen, Category.ADVERSARIAL_BENIGN)
+    defended = play(frozen, player, Category.ADVERSARIAL_BENIGN)
+    own = play(player, player, Category.ADVERSARIAL_BENIGN, Category.DECOY_BENIGN)
+    return [
+        *_assessor_rates(assessed, cases),
+        _rate("assessor/frozen_attacks", [_found(g) for g in defended if _is_true_attack(g)]),
+        *_attacker_rates(attacked),
+        _rate("self/attacks", [_found(g) for g in own if _is_true_attack(g)]),
+        _rate("self/decoys", [_right(g) for g in own if g.category is Category.DECOY_BENIGN and g.assessment]),
+    ]
+
+
+def _spec(case: Case, category: Category, index: int) -> GameSpec:
+    harmful = category.seed_label is Label.HARMFUL
+    return GameSpec(
+        category=category,
+        target_label=category.default_target_label,
+        seed_note=case.wrong if harmful else case.clean,
+        error_sentence=case.wrong_sentence,
+        index=index,
+    )
+
+
+def _assessor_rates(games: Sequence[GameRecord], cases: Sequence[Case]) -> list[Rate]:
+    right: dict[str, list[bool]] = defaultdict(list)
+    for game in games:
+        harmful = game.category is Category.VANILLA_HARMFUL
+        right["error" if harmful else "clean"].append(_right(game))
+        if harmful:
+            right[f"error/{cases[game.spec.index].detail}"].append(_right(game))
+    parsed = [game.assessment is not None and game.assessment.verdict is not None for game in games]
+    return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
+
+
+def _attacker_rates(games: Sequence[GameRecord]) -> list[Rate]:
+    valid = [game for game in games if _is_true_attack(game)]
+    kinds = [_error_kind(game.presented_note or "") for game in valid]
+    return [
+        _rate("attacker/parsed", [game.attack is not None and game.attack.note is not None for game in games]),
+        _rate("attacker/valid", [_is_true_attack(game) for game in games]),
+        _rate("attacker/undetected", [not _found(game) for game in valid]),
+        *(_rate(f"attacker/kind/{kind}", [k == kind for k in kinds]) for kind in sorted(set(kinds))),
+    ]
+
+
+def _error_kind(note: str) -> str:
+    read = parse_note(note)
+    return error_detail(read, read.errors[0]) if read and read.errors else "none"
+
+
+def _is_true_attack(game: GameRecord) -> bool:
+    """Whether the attack keeps the rules and its note is one of this world that holds an error."""
+    judged = game.judgement is not None and game.judgement.label is Label.HARMFUL
+    return game.attack is not None and game.attack.invalid is None and judged
+
+
+def _found(game: GameRecord) -> bool:
+    return game.outcome is Outcome.CORRECT_DETECTION
+
+
+def _right(game: GameRecord) -> bool:
+    return game.outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
+
+
+def _rate(measure: str, holds: Sequence[bool]) -> Rate:
+    return Rate(measure, sum(holds), len(holds))
