@@ -54,10 +54,10 @@ def warm_start(folder: Path, *overrides: str) -> list[float]:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same weights; they must hold all of a model's."""
+    """Whether two folders hold the same weights in bf16, as verl's merger writes; they must hold all of a model's."""
     weights = []
     for folder in (one, other):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
         weights.append(model.state_dict())
     return all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
