@@ -39,6 +39,7 @@ _OPEN_NODES = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision",
     "critic.fsdp.mixed_precision",
+    "engine.mixed_precision",
 )
 ROLE_ESTIMATOR_NAMES = tuple(NORMALIZATIONS)
 

@@ -108,11 +108,11 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
-        from medserl_agentloop.config import ConfigError, check_run, unknown_keys
+        from medserl_agentloop.config import ConfigError, check_run
         from medserl_agentloop.judges.startup import unreachable
 
         if self.platform is not None:
-            self._choose_platform(self.platform)
+            _choose_platform(self.platform)
         try:
             selfplay = check_run(config)
             if self.platform == cpu.PLATFORM_NAME:
@@ -122,23 +122,62 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             raise SystemExit(f"[medserl] {error}") from None
         if problem := unreachable(selfplay.judge, selfplay.judge_server):
             print(f"[medserl] warning: {problem}", flush=True)
-        for key in unknown_keys(config, compose(config.hydra.job.config_name)):
-            print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)
+        _warn_of_unknown_keys(config)
 
-    @staticmethod
-    def _choose_platform(name: str) -> None:
-        # Not at the top: in another verl this import could fail before the version is checked.
-        from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
 
-        os.environ["VERL_PLATFORM"] = name  # for Ray's processes
-        cpu.register()
-        platform = PlatformRegistry.get(name)
-        if platform is None:
-            raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")
-        # verl has looked for an accelerator while it was imported (trainer/constants_ppo.py), before
-        # any config could say which one to use.
-        if get_platform().device_name != name:
-            set_platform(platform())
+class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped
+    """The same for the recipes of verl's SFT trainer.
+
+    Args:
+        platform: As for ``StartupCheck``.
+    """
+
+    def __init__(self, platform: str | None = None) -> None:
+        self.platform = platform
+
+    def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Stop the run with one clear line if it cannot work."""
+        job = config.hydra.job
+        if job.config_name != "sft_trainer_engine":
+            raise SystemExit(
+                "[medserl] this recipe is a warm start; run it with python -m verl.trainer.sft_trainer_ray"
+            )
+        if config.model.lora_rank > 0 and "hf_model" in config.checkpoint.save_contents:
+            raise SystemExit(
+                "[medserl] with LoRA, verl's hf_model folder holds names that no model reads, and would load as random "
+                "weights; set 'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
+            )
+        if self.platform is not None:
+            # verl/utils/distributed.py (initialize_global_process_group) asks torch for "cpu:gloo,cpu:gloo".
+            if job.name == "sft_trainer":
+                raise SystemExit(
+                    "[medserl] verl.trainer.sft_trainer cannot run on the CPU; "
+                    "use python -m verl.trainer.sft_trainer_ray, without torchrun"
+                )
+            _choose_platform(self.platform)
+        _warn_of_unknown_keys(config)
+
+
+def _warn_of_unknown_keys(config: DictConfig) -> None:
+    from medserl_agentloop.config import unknown_keys
+
+    for key in unknown_keys(config, compose(config.hydra.job.config_name)):
+        print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)
+
+
+def _choose_platform(name: str) -> None:
+    # Not at the top: in another verl this import could fail before the version is checked.
+    from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
+
+    os.environ["VERL_PLATFORM"] = name  # for Ray's processes
+    cpu.register()
+    platform = PlatformRegistry.get(name)
+    if platform is None:
+        raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")
+    # verl has looked for an accelerator while it was imported (trainer/constants_ppo.py), before
+    # any config could say which one to use.
+    if get_platform().device_name != name:
+        set_platform(platform())
 
 
 register()

@@ -9,7 +9,7 @@ verl tokenises each message alone, and Qwen3's chat template takes the reasoning
 message that follows no question. verl then stops with "apply_chat_template to each turn separately";
 its own advice, ``ignore_input_ids_mismatch=True``, would train on answers without reasoning. Give such
 a model a plain template for the warm start instead, with
-``data.apply_chat_template_kwargs.chat_template``; ``assets/tiny_player/chat_template.jinja`` is one.
+``data.apply_chat_template_kwargs.chat_template``, as ``recipes/warm_start_base.yaml`` does.
 """
 
 from __future__ import annotations

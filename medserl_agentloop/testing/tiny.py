@@ -72,15 +72,16 @@ def tiny_model(vocab_size: int, *, seed: int = 0, attention: str = "sdpa") -> Qw
     return Qwen3ForCausalLM(config).float().eval()
 
 
-def compose_run(*overrides: str) -> DictConfig:
-    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, Hydra's own node included.
+def compose_run(*overrides: str, config_name: str = "ppo_trainer") -> DictConfig:
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does.
 
     Args:
         *overrides: As on the command line, e.g. ``+recipes=quickstart``.
+        config_name: verl's config; ``sft_trainer_engine`` is that of its SFT trainers.
     """
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config: DictConfig = compose("ppo_trainer", overrides=list(overrides))
+        config: DictConfig = compose(config_name, overrides=list(overrides))
     return config
 
 

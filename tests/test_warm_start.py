@@ -1,0 +1,91 @@
+"""Real runs of verl's own SFT trainer on the CPU: nothing is faked here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REPOSITORY = PACKAGE.parent
+STEPS = 6
+
+
+def run(folder: Path, *command: Any) -> str:
+    """Run a command in ``folder`` and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
+
+
+@pytest.fixture
+def player(tmp_path: Path) -> Path:
+    """A folder with data and a model of random weights, where a run can be started."""
+    sample = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
+    script = REPOSITORY / "data_prep" / "sft_to_parquet.py"
+    run(tmp_path, script, "--input", sample, "--output", "data/warm_start")
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "player")
+    tiny_model(len(tokenizer)).save_pretrained(tmp_path / "player")
+    return tmp_path
+
+
+def warm_start(folder: Path, *overrides: str) -> list[float]:
+    """Train a few steps as a user would type it, and return the losses."""
+    command = ["-m", "verl.trainer.sft_trainer_ray", "+recipes=warm_start", "model.path=player", "optim.lr=1e-2"]
+    command += [f"trainer.total_training_steps={STEPS}", "data.val_files=null", "data.train_batch_size=4", *overrides]
+    printed = run(folder, *command)
+    return [float(loss) for loss in re.findall(r"train/loss:([\d.]+)", printed)]
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same weights in bf16, as verl's merger writes; they must hold all of a model's."""
+    weights = []
+    for folder in (one, other):
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        weights.append(model.state_dict())
+    return all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_a_warm_start_lowers_the_loss_and_leaves_a_model_to_play_with(player: Path) -> None:
+    losses = warm_start(player)
+    assert len(losses) == STEPS and losses[-1] < 0.8 * losses[0]
+    result = player / "runs" / "warm_start" / f"global_step_{STEPS}" / "huggingface"
+    assert not same(player / "player", result)
+    # The plain template was for the training data alone.
+    assert AutoTokenizer.from_pretrained(result).chat_template == tiny_tokenizer().chat_template
+
+
+def test_a_lora_adapter_is_merged_as_the_documentation_says(player: Path) -> None:
+    lora = ["model.lora_rank=8", "checkpoint.save_contents=[model,optimizer,extra]"]
+    losses = warm_start(player, *lora, "trainer.experiment_name=warm_start_qwen3_4b_lora")
+    assert losses[-1] < losses[0]
+    checkpoint = player / "runs" / "warm_start_qwen3_4b_lora" / f"global_step_{STEPS}"
+    checkpoint.rename(checkpoint.with_name("global_step_N"))
+
+    text = (REPOSITORY / "docs" / "warm_start.md").read_text()
+    (merger,) = re.findall(r"python (-m verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    run(player, *merger.split())
+    run(player, "-c", code)
+    parts = player / "runs" / "warm_start_qwen3_4b_lora" / "parts"
+    merged = player / "runs" / "warm_start_qwen3_4b_lora" / "merged"
+    assert same(player / "player", parts), "verl's merger leaves the adapter beside the weights"
+    assert not same(parts, merged)
+    AutoTokenizer.from_pretrained(merged)

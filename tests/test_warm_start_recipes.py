@@ -1,0 +1,122 @@
+"""The recipes of verl's SFT trainer: composed as the command does, read by verl's own classes and data set."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from rollout.families import qwen3
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+from medserl_agentloop.config import unknown_keys
+from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.testing.tiny import compose_run
+
+REPOSITORY = PACKAGE.parent
+RECIPES = sorted(path.stem for path in resource("recipes").glob("warm_start*.yaml"))
+QWEN = [recipe for recipe in RECIPES if "qwen3_4b" in recipe]
+
+
+def composed(*overrides: str) -> DictConfig:
+    return compose_run(*overrides, config_name="sft_trainer_engine")
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sft")
+    command: list[Any] = [sys.executable, REPOSITORY / "data_prep" / "sft_to_parquet.py", "--output", folder]
+    command += ["--input", REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
+    assert unknown_keys(composed(f"+recipes={recipe}"), composed()) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_verls_own_classes_accept_a_recipe(recipe: str) -> None:
+    """As ``SFTTrainer._build_config`` reads it; the tiny player stands in for the model, which is not here."""
+    config = composed(f"+recipes={recipe}", f"model.path={resource('assets/tiny_player')}")
+    OmegaConf.resolve(config)
+    model = omega_conf_to_dataclass(config.model)
+    engine, optim, checkpoint = (omega_conf_to_dataclass(config[k]) for k in ("engine", "optim", "checkpoint"))
+    omega_conf_to_dataclass(config.profiler)
+    assert engine.strategy == "fsdp2" and optim.lr_scheduler_type == "cosine"
+    assert ("hf_model" in checkpoint.save_contents) == (model.lora_rank == 0)
+
+
+def test_the_lora_recipe_reaches_every_projection_of_a_qwen3() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from medserl_agentloop.testing.tiny import tiny_model
+
+    config = composed("+recipes=warm_start_qwen3_4b_lora").model
+    model = tiny_model(300)
+    linear = {name.split(".")[-1] for name, layer in model.named_modules() if type(layer).__name__ == "Linear"}
+    assert set(config.target_modules) == linear - {"lm_head"}
+    targets = OmegaConf.to_container(config.target_modules)
+    trained = get_peft_model(model, LoraConfig(r=config.lora_rank, target_modules=targets))
+    assert sum("lora_A" in name for name, _ in trained.named_parameters()) == 2 * len(linear - {"lm_head"})
+
+
+@pytest.mark.parametrize("recipe", QWEN)
+def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(recipe: str, conversations: Path) -> None:
+    """With a tokenizer whose own template takes the reasoning out, as Qwen3's does."""
+    data = composed(f"+recipes={recipe}").data
+    tokenizer = qwen3()
+    path = conversations / "sft_val.parquet"
+    dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
+    rows = pq.read_table(path).to_pylist()
+    assert len(dataset) == len(rows) > 0
+    for item, row in zip((dataset[i] for i in range(len(rows))), rows, strict=True):
+        *prompt, answer = row["messages"]
+        learnt = item["loss_mask"] == 1
+        assert "<think>" in answer["content"]
+        assert tokenizer.decode(item["input_ids"][learnt].tolist()) == answer["content"] + "<|im_end|>\n"
+        own = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(item["input_ids"][~learnt].tolist()) == own
+
+
+def check(*overrides: str, config_name: str = "sft_trainer_engine") -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+        instantiate(config.hydra.callbacks.medserl).on_run_start(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+recipes=warm_start", "model.lora_rank=8"], "checkpoint.save_contents"),
+        (["+recipes=warm_start", "hydra.job.name=sft_trainer"], "verl.trainer.sft_trainer cannot run on the CPU"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_clear_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        check(*overrides)
+
+
+def test_the_trainer_of_self_play_is_told_which_one_to_run() -> None:
+    with pytest.raises(SystemExit, match=r"python -m verl\.trainer\.sft_trainer_ray"):
+        check("+recipes=warm_start_qwen3_4b", config_name="ppo_trainer")
+
+
+@pytest.mark.parametrize("recipe", QWEN)
+def test_on_gpus_both_of_verls_sft_trainers_may_run(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("sft_trainer", "sft_trainer_ray"):
+        check(f"+recipes={recipe}", f"hydra.job.name={name}")
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_misspelt_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    check("+recipes=warm_start_qwen3_4b", "+engine.strategi=fsdp2")
+    assert "engine.strategi (did you mean 'strategy'?)" in capsys.readouterr().out
