@@ -24,20 +24,20 @@ from typing import Annotated
 
 import torch
 import typer
-from learning_results import RESULTS
+from learning_results import ESTIMATORS, RESULTS
 from rich.console import Console
 
 from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.paths import resource
 from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.toy.measure import Rate, held_out_cases, measure_player
+from medserl_agentloop.toy.measure import Case, Measurement, Rate, held_out_cases
 
 ROOT = Path(__file__).parents[1]
 DATA = Path("data/learn")
 RUNS = Path("runs/learn")
 PROFILE = "brief"
-CASES, CASES_SEED = 500, 90_001
-TEMPERATURES = (1.0, 0.0)
+CASES_SEED = 90_001
 STEP_METRICS = (
     "selfplay/attacker/valid_rate",
     "selfplay/attacker/success_rate",
@@ -46,6 +46,7 @@ STEP_METRICS = (
     "selfplay/attacker/no_signal_rate",
     "selfplay/attacker/self_similarity",
     "selfplay/judge/no_error_rate",
+    "selfplay/assessor/turns",
     "selfplay/assessor/accuracy",
     "selfplay/assessor/accuracy/adversarial_benign",
     "selfplay/assessor/accuracy/decoy_benign",
@@ -56,6 +57,7 @@ STEP_METRICS = (
     "actor/grad_norm",
     "timing_s/step",
 )
+GAME_SUM = "largest sum of both roles' game reward"
 
 
 @dataclass(frozen=True)
@@ -65,28 +67,40 @@ class Experiment:
     Attributes:
         overrides: What is changed in ``recipes/learn.yaml``.
         measured: Steps whose checkpoints are measured; the last one always is.
+        temperatures: What they are measured at; 0 is greedy.
+        with_games: Whether they also play themselves.
     """
 
     overrides: tuple[str, ...] = ()
     measured: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = (1.0,)
+    with_games: bool = True
+
+
+def _ablation(*overrides: str) -> Experiment:
+    return Experiment((*overrides, f"trainer.total_training_steps={ABLATION_STEPS}"))
 
 
 def _one_role(estimator: str, role: str) -> Experiment:
-    other = "assessor" if role == "attacker" else "attacker"
-    anchor = ("actor_rollout_ref.actor.use_kl_loss=True", f"selfplay.anchor.{other}={ANCHOR}")
+    own_form: tuple[str, ...] = ()
+    if estimator != "role_reinforce_pp":
+        own_form = ("selfplay.credit.normalize.attacker=null", "selfplay.credit.normalize.assessor=null")
+    # The attacker's plan is another matter than the verdicts; what it learns must not spoil them.
+    anchor = ("actor_rollout_ref.actor.use_kl_loss=True", f"selfplay.anchor.assessor={ANCHOR}")
     steps = (f"trainer.total_training_steps={ONE_ROLE_STEPS}", f"trainer.save_freq={ONE_ROLE_STEPS}")
-    return Experiment((f"algorithm.adv_estimator={estimator}", f"selfplay.train={role}", *anchor, *steps))
+    overrides = (f"algorithm.adv_estimator={estimator}", f"selfplay.train={role}", *own_form, *steps)
+    return Experiment((*overrides, *(anchor if role == "attacker" else ())), with_games=False)
 
 
-ANCHOR = 0.05
-ONE_ROLE_STEPS = 40
-ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
+ANCHOR = 0.2
+ONE_ROLE_STEPS = 12
+ABLATION_STEPS = 30
 EXPERIMENTS = {
-    "headline": Experiment(measured=(20, 40, 60)),
-    "reinforce_plus_plus": Experiment(("algorithm.adv_estimator=reinforce_plus_plus",)),
-    "shared": Experiment(("selfplay.context=shared",)),
-    "unchecked": Experiment(
-        ("selfplay.judge=labels", "selfplay.edits.max_changed_sentences=100", "selfplay.edits.max_changed_words=1000")
+    "headline": Experiment(measured=(20, 40), temperatures=(1.0, 0.0)),
+    "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus"),
+    "shared": _ablation("selfplay.context=shared"),
+    "unchecked": _ablation(
+        "selfplay.judge=labels", "selfplay.edits.max_changed_sentences=100", "selfplay.edits.max_changed_words=1000"
     ),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
@@ -101,7 +115,7 @@ def prepare_data(folder: Path = DATA) -> None:
         return
     tools, notes = ROOT / "data_prep", folder / "toy_clinic.csv"
     sample = ["--vignettes", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
-    mix = ["--mix", "adversarial_benign=1,decoy_benign=1"]
+    mix = ["--mix", "adversarial_benign=3,decoy_benign=2"]
     rows = ["--input", notes, "--profile", PROFILE, *mix, "--output", folder]
     for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
         subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
@@ -114,7 +128,7 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
         *EXPERIMENTS[experiment].overrides,
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
-        f"+actor_rollout_ref.rollout.seed={seed}",
+        f"actor_rollout_ref.rollout.seed={seed}",
         f"trainer.experiment_name={experiment}_{seed}",
         f"trainer.default_local_dir={RUNS / experiment / str(seed)}",
         f"hydra.run.dir={RUNS / experiment / str(seed) / 'hydra'}",
@@ -143,27 +157,29 @@ def train(experiment: str, seed: int, extra: Iterable[str]) -> None:
     (folder / ".complete").write_text(f"{time.monotonic() - started:.0f} s\n")
 
 
-def train_and_measure(experiment: str, seed: int, extra: list[str]) -> None:
+def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) -> None:
     """One run, then its checkpoints and what it started from, each measured once."""
     train(experiment, seed, extra)
-    _measured_once(RUNS / "novice" / str(seed) / "rates_0.csv", resource("assets/novice"), seed)
+    torch.set_num_threads(1)
+    cases, kind = held_out_cases(count, CASES_SEED), EXPERIMENTS[experiment]
+    start = Experiment(temperatures=(1.0, 0.0))
+    _measured_once(RUNS / "novice" / str(seed) / "rates_0.csv", resource("assets/novice"), seed, start, cases)
     folder = RUNS / experiment / str(seed)
-    steps = [int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for step in sorted({*EXPERIMENTS[experiment].measured, max(steps)}):
+    last = max(int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    for step in sorted({last, *(step for step in kind.measured if step < last)}):
         checkpoint = folder / f"global_step_{step}" / "actor" / "huggingface"
-        _measured_once(folder / f"rates_{step}.csv", checkpoint, seed)
+        _measured_once(folder / f"rates_{step}.csv", checkpoint, seed, kind, cases)
 
 
-def _measured_once(output: Path, model: Path, seed: int) -> None:
+def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:
     if output.exists():
         return
-    torch.set_num_threads(1)
     profile = load_profile(PROFILE)
     frozen, player = Player.load(resource("assets/novice"), profile), Player.load(model, profile)
-    cases = held_out_cases(CASES, CASES_SEED)
     rows = []
-    for temperature in TEMPERATURES:
-        rates = measure_player(player, frozen, cases, profile=profile, temperature=temperature, seed=seed)
+    for temperature in kind.temperatures:
+        measurement = Measurement(frozen, cases, profile, temperature, seed)
+        rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
         rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
         console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -186,14 +202,31 @@ def collect(experiment: str, seeds: Iterable[int], results: Path) -> None:
         for file in sorted(files, key=lambda f: int(f.stem.split("_")[1])):
             with file.open(newline="") as lines:
                 rates += [(seed, file.stem.split("_")[1], *row) for row in list(csv.reader(lines))[1:]]
+        game_sums = largest_game_sums(folder / "games.jsonl")
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             metrics = json.loads(line)
-            values = (metrics.get(name) for name in STEP_METRICS)
+            values = [*(metrics.get(name) for name in STEP_METRICS), game_sums.get(metrics["step"])]
             steps.append((seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values)))
     results.mkdir(parents=True, exist_ok=True)
     header = ("seed", "step", "temperature", "measure", "hits", "items")
     _write_csv(results / f"{experiment}_rates.csv", header, rates)
-    _write_csv(results / f"{experiment}_steps.csv", ("seed", "step", *STEP_METRICS), steps)
+    _write_csv(results / f"{experiment}_steps.csv", ("seed", "step", *STEP_METRICS, GAME_SUM), steps)
+
+
+def largest_game_sums(games: Path) -> dict[int, float]:
+    """By step, the largest magnitude of what both roles together win in a game that has a verdict.
+
+    This is what an estimator that sums the rewards of a trajectory gives the attacker for it.
+    """
+    largest: dict[int, float] = {}
+    with games.open(encoding="utf-8") as lines:
+        for line in lines:
+            record = GameRecord.model_validate_json(line)
+            won = [components.get("game") for components in record.rewards.values()]
+            if record.attack and record.assessment and record.assessment.verdict and None not in won:
+                total = abs(sum(value or 0.0 for value in won))
+                largest[record.step] = max(total, largest.get(record.step, 0.0))
+    return largest
 
 
 def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
@@ -208,6 +241,7 @@ def main(
     experiments: Annotated[list[str], typer.Argument(help=f"Any of: {', '.join(EXPERIMENTS)}.")],
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
     jobs: Annotated[int, typer.Option(help="Runs at a time; each keeps one core busy.")] = os.cpu_count() or 1,
+    cases: Annotated[int, typer.Option(help="Held-out cases that players are measured on.")] = 500,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = RESULTS,
     override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
 ) -> None:
@@ -218,8 +252,9 @@ def main(
     numbers = [int(seed) for seed in seeds.split(",")]
     prepare_data()
 
+    runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(train_and_measure, e, s, override or []) for e in experiments for s in numbers]:
+        for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:
             done.result()
     for experiment in experiments:
         collect(experiment, numbers, results)

@@ -1,4 +1,4 @@
-"""Draw the pictures of ``docs/learning.md`` and print its tables, from the CSV files beside them.
+"""Draw the pictures of ``docs/learning.md`` and fill in its tables, from the committed CSV files.
 
 Run by hand after `benchmarks/learning.py`: ``python benchmarks/learning_pictures.py``. Each picture names the
 hash of the files it was drawn from, so that a test can tell an old one.
@@ -7,14 +7,30 @@ hash of the files it was drawn from, so that a test can tell an old one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import matplotlib
+import typer
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from learning_results import KINDS, RESULTS, Rates, source_hash
+from learning_results import (
+    ABLATIONS,
+    ESTIMATORS,
+    KINDS,
+    RESULTS,
+    Rates,
+    Share,
+    chosen,
+    headline_sentence,
+    headline_table,
+    markdown,
+    source_hash,
+    with_tables,
+)
 
+PAGE = RESULTS.with_suffix(".md")
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
 plt.rcParams.update(
@@ -44,9 +60,9 @@ def curve(
         axes.plot(steps, values, style, color=colour, lw=0.6, alpha=0.6)
 
 
-def headline() -> None:
+def headline(folder: Path) -> None:
     """Both roles by step, and which errors make the difference."""
-    rates = Rates.of("headline")
+    rates = Rates.of("headline", folder)
     figure, ((left, right), (kinds, attacks)) = plt.subplots(2, 2, figsize=(8.4, 6.0), sharex=True)
     for temperature, label, style in ((1.0, "temperature 1", "-"), (0.0, "greedy", "--")):
         curve(left, rates, ("assessor/clean", "assessor/error"), temperature, label, BLUE, style)
@@ -58,7 +74,7 @@ def headline() -> None:
         found = [100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps]
         kinds.plot(rates.steps, found, color=colour, lw=2, label=kind)
     kinds.set_title("Assessor: errors found, by kind")
-    layers = [[100 * chosen(rates, kind, step) for step in rates.steps] for kind in KINDS]
+    layers = [[100 * chosen(rates, kind, step).value for step in rates.steps] for kind in KINDS]
     attacks.stackplot(rates.steps, layers, colors=KIND_COLOURS, labels=KINDS)
     attacks.set_title("Attacker: errors put in, by kind")
     for axes in (left, right, kinds, attacks):
@@ -70,23 +86,79 @@ def headline() -> None:
     for axes in (left, right):
         axes.legend(loc="lower right")
     attacks.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
-    save(figure, "headline", "headline")
+    save(figure, folder / "headline.svg", "headline")
 
 
-def chosen(rates: Rates, kind: str, step: int) -> float:
-    """Share of valid attacks at temperature 1 that put in an error of ``kind``."""
-    hits = rates.share(f"attacker/kind/{kind}", step, 1.0).hits
-    return hits / max(1, rates.share("attacker/undetected", step, 1.0).items)
+def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
+    """One share per line with its interval; the first one, the starting point, as a dashed line too."""
+    for line, share in enumerate(shares):
+        low, high = share.interval
+        axes.plot([100 * low, 100 * high], [line, line], color=colour, lw=2)
+        axes.plot(100 * share.value, line, "o", color=colour)
+    axes.axvline(100 * shares[0].value, color=GREY, ls="--", lw=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, 101)
+    axes.set_xlabel("%")
+    axes.set_title(title)
 
 
-def save(figure: Any, name: str, *experiments: str) -> None:
-    """Write ``NAME.svg`` with the hash of its sources."""
+def ablations(folder: Path) -> None:
+    """The headline run and the same without one of its parts."""
+    runs = {name: Rates.of(name, folder) for name in ABLATIONS}
+    names = ["novice", *(name.replace("_", " ") for name in ABLATIONS)]
+    figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.6), sharey=True)
+    novice = next(iter(runs.values()))
+    for place, title, measures, colour in (
+        (axes[0], "Assessor: balanced accuracy, held-out", ("assessor/clean", "assessor/error"), BLUE),
+        (axes[1], "Attacker: undetected by the novice", ("attacker/undetected",), ORANGE),
+        (axes[2], "Attacker: valid attacks", ("attacker/valid",), GREEN),
+    ):
+        ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
+        dots(place, names, [novice.share(measures, novice.steps[0], 1.0), *ends], title, colour)
+    save(figure, folder / "ablations.svg", *ABLATIONS)
+
+
+def estimators(folder: Path) -> None:
+    """One role trained alone with each estimator."""
+    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
+    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in ESTIMATORS}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
+    for place, title, measures, runs, colour in (
+        (left, "Attacker alone: undetected by the novice", ("attacker/undetected",), attackers, ORANGE),
+        (right, "Assessor alone: balanced accuracy", ("assessor/clean", "assessor/error"), assessors, BLUE),
+    ):
+        novice = next(iter(runs.values()))
+        ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
+        shares = [novice.share(measures, novice.steps[0], 1.0), *ends]
+        dots(place, ["novice", *ESTIMATORS], shares, title, colour)
+    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in ESTIMATORS for role in ("attacker", "assessor")))
+
+
+def save(figure: Any, path: Path, *experiments: str) -> None:
+    """Write a picture with the hash of its sources."""
     figure.tight_layout()
-    path = RESULTS / f"{name}.svg"
-    figure.savefig(path, metadata={"Date": None, "Source": source_hash(*experiments)})
+    figure.savefig(path, metadata={"Date": None, "Source": source_hash(*experiments, folder=path.parent)})
     plt.close(figure)
     print(path)
 
 
+PICTURES = {"headline": headline, "ablations": ablations, "estimators": estimators}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    pictures: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = RESULTS,
+) -> None:
+    """Draw pictures; where they are those of ``docs/learning.md``, bring its tables up to date."""
+    for name in pictures or PICTURES:
+        PICTURES[name](results)
+    if results.resolve() == RESULTS.resolve() and not pictures:
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
+
+
 if __name__ == "__main__":
-    headline()
+    app()

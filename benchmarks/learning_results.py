@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from pathlib import Path
 from medserl_agentloop.evaluation.tournament import wilson_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "learning"
+ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "unchecked")
+ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
+DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
 
@@ -31,6 +35,10 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         return wilson_interval(self.hits, self.items)
+
+    @property
+    def complement(self) -> Share:
+        return Share(self.items - self.hits, self.items)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -75,6 +83,126 @@ class Rates:
     def balanced(self, step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
         """Assessor's accuracy on as many correct as wrong held-out notes."""
         return self.share(("assessor/clean", "assessor/error"), step, temperature, seeds)
+
+
+def training_accuracy(experiment: str, last: int = 10, folder: Path = RESULTS) -> Share:
+    """Assessor's accuracy in a run's own games of its last steps, over all seeds."""
+    with (folder / f"{experiment}_steps.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    end = max(int(row["step"]) for row in rows)
+    late = [row for row in rows if int(row["step"]) > end - last]
+    turns = [int(float(row["selfplay/assessor/turns"])) for row in late]
+    right = [float(row["selfplay/assessor/accuracy"]) * count for row, count in zip(late, turns, strict=True)]
+    return Share(round(sum(right)), sum(turns))
+
+
+Table = list[list[str]]
+HEADLINE_LINES = {
+    "assessor, balanced accuracy": ("assessor/clean", "assessor/error"),
+    "assessor, the novice's attacks found": ("assessor/frozen_attacks",),
+    "attacker, undetected by the novice": ("attacker/undetected",),
+    "attacker, invalid": ("attacker/valid", "attacker/valid_decoys"),
+    "invalid, where an error was to be put in": ("attacker/valid",),
+    "invalid, where a sentence was to be reworded": ("attacker/valid_decoys",),
+}
+
+
+def headline_table(folder: Path = RESULTS) -> Table:
+    """Both roles of the headline run by step, at both temperatures."""
+    rates = Rates.of("headline", folder)
+    table = [["", "decoding", *(f"step {step}" for step in rates.steps)]]
+    for name, measures in HEADLINE_LINES.items():
+        for temperature, decoding in DECODING.items():
+            shares = [rates.share(measures, step, temperature) for step in rates.steps]
+            if "invalid" in name:
+                shares = [share.complement for share in shares]
+            table.append([name, decoding, *map(str, shares)])
+    return table
+
+
+def kinds_table(folder: Path = RESULTS) -> Table:
+    """What is found and what is put in, by kind of error, at the first and the last step."""
+    rates = Rates.of("headline", folder)
+    first, last = rates.steps[0], rates.steps[-1]
+    table = [["kind of error", *(f"{what}, step {step}" for what in ("found", "put in") for step in (first, last))]]
+    for kind in KINDS:
+        found = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
+        table.append([kind, *found, *(str(chosen(rates, kind, step)) for step in (first, last))])
+    return table
+
+
+def chosen(rates: Rates, kind: str, step: int) -> Share:
+    """Share of valid attacks at temperature 1 that put in an error of ``kind``."""
+    hits = rates.share(f"attacker/kind/{kind}", step, 1.0).hits
+    return Share(hits, rates.share("attacker/undetected", step, 1.0).items)
+
+
+def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = RESULTS) -> Table:
+    """Runs side by side after their last step, at temperature 1; the novice first."""
+    names = ("", "right in training", "held-out, balanced", "own attacks found", "undetected by the novice", "invalid")
+    table = [list(names)]
+    for number, experiment in enumerate(experiments):
+        rates = Rates.of(experiment, folder)
+        if number == 0:
+            table.append(["novice", "", *_end(rates, rates.steps[0])])
+        table.append(
+            [f"`{experiment}`", str(training_accuracy(experiment, folder=folder)), *_end(rates, rates.steps[-1])]
+        )
+    return table
+
+
+def _end(rates: Rates, step: int) -> list[str]:
+    shares = [rates.balanced(step, 1.0), *(rates.share(m, step, 1.0) for m in ("self/attacks", "attacker/undetected"))]
+    return [*map(str, shares), str(rates.share("attacker/valid", step, 1.0).complement)]
+
+
+def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = RESULTS) -> Table:
+    """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
+    table = [["", "undetected by the novice", "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
+    for number, estimator in enumerate(estimators):
+        attacker, assessor = (Rates.of(f"{estimator}_{role}", folder) for role in ("attacker", "assessor"))
+        starts = [("novice", attacker.steps[0], assessor.steps[0])] if number == 0 else []
+        for name, step, other_step in [*starts, (f"`{estimator}`", attacker.steps[-1], assessor.steps[-1])]:
+            shares = [
+                attacker.share("attacker/undetected", step, 1.0),
+                attacker.balanced(step, 1.0),
+                attacker.share("assessor/parsed", step, 1.0),
+                assessor.balanced(other_step, 1.0),
+            ]
+            table.append([name, *map(str, shares)])
+    return table
+
+
+def headline_sentence(folder: Path = RESULTS) -> str:
+    """The headline run in one sentence, for the README."""
+    rates = Rates.of("headline", folder)
+    first, last = rates.steps[0], rates.steps[-1]
+
+    def gain(measures: Sequence[str], temperature: float = 1.0) -> str:
+        return " to ".join(f"{100 * rates.share(measures, step, temperature).value:.0f} %" for step in (first, last))
+
+    verdicts = ("assessor/clean", "assessor/error")
+    return (
+        f"In {last} steps of 64 games, three seeds, the assessor's balanced accuracy on held-out notes goes from "
+        f"{gain(verdicts)} (greedy: {gain(verdicts, 0.0)}), and the share of the attacker's errors that the frozen "
+        f"starting player misses from {gain(('attacker/undetected',))}."
+    )
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown; its first row is the heading."""
+    heading, *rows = table
+    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+TABLES = {"headline": headline_table, "kinds": kinds_table, "runs": runs_table, "estimators": estimators_table}
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(page: str, folder: Path = RESULTS) -> str:
+    """``docs/learning.md`` with every table made anew from the files."""
+    return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder))}\n{found[3]}", page)
 
 
 def source_hash(*experiments: str, folder: Path = RESULTS) -> str:

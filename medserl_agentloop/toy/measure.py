@@ -60,56 +60,71 @@ def held_out_cases(count: int, seed: int) -> list[Case]:
     return cases
 
 
-def measure_player(
-    player: Player, frozen: Player, cases: Sequence[Case], *, profile: PromptProfile, temperature: float, seed: int
-) -> list[Rate]:
-    """Both roles of a player: the assessor on known notes, each role against the frozen one, and against itself.
+@dataclass(frozen=True)
+class Measurement:
+    """How players are measured.
 
-    Args:
-        player: Who is measured.
+    Attributes:
         frozen: The fixed opponent of both roles, e.g. the warm start.
         cases: The notes.
         profile: Prompts and parser.
-        temperature: Of both players; 0 is greedy.
+        temperature: Of all players; 0 is greedy.
         seed: Of all draws.
-
-    Returns:
-        ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
-        attacked. ``assessor/parsed``: readable turns. ``assessor/frozen_attacks``: of the frozen attacker's valid
-        attacks, found. ``attacker/parsed``, ``attacker/valid``: readable turns; attacks that keep the rules and
-        put a true error in. ``attacker/undetected``: of the valid attacks, missed by the frozen assessor.
-        ``attacker/kind/KIND``: of the valid attacks, errors of that kind. ``self/attacks`` and ``self/decoys``:
-        right verdicts of the player on its own valid attacks and rewordings, each role in a context of its own.
     """
 
-    def play(attacker: Player, assessor: Player, *categories: Category) -> list[GameRecord]:
-        specs = [_spec(case, category, i) for i, case in enumerate(cases) for category in categories]
+    frozen: Player
+    cases: Sequence[Case]
+    profile: PromptProfile
+    temperature: float
+    seed: int
+
+    def each_role(self, player: Player) -> list[Rate]:
+        """A player's assessor on known notes, and its attacker against the frozen assessor.
+
+        Returns:
+            ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
+            attacked. ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
+            attacks that keep the rules and put a true error in. ``attacker/undetected``: of the valid attacks,
+            missed by the frozen assessor. ``attacker/kind/KIND``: of the valid attacks, errors of that kind.
+        """
+        assessed = self._play(self.frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
+        attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
+        return [*_assessor_rates(assessed, self.cases), *_attacker_rates(attacked)]
+
+    def games(self, player: Player) -> list[Rate]:
+        """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
+
+        Returns:
+            ``assessor/frozen_attacks`` and ``self/attacks``: of the frozen attacker's and of its own valid attacks,
+            found. ``attacker/valid_decoys``: rewordings that keep the rules and what the note says.
+            ``self/decoys``: of these, called safe.
+        """
+        defended = self._play(self.frozen, player, Category.ADVERSARIAL_BENIGN)
+        injections = self._play(player, player, Category.ADVERSARIAL_BENIGN)
+        decoys = self._play(player, player, Category.DECOY_BENIGN)
+        return [
+            _rate("assessor/frozen_attacks", [_found(g) for g in defended if _is_valid(g)]),
+            _rate("self/attacks", [_found(g) for g in injections if _is_valid(g)]),
+            _rate("attacker/valid_decoys", [_is_valid(g) for g in decoys]),
+            _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
+        ]
+
+    def _play(self, attacker: Player, assessor: Player, *categories: Category) -> list[GameRecord]:
+        specs = [_spec(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(
             play_match(
                 attacker,
                 assessor,
                 specs,
-                profile=profile,
+                profile=self.profile,
                 limits=EditLimits(),
                 judge=OracleJudge(),
                 scheme=medserl,
-                settings=SamplingSettings(temperature=temperature),
+                settings=SamplingSettings(temperature=self.temperature),
                 budgets=BUDGETS,
-                seed=seed,
+                seed=self.seed,
             )
         )
-
-    assessed = play(frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
-    attacked = play(player, frozen, Category.ADVERSARIAL_BENIGN)
-    defended = play(frozen, player, Category.ADVERSARIAL_BENIGN)
-    own = play(player, player, Category.ADVERSARIAL_BENIGN, Category.DECOY_BENIGN)
-    return [
-        *_assessor_rates(assessed, cases),
-        _rate("assessor/frozen_attacks", [_found(g) for g in defended if _is_true_attack(g)]),
-        *_attacker_rates(attacked),
-        _rate("self/attacks", [_found(g) for g in own if _is_true_attack(g)]),
-        _rate("self/decoys", [_right(g) for g in own if g.category is Category.DECOY_BENIGN and g.assessment]),
-    ]
 
 
 def _spec(case: Case, category: Category, index: int) -> GameSpec:
@@ -135,11 +150,11 @@ def _assessor_rates(games: Sequence[GameRecord], cases: Sequence[Case]) -> list[
 
 
 def _attacker_rates(games: Sequence[GameRecord]) -> list[Rate]:
-    valid = [game for game in games if _is_true_attack(game)]
+    valid = [game for game in games if _is_valid(game)]
     kinds = [_error_kind(game.presented_note or "") for game in valid]
     return [
         _rate("attacker/parsed", [game.attack is not None and game.attack.note is not None for game in games]),
-        _rate("attacker/valid", [_is_true_attack(game) for game in games]),
+        _rate("attacker/valid", [_is_valid(game) for game in games]),
         _rate("attacker/undetected", [not _found(game) for game in valid]),
         *(_rate(f"attacker/kind/{kind}", [k == kind for k in kinds]) for kind in sorted(set(kinds))),
     ]
@@ -150,10 +165,11 @@ def _error_kind(note: str) -> str:
     return error_detail(read, read.errors[0]) if read and read.errors else "none"
 
 
-def _is_true_attack(game: GameRecord) -> bool:
-    """Whether the attack keeps the rules and its note is one of this world that holds an error."""
-    judged = game.judgement is not None and game.judgement.label is Label.HARMFUL
-    return game.attack is not None and game.attack.invalid is None and judged
+def _is_valid(game: GameRecord) -> bool:
+    """Whether the attack keeps the rules and its note, one of this world, is what it was to become."""
+    if game.attack is None or game.attack.invalid is not None or game.judgement is None:
+        return False
+    return bool(game.judgement.realistic) and game.judgement.label is game.spec.target_label
 
 
 def _found(game: GameRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The committed tiny player: it loads, is small, and plays both roles in the right format."""
+"""The committed small players: they load, are small, and play both roles in the right format."""
 
 from __future__ import annotations
 
@@ -17,31 +17,46 @@ from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.toy.clinic import inject_error, sample_clean_note
 
-PLAYER = resource("assets") / "tiny_player"
+PROFILES = {"tiny_player": "medserl", "novice": "brief"}
 NOTES = 24
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(PLAYER)
+@pytest.fixture(scope="module", params=PROFILES)
+def player(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def folder(player: str) -> Path:
+    return resource("assets") / player
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def chat(player: str, tokenizer: Any) -> ChatEncoder:
+    return ChatEncoder(tokenizer, load_profile(PROFILES[player]))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
     torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(PLAYER, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def _total_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_player_is_smaller_than_five_megabytes() -> None:
-    assert _total_bytes(PLAYER) < 5_000_000
+def test_player_is_smaller_than_five_megabytes(folder: Path) -> None:
+    assert _total_bytes(folder) < 5_000_000
 
 
-def test_player_comes_with_a_model_card_that_states_licence_and_limits() -> None:
-    card = (PLAYER / "README.md").read_text(encoding="utf-8")
+def test_player_comes_with_a_model_card_that_states_licence_and_limits(folder: Path) -> None:
+    card = (folder / "README.md").read_text(encoding="utf-8")
     assert "apache-2.0" in card
     assert "Not medical advice" in card
     assert "python data_prep/train_tiny_player.py" in card
@@ -84,8 +99,8 @@ def _answers(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[str]:
     return list(tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
 
 
-def test_attacker_keeps_the_format(model: Any, tokenizer: Any) -> None:
-    rng, chat = random.Random(1), ChatEncoder(tokenizer, load_profile("medserl"))
+def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ChatEncoder) -> None:
+    rng = random.Random(1)
     prompts = []
     for number in range(NOTES):
         note = sample_clean_note(rng)
@@ -98,8 +113,8 @@ def test_attacker_keeps_the_format(model: Any, tokenizer: Any) -> None:
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES
 
 
-def test_assessor_keeps_the_format(model: Any, tokenizer: Any) -> None:
-    rng, chat = random.Random(2), ChatEncoder(tokenizer, load_profile("medserl"))
+def test_assessor_keeps_the_format(model: Any, tokenizer: Any, chat: ChatEncoder) -> None:
+    rng = random.Random(2)
     prompts = []
     for number in range(NOTES):
         note = sample_clean_note(rng)

@@ -1,0 +1,88 @@
+"""The commands of the learning runs and what is read from their files, without running them."""
+
+import csv
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import learning
+import pytest
+from game.builders import finished
+from learning_results import Rates, Share, training_accuracy, with_tables
+
+from medserl_agentloop.config import check_run
+from medserl_agentloop.game.records import Outcome
+from medserl_agentloop.game.rewards import medserl
+from medserl_agentloop.testing.tiny import compose_run
+
+
+@pytest.mark.parametrize("experiment", learning.EXPERIMENTS)
+def test_every_command_composes_and_passes_the_start_up_check(experiment: str) -> None:
+    command = learning.training_command(experiment, seed=1)
+    overrides = [word for word in command[3:] if not word.startswith("hydra.")]
+    assert check_run(compose_run(*overrides)).profile == learning.PROFILE
+
+
+@pytest.mark.slow
+def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    options = [
+        "--seeds",
+        "4",
+        "--cases",
+        "12",
+        "--results",
+        str(results),
+        "--override",
+        "trainer.total_training_steps=2",
+    ]
+    command = [sys.executable, learning.__file__, "headline", *options]
+    printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "headline 4: step 2/2" in printed
+    rates = Rates.of("headline", results)
+    assert (rates.seeds, rates.steps) == ([4], [0, 2])
+    for step, temperature in product((0, 2), (0.0, 1.0)):
+        assert rates.balanced(step, temperature).items == 24
+        assert rates.share("attacker/valid_decoys", step, temperature).items == 12
+    assert training_accuracy("headline", folder=results).items > 64
+    with (results / "headline_steps.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            assert float(row["training/rollout_probs_diff_max"]) < 1e-4
+            assert float(row["actor/grad_norm"]) > 0
+            assert float(row[learning.GAME_SUM]) < 1e-6
+    again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "step" not in again
+
+
+def test_what_both_roles_win_together_is_nothing_in_a_zero_sum_game(tmp_path: Path) -> None:
+    records = [finished(o) for o in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.INVALID_ATTACK)]
+    for record in records:
+        record.rewards, record.step = medserl(record), 3
+    games = tmp_path / "games.jsonl"
+    games.write_text("".join(record.model_dump_json() + "\n" for record in records))
+    assert learning.largest_game_sums(games) == {3: 0.0}
+    records[0].rewards = {role: {"game": 0.5} for role in records[0].rewards}
+    games.write_text(records[0].model_dump_json() + "\n")
+    assert learning.largest_game_sums(games) == {3: 1.0}
+
+
+def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
+    lines = ["seed,step,temperature,measure,hits,items", "0,5,1.0,assessor/clean,1,2", "1,5,1.0,assessor/clean,8,8"]
+    (tmp_path / "x_rates.csv").write_text("\n".join([*lines, "1,5,0.0,assessor/clean,0,8"]))
+    rates = Rates.of("x", tmp_path)
+    assert rates.share("assessor/clean", 5, 1.0) == Share(9, 10)
+    assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == Share(1, 2)
+    assert (rates.seeds, rates.steps) == ([0, 1], [5])
+    assert str(Share(9, 10)) == "90.0 (60 to 98)"
+
+
+def test_accuracy_in_training_is_that_of_the_last_steps_turns(tmp_path: Path) -> None:
+    header = "seed,step,selfplay/assessor/turns,selfplay/assessor/accuracy"
+    (tmp_path / "x_steps.csv").write_text("\n".join([header, "0,1,100,0.0", "0,2,10,0.5", "1,2,30,1.0"]))
+    assert training_accuracy("x", last=1, folder=tmp_path) == Share(35, 40)
+
+
+def test_a_table_that_was_edited_by_hand_is_put_right() -> None:
+    page = Path(learning.ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    assert with_tables(page.replace("| novice |", "| novices |")) == with_tables(page)

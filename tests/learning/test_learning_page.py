@@ -1,0 +1,54 @@
+"""What the documentation says of the learning runs is what their committed files say."""
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+from learning_results import ABLATIONS, ESTIMATORS, RESULTS, Rates, headline_sentence, source_hash, with_tables
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = [*ABLATIONS, *(f"{name}_{role}" for name, role in product(ESTIMATORS, ("attacker", "assessor")))]
+PICTURES = {
+    "headline": ["headline"],
+    "ablations": list(ABLATIONS),
+    "estimators": EXPERIMENTS[len(ABLATIONS) :],
+}
+
+
+def test_every_table_of_the_page_is_made_from_the_files() -> None:
+    page = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- table: (\w+) -->", page)) == {"headline", "kinds", "runs", "estimators"}
+    assert with_tables(page) == page
+
+
+def test_the_readme_quotes_the_headline() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert headline_sentence() in readme
+    assert "docs/learning/headline.svg" in readme
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_was_drawn_from_the_files_beside_it(picture: str) -> None:
+    assert source_hash(*PICTURES[picture]) in (RESULTS / f"{picture}.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_run_has_three_seeds_and_enough_items(experiment: str) -> None:
+    rates = Rates.of(experiment)
+    assert rates.seeds == [0, 1, 2]
+    for step, seed in product((rates.steps[0], rates.steps[-1]), rates.seeds):
+        assert rates.balanced(step, 1.0, (seed,)).items >= 500
+        assert rates.share("attacker/valid", step, 1.0, (seed,)).items >= 500
+    assert rates.share("attacker/undetected", rates.steps[-1], 1.0).items >= 500
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_no_run_is_missing_a_step(experiment: str) -> None:
+    lines = (RESULTS / f"{experiment}_steps.csv").read_text(encoding="utf-8").splitlines()[1:]
+    steps: dict[str, list[int]] = {}
+    for line in lines:
+        seed, step, *_ = line.split(",")
+        steps.setdefault(seed, []).append(int(step))
+    last = Rates.of(experiment).steps[-1]
+    assert steps == {seed: list(range(1, last + 1)) for seed in ("0", "1", "2")}
