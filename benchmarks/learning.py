@@ -39,6 +39,7 @@ RUNS = Path("runs/learn")
 PROFILE = "brief"
 CASES_SEED = 90_001
 STEP_METRICS = (
+    "selfplay/attacker/turns",
     "selfplay/attacker/valid_rate",
     "selfplay/attacker/success_rate",
     "selfplay/attacker/parse_rate",
@@ -94,7 +95,7 @@ def _one_role(estimator: str, role: str) -> Experiment:
 
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
-ABLATION_STEPS = 30
+ABLATION_STEPS = 20
 EXPERIMENTS = {
     "headline": Experiment(measured=(20, 40), temperatures=(1.0, 0.0)),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus"),

@@ -17,6 +17,7 @@ from medserl_agentloop.evaluation.tournament import wilson_interval
 RESULTS = Path(__file__).parents[1] / "docs" / "learning"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
+FIRST, LAST = slice(0, 10), slice(-10, None)
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
@@ -85,15 +86,23 @@ class Rates:
         return self.share(("assessor/clean", "assessor/error"), step, temperature, seeds)
 
 
-def training_accuracy(experiment: str, last: int = 10, folder: Path = RESULTS) -> Share:
-    """Assessor's accuracy in a run's own games of its last steps, over all seeds."""
+def in_training(experiment: str, role: str, metric: str, steps: slice, folder: Path = RESULTS) -> Share:
+    """A share of a role's turns in a run's own games, over all seeds.
+
+    Args:
+        experiment: The run.
+        role: Whose turns.
+        metric: Name of the share, ``selfplay/ROLE/METRIC``.
+        steps: Which of the run's steps, e.g. ``slice(-10, None)`` for the last ten.
+        folder: Of the CSV files.
+    """
     with (folder / f"{experiment}_steps.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    end = max(int(row["step"]) for row in rows)
-    late = [row for row in rows if int(row["step"]) > end - last]
-    turns = [int(float(row["selfplay/assessor/turns"])) for row in late]
-    right = [float(row["selfplay/assessor/accuracy"]) * count for row, count in zip(late, turns, strict=True)]
-    return Share(round(sum(right)), sum(turns))
+    chosen_steps = sorted({int(row["step"]) for row in rows})[steps]
+    rows = [row for row in rows if int(row["step"]) in chosen_steps]
+    turns = [float(row[f"selfplay/{role}/turns"]) for row in rows]
+    hits = [float(row[f"selfplay/{role}/{metric}"]) * count for row, count in zip(rows, turns, strict=True)]
+    return Share(round(sum(hits)), round(sum(turns)))
 
 
 Table = list[list[str]]
@@ -138,20 +147,20 @@ def chosen(rates: Rates, kind: str, step: int) -> Share:
 
 
 def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = RESULTS) -> Table:
-    """Runs side by side after their last step, at temperature 1; the novice first."""
-    names = ("", "right in training", "held-out, balanced", "own attacks found", "undetected by the novice", "invalid")
-    table = [list(names)]
-    for number, experiment in enumerate(experiments):
-        rates = Rates.of(experiment, folder)
-        if number == 0:
-            table.append(["novice", "", *_end(rates, rates.steps[0])])
-        table.append(
-            [f"`{experiment}`", str(training_accuracy(experiment, folder=folder)), *_end(rates, rates.steps[-1])]
-        )
+    """Runs side by side at temperature 1: the novice, the headline where the others end and at its own end."""
+    names = ("", "step", "right in training", "held-out, balanced", "own attacks found", "undetected by the novice")
+    runs = {experiment: Rates.of(experiment, folder) for experiment in experiments}
+    end = min(rates.steps[-1] for rates in runs.values())
+    first = next(iter(runs.values()))
+    table = [[*names, "invalid"], ["novice", "0", "", *_roles(first, 0)]]
+    for experiment, rates in runs.items():
+        for step in sorted({end, rates.steps[-1]}):
+            shown = in_training(experiment, "assessor", "accuracy", slice(step - 10, step), folder)
+            table.append([f"`{experiment}`", str(step), str(shown), *_roles(rates, step)])
     return table
 
 
-def _end(rates: Rates, step: int) -> list[str]:
+def _roles(rates: Rates, step: int) -> list[str]:
     shares = [rates.balanced(step, 1.0), *(rates.share(m, step, 1.0) for m in ("self/attacks", "attacker/undetected"))]
     return [*map(str, shares), str(rates.share("attacker/valid", step, 1.0).complement)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import learning
 import pytest
 from game.builders import finished
-from learning_results import Rates, Share, training_accuracy, with_tables
+from learning_results import LAST, Rates, Share, in_training, with_tables
 
 from medserl_agentloop.config import check_run
 from medserl_agentloop.game.records import Outcome
@@ -45,7 +45,7 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
     for step, temperature in product((0, 2), (0.0, 1.0)):
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
-    assert training_accuracy("headline", folder=results).items > 64
+    assert in_training("headline", "attacker", "valid_rate", LAST, results).items == 128
     with (results / "headline_steps.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             assert float(row["training/rollout_probs_diff_max"]) < 1e-4
@@ -80,7 +80,7 @@ def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
 def test_accuracy_in_training_is_that_of_the_last_steps_turns(tmp_path: Path) -> None:
     header = "seed,step,selfplay/assessor/turns,selfplay/assessor/accuracy"
     (tmp_path / "x_steps.csv").write_text("\n".join([header, "0,1,100,0.0", "0,2,10,0.5", "1,2,30,1.0"]))
-    assert training_accuracy("x", last=1, folder=tmp_path) == Share(35, 40)
+    assert in_training("x", "assessor", "accuracy", slice(-1, None), tmp_path) == Share(35, 40)
 
 
 def test_a_table_that_was_edited_by_hand_is_put_right() -> None:

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from learning_results import Rates
+from learning_results import FIRST, LAST, Rates, in_training
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "learning.py"
 
@@ -14,11 +13,16 @@ pytestmark = [pytest.mark.learn, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rates]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learn")
     command = [sys.executable, str(BENCHMARK), "headline", "--results", str(folder / "results")]
     subprocess.run(command, cwd=folder, check=True)
-    yield Rates.of("headline", folder / "results")
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def rates(results: Path) -> Rates:
+    return Rates.of("headline", results)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -34,8 +38,9 @@ def test_the_attacker_gets_better_against_the_frozen_novice(rates: Rates, seed: 
     assert last.interval[0] > first.interval[1]
 
 
-def test_the_attacker_does_not_win_by_breaking_the_rules(rates: Rates) -> None:
-    attacks = ("attacker/valid", "attacker/valid_decoys")
-    first, last = (rates.share(attacks, step, 1.0).complement for step in (rates.steps[0], rates.steps[-1]))
+def test_the_attacker_does_not_win_by_breaking_the_rules(results: Path) -> None:
+    first, last = (
+        in_training("headline", "attacker", "valid_rate", when, results).complement for when in (FIRST, LAST)
+    )
     assert last.value < 0.2
-    assert last.interval[0] < first.interval[1]
+    assert last.interval[0] < first.value
