@@ -68,8 +68,8 @@ def headline(folder: Path) -> None:
         curve(left, rates, ("assessor/clean", "assessor/error"), temperature, label, BLUE, style)
         curve(right, rates, ("attacker/undetected",), temperature, label, ORANGE, style)
     curve(right, rates, ("attacker/valid",), 1.0, "valid attacks, temperature 1", GREY)
-    left.set_title("Assessor: balanced accuracy on held-out notes")
-    right.set_title("Attacker: not detected by the frozen novice")
+    left.set_title("Assessor: balanced accuracy")
+    right.set_title("Attacker: undetected by the novice")
     for kind, colour in zip(KINDS, KIND_COLOURS, strict=True):
         found = [100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps]
         kinds.plot(rates.steps, found, color=colour, lw=2, label=kind)
@@ -110,7 +110,7 @@ def ablations(folder: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.6), sharey=True)
     novice = next(iter(runs.values()))
     for place, title, measures, colour in (
-        (axes[0], "Assessor: balanced accuracy, held-out", ("assessor/clean", "assessor/error"), BLUE),
+        (axes[0], "Assessor: balanced accuracy", ("assessor/clean", "assessor/error"), BLUE),
         (axes[1], "Attacker: undetected by the novice", ("attacker/undetected",), ORANGE),
         (axes[2], "Attacker: valid attacks", ("attacker/valid",), GREEN),
     ):

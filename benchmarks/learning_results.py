@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,11 @@ from medserl_agentloop.evaluation.tournament import wilson_interval
 RESULTS = Path(__file__).parents[1] / "docs" / "learning"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
+LONGER_LINES = (
+    "assessor, balanced accuracy",
+    "attacker, undetected by the novice",
+    "invalid, where an error was to be put in",
+)
 FIRST, LAST = slice(0, 10), slice(-10, None)
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
@@ -118,9 +123,22 @@ HEADLINE_LINES = {
 
 def headline_table(folder: Path = RESULTS) -> Table:
     """Both roles of the headline run by step, at both temperatures."""
-    rates = Rates.of("headline", folder)
+    table = _by_step("headline", HEADLINE_LINES, folder)
+    steps = Rates.of("headline", folder).steps
+    tens = [slice(max(0, step - 10), max(10, step)) for step in steps]
+    own = [in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens]
+    return [*table, ["invalid, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
+
+
+def longer_table(folder: Path = RESULTS) -> Table:
+    """What becomes of the attacker when the headline run goes on."""
+    return _by_step("longer", {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
+
+
+def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path) -> Table:
+    rates = Rates.of(experiment, folder)
     table = [["", "decoding", *(f"step {step}" for step in rates.steps)]]
-    for name, measures in HEADLINE_LINES.items():
+    for name, measures in lines.items():
         for temperature, decoding in DECODING.items():
             shares = [rates.share(measures, step, temperature) for step in rates.steps]
             if "invalid" in name:
@@ -205,7 +223,13 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-TABLES = {"headline": headline_table, "kinds": kinds_table, "runs": runs_table, "estimators": estimators_table}
+TABLES = {
+    "headline": headline_table,
+    "longer": longer_table,
+    "kinds": kinds_table,
+    "runs": runs_table,
+    "estimators": estimators_table,
+}
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
