@@ -210,7 +210,7 @@ def headline_sentence(folder: Path = RESULTS) -> str:
 
     verdicts = ("assessor/clean", "assessor/error")
     return (
-        f"In {last} steps of 64 games, three seeds, the assessor's balanced accuracy on held-out notes goes from "
+        f"In {last} steps of 64 games in the toy clinic, three seeds, the assessor's balanced accuracy on held-out notes goes from "
         f"{gain(verdicts)} (greedy: {gain(verdicts, 0.0)}), and the share of the attacker's errors that the frozen "
         f"starting player misses from {gain(('attacker/undetected',))}."
     )
