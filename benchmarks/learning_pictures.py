@@ -17,8 +17,8 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from learning_results import (
     ABLATIONS,
-    ESTIMATORS,
     KINDS,
+    MEASURED,
     RESULTS,
     Rates,
     Share,
@@ -121,8 +121,8 @@ def ablations(folder: Path) -> None:
 
 def estimators(folder: Path) -> None:
     """One role trained alone with each estimator."""
-    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
-    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in ESTIMATORS}
+    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in MEASURED}
+    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in MEASURED}
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
     for place, title, measures, runs, colour in (
         (left, "Attacker alone: undetected by the novice", ("attacker/undetected",), attackers, ORANGE),
@@ -131,8 +131,8 @@ def estimators(folder: Path) -> None:
         novice = next(iter(runs.values()))
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
         shares = [novice.share(measures, novice.steps[0], 1.0), *ends]
-        dots(place, ["novice", *ESTIMATORS], shares, title, colour)
-    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in ESTIMATORS for role in ("attacker", "assessor")))
+        dots(place, ["novice", *MEASURED], shares, title, colour)
+    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in MEASURED for role in ("attacker", "assessor")))
 
 
 def save(figure: Any, path: Path, *experiments: str) -> None:

@@ -23,6 +23,7 @@ LONGER_LINES = (
     "invalid, where an error was to be put in",
 )
 FIRST, LAST = slice(0, 10), slice(-10, None)
+MEASURED = ESTIMATORS[:3]  # of the others, no runs are committed
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
@@ -183,7 +184,7 @@ def _roles(rates: Rates, step: int) -> list[str]:
     return [*map(str, shares), str(rates.share("attacker/valid", step, 1.0).complement)]
 
 
-def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = RESULTS) -> Table:
+def estimators_table(estimators: Sequence[str] = MEASURED, folder: Path = RESULTS) -> Table:
     """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
     table = [["", "undetected by the novice", "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
     for number, estimator in enumerate(estimators):
@@ -210,9 +211,9 @@ def headline_sentence(folder: Path = RESULTS) -> str:
 
     verdicts = ("assessor/clean", "assessor/error")
     return (
-        f"In {last} steps of 64 games in the toy clinic, three seeds, the assessor's balanced accuracy on held-out notes goes from "
-        f"{gain(verdicts)} (greedy: {gain(verdicts, 0.0)}), and the share of the attacker's errors that the frozen "
-        f"starting player misses from {gain(('attacker/undetected',))}."
+        f"In {last} steps of 64 games in the toy clinic, three seeds, the assessor's balanced accuracy on held-out "
+        f"notes goes from {gain(verdicts)} (greedy: {gain(verdicts, 0.0)}), and the share of the attacker's errors "
+        f"that the frozen starting player misses from {gain(('attacker/undetected',))}."
     )
 
 

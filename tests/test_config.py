@@ -54,7 +54,10 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
         ({"selfplay__judge": "label"}, "selfplay.judge: no judge 'label': expected one of http, labels, llm, oracle"),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
-        ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl"),
+        (
+            {"selfplay__profile": "nonesuch"},
+            "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl",
+        ),
         ({"trainer__v1__trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer__use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward__reward_manager__source": "register"}, "reward.reward_manager.source=importlib"),

@@ -1,17 +1,19 @@
 """What the documentation says of the learning runs is what their committed files say."""
 
+import csv
 import re
 from itertools import product
 from pathlib import Path
 
 import pytest
-from learning_results import ABLATIONS, ESTIMATORS, RESULTS, TABLES, Rates, headline_sentence, source_hash, with_tables
+from learning import GAME_SUM
+from learning_results import ABLATIONS, MEASURED, RESULTS, TABLES, Rates, headline_sentence, source_hash, with_tables
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = [
     *ABLATIONS,
     "longer",
-    *(f"{name}_{role}" for name, role in product(ESTIMATORS, ("attacker", "assessor"))),
+    *(f"{name}_{role}" for name, role in product(MEASURED, ("attacker", "assessor"))),
 ]
 PICTURES = {
     "headline": ["headline"],
@@ -45,6 +47,11 @@ def test_every_run_has_three_seeds_and_enough_items(experiment: str) -> None:
         assert rates.balanced(step, 1.0, (seed,)).items >= 500
         assert rates.share("attacker/valid", step, 1.0, (seed,)).items >= 500
     assert rates.share("attacker/undetected", rates.steps[-1], 1.0).items >= 500
+
+
+def test_summed_over_a_trajectory_the_game_is_worth_nothing() -> None:
+    with (RESULTS / "reinforce_plus_plus_steps.csv").open(encoding="utf-8", newline="") as file:
+        assert {float(row[GAME_SUM]) for row in csv.DictReader(file)} == {0.0}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
