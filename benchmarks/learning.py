@@ -34,7 +34,12 @@ from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.measure import Case, Measurement, Rate, held_out_cases
 
 ROOT = Path(__file__).parents[1]
-DATA = Path("data/learn")
+UNCHECKED = "data/learn_unchecked"
+# A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
+DATA = {
+    "data/learn": "adversarial_benign=3,decoy_benign=2",
+    UNCHECKED: "adversarial_benign=3,vanilla_benign=2",
+}
 RUNS = Path("runs/learn")
 PROFILE = "brief"
 CASES_SEED = 90_001
@@ -102,7 +107,11 @@ EXPERIMENTS = {
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus"),
     "shared": _ablation("selfplay.context=shared"),
     "unchecked": _ablation(
-        "selfplay.judge=labels", "selfplay.edits.max_changed_sentences=100", "selfplay.edits.max_changed_words=1000"
+        "selfplay.judge=labels",
+        "selfplay.edits.max_changed_sentences=100",
+        "selfplay.edits.max_changed_words=1000",
+        f"data.train_files={UNCHECKED}/train.parquet",
+        f"data.val_files={UNCHECKED}/val.parquet",
     ),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
@@ -111,14 +120,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
 
 
-def prepare_data(folder: Path = DATA) -> None:
+def prepare_data(folder: Path, mix: str) -> None:
     """The toy clinic's notes for self-play, in seen wordings and with seen facts, as parquet."""
     if (folder / "manifest.json").exists():
         return
     tools, notes = ROOT / "data_prep", folder / "toy_clinic.csv"
     sample = ["--vignettes", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
-    mix = ["--mix", "adversarial_benign=3,decoy_benign=2"]
-    rows = ["--input", notes, "--profile", PROFILE, *mix, "--output", folder]
+    rows = ["--input", notes, "--profile", PROFILE, "--mix", mix, "--output", folder]
     for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
         subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
 
@@ -252,8 +260,8 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
     numbers = [int(seed) for seed in seeds.split(",")]
-    prepare_data()
-
+    for folder, mix in DATA.items():
+        prepare_data(Path(folder), mix)
     runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:

@@ -236,7 +236,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def with_tables(page: str, folder: Path = RESULTS) -> str:
     """``docs/learning.md`` with every table made anew from the files."""
-    return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder))}\n{found[3]}", page)
+    return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder=folder))}\n{found[3]}", page)
 
 
 def source_hash(*experiments: str, folder: Path = RESULTS) -> str:
