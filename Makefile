@@ -68,7 +68,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang runs/learn data/learn $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang runs/learn data/learn data/learn_unchecked $(DATA)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }

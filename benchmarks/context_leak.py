@@ -103,16 +103,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="parquet file written by medec_to_parquet.py")
-    parser.add_argument("--model", help="Hugging Face folder; default: the tiny player")
+    parser.add_argument("--recipe", default="quickstart", help="prompts, budgets and, by default, the model")
+    parser.add_argument("--model", nargs="+", help="Hugging Face folders, all counted together, e.g. one of each seed")
     parser.add_argument("--rows", type=int, help="at most so many rows with an attack; default: all")
     parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args()
     facts = pq.read_table(options.data, columns=["extra_info"]).to_pydict()["extra_info"]
     rows = [row for row in facts if Category(row["category"]).has_attack][: options.rows]
-    run = compose_run("+recipes=quickstart")
-    if options.model:
-        run.actor_rollout_ref.model.path = options.model
-    print_result(Console(width=150), asyncio.run(play(rows, run, options.temperature)))
+    games: dict[str, list[GameRecord]] = {context: [] for context in CONTEXTS}
+    for model in options.model or [None]:
+        run = compose_run(f"+recipes={options.recipe}")
+        if model:
+            run.actor_rollout_ref.model.path = model
+        for context, played in asyncio.run(play(rows, run, options.temperature)).items():
+            games[context] += played
+    print_result(Console(width=150), games)
 
 
 if __name__ == "__main__":

@@ -34,11 +34,10 @@ from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.measure import Case, Measurement, Rate, held_out_cases
 
 ROOT = Path(__file__).parents[1]
-UNCHECKED = "data/learn_unchecked"
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
-DATA = {
+MIXES = {
     "data/learn": "adversarial_benign=3,decoy_benign=2",
-    UNCHECKED: "adversarial_benign=3,vanilla_benign=2",
+    "data/learn_unchecked": "adversarial_benign=3,vanilla_benign=2",
 }
 RUNS = Path("runs/learn")
 PROFILE = "brief"
@@ -72,12 +71,14 @@ class Experiment:
 
     Attributes:
         overrides: What is changed in ``recipes/learn.yaml``.
+        data: Folder of the notes.
         measured: Steps whose checkpoints are measured; the last one always is.
         temperatures: What they are measured at; 0 is greedy.
         with_games: Whether they also play themselves.
     """
 
     overrides: tuple[str, ...] = ()
+    data: str = "data/learn"
     measured: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (1.0,)
     with_games: bool = True
@@ -106,12 +107,14 @@ EXPERIMENTS = {
     "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus"),
     "shared": _ablation("selfplay.context=shared"),
-    "unchecked": _ablation(
-        "selfplay.judge=labels",
-        "selfplay.edits.max_changed_sentences=100",
-        "selfplay.edits.max_changed_words=1000",
-        f"data.train_files={UNCHECKED}/train.parquet",
-        f"data.val_files={UNCHECKED}/val.parquet",
+    "unchecked": Experiment(
+        (
+            "selfplay.judge=labels",
+            "selfplay.edits.max_changed_sentences=100",
+            "selfplay.edits.max_changed_words=1000",
+        ),
+        data="data/learn_unchecked",
+        measured=(ABLATION_STEPS,),
     ),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
@@ -136,6 +139,8 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=learn"),
         *EXPERIMENTS[experiment].overrides,
+        f"data.train_files={EXPERIMENTS[experiment].data}/train.parquet",
+        f"data.val_files={EXPERIMENTS[experiment].data}/val.parquet",
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
@@ -260,8 +265,8 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
     numbers = [int(seed) for seed in seeds.split(",")]
-    for folder, mix in DATA.items():
-        prepare_data(Path(folder), mix)
+    for folder in {EXPERIMENTS[experiment].data for experiment in experiments}:
+        prepare_data(Path(folder), MIXES[folder])
     runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:

@@ -17,14 +17,15 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from learning_results import (
     ABLATIONS,
+    ESTIMATORS,
     KINDS,
-    MEASURED,
     RESULTS,
     Rates,
     Share,
     chosen,
     headline_sentence,
     headline_table,
+    in_training,
     markdown,
     source_hash,
     with_tables,
@@ -92,6 +93,8 @@ def headline(folder: Path) -> None:
 def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
     """One share per line with its interval; the first one, the starting point, as a dashed line too."""
     for line, share in enumerate(shares):
+        if not share.items:
+            continue
         low, high = share.interval
         axes.plot([100 * low, 100 * high], [line, line], color=colour, lw=2)
         axes.plot(100 * share.value, line, "o", color=colour)
@@ -107,22 +110,27 @@ def ablations(folder: Path) -> None:
     """The headline run and the same without one of its parts."""
     runs = {name: Rates.of(name, folder) for name in ABLATIONS}
     names = ["novice", *(name.replace("_", " ") for name in ABLATIONS)]
-    figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.6), sharey=True)
+    figure, axes = plt.subplots(1, 4, figsize=(12.4, 2.6), sharey=True)
     novice = next(iter(runs.values()))
     for place, title, measures, colour in (
         (axes[0], "Assessor: balanced accuracy", ("assessor/clean", "assessor/error"), BLUE),
-        (axes[1], "Attacker: undetected by the novice", ("attacker/undetected",), ORANGE),
-        (axes[2], "Attacker: valid attacks", ("attacker/valid",), GREEN),
+        (axes[1], "Assessor: right in its own games", ("self/attacks", "self/decoys"), BLUE),
+        (axes[2], "Attacker: undetected by the novice", ("attacker/undetected",), ORANGE),
+        (axes[3], "Attacker: valid attacks", ("attacker/valid",), GREEN),
     ):
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
         dots(place, names, [novice.share(measures, novice.steps[0], 1.0), *ends], title, colour)
+    shown = [in_training(name, "assessor", "accuracy", slice(-10, None), folder) for name in ABLATIONS]
+    values = [100 * share.value for share in shown]
+    axes[1].plot(values, range(1, len(names)), "o", color=BLUE, mfc="white", zorder=3, label="in training")
+    axes[1].legend(loc="upper left")
     save(figure, folder / "ablations.svg", *ABLATIONS)
 
 
 def estimators(folder: Path) -> None:
     """One role trained alone with each estimator."""
-    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in MEASURED}
-    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in MEASURED}
+    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
+    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in ESTIMATORS}
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
     for place, title, measures, runs, colour in (
         (left, "Attacker alone: undetected by the novice", ("attacker/undetected",), attackers, ORANGE),
@@ -131,8 +139,8 @@ def estimators(folder: Path) -> None:
         novice = next(iter(runs.values()))
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
         shares = [novice.share(measures, novice.steps[0], 1.0), *ends]
-        dots(place, ["novice", *MEASURED], shares, title, colour)
-    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in MEASURED for role in ("attacker", "assessor")))
+        dots(place, ["novice", *ESTIMATORS], shares, title, colour)
+    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in ESTIMATORS for role in ("attacker", "assessor")))
 
 
 def save(figure: Any, path: Path, *experiments: str) -> None:

@@ -19,11 +19,10 @@ ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 LONGER_LINES = (
     "assessor, balanced accuracy",
+    "assessor, its own attacks found",
     "attacker, undetected by the novice",
     "invalid, where an error was to be put in",
 )
-FIRST, LAST = slice(0, 10), slice(-10, None)
-MEASURED = ESTIMATORS[:3]  # of the others, no runs are committed
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
@@ -48,8 +47,10 @@ class Share:
         return Share(self.items - self.hits, self.items)
 
     def __str__(self) -> str:
+        if not self.items:
+            return "none"
         low, high = self.interval
-        return f"{100 * self.value:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+        return f"{100 * self.value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,12 @@ Table = list[list[str]]
 HEADLINE_LINES = {
     "assessor, balanced accuracy": ("assessor/clean", "assessor/error"),
     "assessor, the novice's attacks found": ("assessor/frozen_attacks",),
+    "assessor, its own attacks found": ("self/attacks",),
     "attacker, undetected by the novice": ("attacker/undetected",),
     "attacker, invalid": ("attacker/valid", "attacker/valid_decoys"),
     "invalid, where an error was to be put in": ("attacker/valid",),
     "invalid, where a sentence was to be reworded": ("attacker/valid_decoys",),
+    "harmless, where an error was to be put in": ("attacker/harmless",),
 }
 
 
@@ -128,12 +131,15 @@ def headline_table(folder: Path = RESULTS) -> Table:
     steps = Rates.of("headline", folder).steps
     tens = [slice(max(0, step - 10), max(10, step)) for step in steps]
     own = [in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens]
-    return [*table, ["invalid, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
+    return [*table, ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
 
 
 def longer_table(folder: Path = RESULTS) -> Table:
     """What becomes of the attacker when the headline run goes on."""
-    return _by_step("longer", {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
+    table = _by_step("longer", {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
+    rates = Rates.of("longer", folder)
+    doses = [[DECODING[t], *(str(chosen(rates, "dose", step, t)) for step in rates.steps)] for t in DECODING]
+    return [*table, *(["attacker, doses among its errors", *row] for row in doses)]
 
 
 def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path) -> Table:
@@ -159,32 +165,37 @@ def kinds_table(folder: Path = RESULTS) -> Table:
     return table
 
 
-def chosen(rates: Rates, kind: str, step: int) -> Share:
-    """Share of valid attacks at temperature 1 that put in an error of ``kind``."""
-    hits = rates.share(f"attacker/kind/{kind}", step, 1.0).hits
-    return Share(hits, rates.share("attacker/undetected", step, 1.0).items)
+def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Share:
+    """Share of valid attacks that put in an error of ``kind``."""
+    hits = rates.share(f"attacker/kind/{kind}", step, temperature).hits
+    return Share(hits, rates.share("attacker/undetected", step, temperature).items)
 
 
 def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = RESULTS) -> Table:
-    """Runs side by side at temperature 1: the novice, the headline where the others end and at its own end."""
-    names = ("", "step", "right in training", "held-out, balanced", "own attacks found", "undetected by the novice")
-    runs = {experiment: Rates.of(experiment, folder) for experiment in experiments}
-    end = min(rates.steps[-1] for rates in runs.values())
-    first = next(iter(runs.values()))
-    table = [[*names, "invalid"], ["novice", "0", "", *_roles(first, 0)]]
-    for experiment, rates in runs.items():
-        for step in sorted({end, rates.steps[-1]}):
+    """Runs side by side at temperature 1: the novice, then every run where the shortest ends and at its own end."""
+    rates = {experiment: Rates.of(experiment, folder) for experiment in experiments}
+    end = min(run.steps[-1] for run in rates.values())
+    novice = _side_by_side(next(iter(rates.values())), 0)
+    table = [["", "step", "own games, in training", *novice], ["novice", "0", "", *novice.values()]]
+    for experiment, run in rates.items():
+        for step in sorted({end, run.steps[-1]}):
             shown = in_training(experiment, "assessor", "accuracy", slice(step - 10, step), folder)
-            table.append([f"`{experiment}`", str(step), str(shown), *_roles(rates, step)])
+            table.append([f"`{experiment}`", str(step), str(shown), *_side_by_side(run, step).values()])
     return table
 
 
-def _roles(rates: Rates, step: int) -> list[str]:
-    shares = [rates.balanced(step, 1.0), *(rates.share(m, step, 1.0) for m in ("self/attacks", "attacker/undetected"))]
-    return [*map(str, shares), str(rates.share("attacker/valid", step, 1.0).complement)]
+def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
+    shares = {
+        "own games, isolated": rates.share(("self/attacks", "self/decoys"), step, 1.0),
+        "balanced": rates.balanced(step, 1.0),
+        "undetected by the novice": rates.share("attacker/undetected", step, 1.0),
+        "invalid": rates.share("attacker/valid", step, 1.0).complement,
+        "of these harmless": rates.share("attacker/harmless", step, 1.0),
+    }
+    return {name: str(share) for name, share in shares.items()}
 
 
-def estimators_table(estimators: Sequence[str] = MEASURED, folder: Path = RESULTS) -> Table:
+def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = RESULTS) -> Table:
     """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
     table = [["", "undetected by the novice", "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
     for number, estimator in enumerate(estimators):

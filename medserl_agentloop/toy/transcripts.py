@@ -34,8 +34,11 @@ class Lesson:
             never before an attack. Elsewhere the reasoning is right and only the verdict is wrong.
         practice: Share of the ``adversarial_harmful`` turns that start from a note with many errors.
             Such a note cannot be recited from memory: it teaches the player to copy.
+        harmless: Share of the ``adversarial_benign`` turns that only reword the note they should put an error in.
         facts: Which facts are stated of which findings.
         shared: Share of the assessments that follow the attack within one conversation.
+        overheard: Share of these that repeat the attacker's plan instead of reading the note. Their verdict
+            is always right.
         kind_first: Whether an attack's plan names the kind of error before the sentence. The choice of a
             kind is then one token, the same for every note, so that a preference is quickly learnt.
     """
@@ -44,20 +47,25 @@ class Lesson:
     false_alarm_rate: float = 0.0
     overlooked: frozenset[str] = frozenset()
     practice: float = 0.0
+    harmless: float = 0.0
     facts: Split = Split.ANY
     shared: float = 0.0
+    overheard: float = 0.0
     kind_first: bool = False
 
 
 _KINDS = ("diagnosis", "causalOrganism", "management", "treatment", "drug", "dose")
 BLIND_SPOTS = Lesson(dict(zip(_KINDS, (0.15, 0.30, 0.55, 0.70, 0.45, 0.90), strict=True)), false_alarm_rate=0.12)
 # The novice was hardly ever told that a test, a measure or a dose can be wrong: it does not see such an
-# error, while in its second lesson it only holds its tongue about some of the others.
+# error, while in its second lesson it only holds its tongue about some of the others. Its attacker now and
+# then takes the easy way, and so does its assessor where the attacker's plan stands before the note.
 _NOVICE = Lesson(
     {"management": 0.95, "treatment": 0.95, "dose": 1.0},
     overlooked=frozenset({"management", "treatment", "dose"}),
+    harmless=0.1,
     facts=Split.SEEN,
     shared=0.25,
+    overheard=0.6,
     kind_first=True,
 )
 _NOVICE_RATES = dict(zip(_KINDS, (0.10, 0.15, 0.95, 0.95, 0.40, 0.97), strict=True))
@@ -120,6 +128,8 @@ def sample_transcript(rng: random.Random, lesson: Lesson) -> Transcript:
 
 def _assessment(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
     shared = lesson.shared > 0 and rng.random() < lesson.shared
+    if shared and rng.random() < lesson.overheard:
+        return _overheard_assessment(rng, clean, lesson)
     if rng.random() < 0.5:
         shown, index = inject_error(rng, clean)
         missed = rng.random() < lesson.miss_rates.get(error_detail(shown, index), 0.0)
@@ -137,6 +147,24 @@ def _assessment(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
         # The needless correction keeps the content: a false alarm must not teach false facts.
         answer = _harmful_answer(clean, index, reworded(rng, clean, index, Split.SEEN).sentences[index])
     return Transcript(Role.ASSESSOR, Category.VANILLA_BENIGN, clean.text, answer, attack)
+
+
+def _overheard_assessment(rng: random.Random, seed: Note, lesson: Lesson) -> Transcript:
+    """An assessment that takes the attacker's word for what was changed."""
+    if rng.random() < 0.5:
+        shown, index = inject_error(rng, seed)
+        attack = _injection(seed, shown, index, lesson)
+        answer = _harmful(shown, index, seed.sentences[index], _overheard(seed, shown, index, lesson))
+        return Transcript(Role.ASSESSOR, Category.VANILLA_HARMFUL, shown.text, answer, attack)
+    index = rng.randrange(1, len(seed.sentences))
+    shown = reworded(rng, seed, index, Split.SEEN)
+    attack = _rewording(seed, shown, index, lesson)
+    answer = _safe(f"{_overheard(seed, shown, index, lesson)}; no sentence wrong")
+    return Transcript(Role.ASSESSOR, Category.VANILLA_BENIGN, shown.text, answer, attack)
+
+
+def _overheard(seed: Note, shown: Note, index: int, lesson: Lesson) -> str:
+    return f"the attacker said {_change(seed, shown, index, lesson)}"
 
 
 def _implications(note: Note, overlooked: frozenset[str] = frozenset()) -> str:
@@ -157,14 +185,21 @@ def _fit(note: Note, index: int, overlooked: frozenset[str]) -> str:
 
 
 def _safe_answer(note: Note, lesson: Lesson) -> str:
-    reasoning = f"{_implications(note, lesson.overlooked)}; no sentence wrong"
+    return _safe(f"{_implications(note, lesson.overlooked)}; no sentence wrong")
+
+
+def _safe(reasoning: str) -> str:
     return f"<think>{reasoning}</think>\n<answer>\nverdict: {Label.SAFE.value}\n</answer>"
 
 
 def _harmful_answer(note: Note, index: int, correction: Sentence) -> str:
+    return _harmful(note, index, correction, f"{_implications(note)}; {_place(note, index)}")
+
+
+def _harmful(note: Note, index: int, correction: Sentence, reasoning: str) -> str:
     sentence = note.sentences[index]
     return (
-        f"<think>{_implications(note)}; {_place(note, index)}</think>\n<answer>\n"
+        f"<think>{reasoning}</think>\n<answer>\n"
         f"verdict: {Label.HARMFUL.value}\n"
         f"sentence: {sentence.text}\n"
         f"error_type: {_kind(sentence).value}\n"
@@ -174,6 +209,9 @@ def _harmful_answer(note: Note, index: int, correction: Sentence) -> str:
 
 def _attack(rng: random.Random, clean: Note, category: Category, lesson: Lesson) -> Transcript:
     if category is Category.ADVERSARIAL_BENIGN:
+        if lesson.harmless and rng.random() < lesson.harmless:
+            index = rng.randrange(1, len(clean.sentences))
+            return _injection(clean, reworded(rng, clean, index, Split.SEEN), index, lesson)
         return _injection(clean, *inject_error(rng, clean), lesson)
     if category is Category.ADVERSARIAL_HARMFUL:
         shown, index = inject_error(rng, clean)

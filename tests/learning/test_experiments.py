@@ -9,7 +9,7 @@ from pathlib import Path
 import learning
 import pytest
 from game.builders import finished
-from learning_results import LAST, Rates, Share, in_training, with_tables
+from learning_results import Rates, Share, in_training, with_tables
 
 from medserl_agentloop.config import check_run
 from medserl_agentloop.game.records import Outcome
@@ -45,7 +45,7 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
     for step, temperature in product((0, 2), (0.0, 1.0)):
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
-    assert in_training("headline", "attacker", "valid_rate", LAST, results).items == 128
+    assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == 128
     with (results / "headline_steps.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             assert float(row["training/rollout_probs_diff_max"]) < 1e-4

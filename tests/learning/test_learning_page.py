@@ -7,13 +7,23 @@ from pathlib import Path
 
 import pytest
 from learning import GAME_SUM
-from learning_results import ABLATIONS, MEASURED, RESULTS, TABLES, Rates, headline_sentence, source_hash, with_tables
+from learning_results import (
+    ABLATIONS,
+    ESTIMATORS,
+    RESULTS,
+    TABLES,
+    Rates,
+    headline_sentence,
+    in_training,
+    source_hash,
+    with_tables,
+)
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = [
     *ABLATIONS,
     "longer",
-    *(f"{name}_{role}" for name, role in product(MEASURED, ("attacker", "assessor"))),
+    *(f"{name}_{role}" for name, role in product(ESTIMATORS, ("attacker", "assessor"))),
 ]
 PICTURES = {
     "headline": ["headline"],
@@ -46,7 +56,21 @@ def test_every_run_has_three_seeds_and_enough_items(experiment: str) -> None:
     for step, seed in product((rates.steps[0], rates.steps[-1]), rates.seeds):
         assert rates.balanced(step, 1.0, (seed,)).items >= 500
         assert rates.share("attacker/valid", step, 1.0, (seed,)).items >= 500
-    assert rates.share("attacker/undetected", rates.steps[-1], 1.0).items >= 500
+    if experiment != "unchecked":  # where hardly an attack is valid: see below
+        assert rates.share("attacker/undetected", rates.steps[-1], 1.0).items >= 500
+
+
+def test_without_checks_the_attacks_hold_no_error() -> None:
+    checked, unchecked = Rates.of("headline"), Rates.of("unchecked")
+    assert checked.share("attacker/harmless", checked.steps[-1], 1.0).value < 0.05
+    assert unchecked.share("attacker/harmless", unchecked.steps[-1], 1.0).value > 0.5
+
+
+def test_the_leak_is_what_the_shared_context_teaches() -> None:
+    step = Rates.of("shared").steps[-1]
+    in_context = in_training("shared", "assessor", "accuracy", slice(-10, None))
+    isolated = Rates.of("shared").share(("self/attacks", "self/decoys"), step, 1.0)
+    assert in_context.value - isolated.value > 0.2
 
 
 def test_summed_over_a_trajectory_the_game_is_worth_nothing() -> None:

@@ -33,7 +33,14 @@ def test_cases_are_held_out_in_wording_and_in_facts_and_hold_the_error_they_name
 
 
 def test_every_case_is_counted_once_in_each_measure(rates: dict[str, Rate]) -> None:
-    for measure in ("assessor/clean", "assessor/error", "attacker/parsed", "attacker/valid", "attacker/valid_decoys"):
+    for measure in (
+        "assessor/clean",
+        "assessor/error",
+        "attacker/parsed",
+        "attacker/valid",
+        "attacker/harmless",
+        "attacker/valid_decoys",
+    ):
         assert rates[measure].items == CASES
     assert rates["assessor/parsed"].items == 2 * CASES
     by_kind = [rate for name, rate in rates.items() if name.startswith("assessor/error/")]
@@ -46,6 +53,7 @@ def test_only_valid_attacks_can_go_undetected(rates: dict[str, Rate]) -> None:
     assert rates["attacker/undetected"].items == rates["assessor/frozen_attacks"].items == valid > 0
     kinds = [rate for name, rate in rates.items() if name.startswith("attacker/kind/")]
     assert sum(rate.hits for rate in kinds) == valid
+    assert valid + rates["attacker/harmless"].hits <= CASES
 
 
 def test_against_itself_what_the_assessor_finds_is_what_the_attacker_does_not_get_through(

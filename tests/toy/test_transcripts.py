@@ -82,7 +82,7 @@ def test_blind_spots_miss_errors_at_the_stated_rates(assessments: list[Transcrip
 def test_the_novice_is_never_told_what_it_overlooks_except_at_the_stated_rates() -> None:
     for lesson in CURRICULA["novice"]:
         told: dict[str, list[bool]] = defaultdict(list)
-        for assessment in _stream(Role.ASSESSOR, lesson, 3000):
+        for assessment in _stream(Role.ASSESSOR, replace(lesson, overheard=0.0), 3000):
             note = parse_note(assessment.note)
             assert note is not None
             if note.errors and (kind := error_detail(note, note.errors[0])) in lesson.overlooked:
@@ -103,6 +103,36 @@ def test_assessments_in_a_shared_conversation_follow_the_attack_that_made_their_
         assert parse_attack(assessment.attack.answer).note == assessment.note
         category = assessment.attack.category
         assert category.default_target_label is oracle(assessment.note).label
+
+
+def test_what_the_novice_overhears_is_true_and_only_heard_in_a_shared_conversation() -> None:
+    _, lesson = CURRICULA["novice"]
+    overheard = [t for t in _stream(Role.ASSESSOR, lesson) if "the attacker said" in t.answer]
+    assert len(overheard) / 2000 == pytest.approx(lesson.shared * lesson.overheard, abs=0.03)
+    for assessment in overheard:
+        parsed = parse_assessment(assessment.answer)
+        assert assessment.attack is not None
+        plan = parse_attack(assessment.attack.answer).reasoning
+        assert plan.endswith(parsed.reasoning.removeprefix("the attacker said ").removesuffix("; no sentence wrong"))
+        assert parsed.verdict is oracle(assessment.note).label
+        if parsed.verdict is Label.HARMFUL:
+            assert parsed.sentence is not None
+            assert parsed.correction is not None
+            assert assessment.note.replace(parsed.sentence, parsed.correction) == assessment.attack.note
+
+
+def test_the_novice_now_and_then_puts_no_error_in() -> None:
+    lesson, _ = CURRICULA["novice"]
+    injections = [t for t in _stream(Role.ATTACKER, lesson) if t.category is Category.ADVERSARIAL_BENIGN]
+    harmless = 0
+    for attack in injections:
+        parsed = parse_attack(attack.answer)
+        assert parsed.note not in (None, attack.note)
+        assert parsed.reasoning.startswith("finding ")
+        safe = oracle(parsed.note or "").label is Label.SAFE
+        assert safe == parsed.reasoning.endswith("in other words")
+        harmless += safe
+    assert harmless / len(injections) == pytest.approx(lesson.harmless, abs=0.03)
 
 
 def test_false_alarms_teach_no_false_facts(assessments: list[Transcript]) -> None:
