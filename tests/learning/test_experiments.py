@@ -74,7 +74,7 @@ def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
     assert rates.share("assessor/clean", 5, 1.0) == Share(9, 10)
     assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == Share(1, 2)
     assert (rates.seeds, rates.steps) == ([0, 1], [5])
-    assert str(Share(9, 10)) == "90.0 (60 to 98)"
+    assert str(Share(9, 10)) == "90.0 (59.6 to 98.2)"
 
 
 def test_accuracy_in_training_is_that_of_the_last_steps_turns(tmp_path: Path) -> None:
