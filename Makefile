@@ -46,7 +46,7 @@ learn: $(VENV)/.dev
 
 test-learn: $(VENV)/.dev
 	@echo "== self-play that learns"
-	$(BIN)/python -m pytest -m learn --override-ini log_cli=true
+	$(BIN)/python -m pytest -m learn --capture=no
 
 quickstart-sglang: sglang-env
 	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPE=quickstart_sglang quickstart
