@@ -50,7 +50,8 @@ class CpuRolloutServer:
 
     A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, the prompt and
     how often that prompt has come, not on when it comes and which requests it shares a batch with: games
-    race each other, and a run shall repeat itself all the same.
+    race each other, and a run shall repeat itself all the same. Timing is left a say in one case: of two
+    games whose prompts are the same, the first to ask gets the first draw.
 
     Args:
         config: verl's rollout node.
