@@ -190,7 +190,7 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
         "balanced": rates.balanced(step, 1.0),
         "undetected by the novice": rates.share("attacker/undetected", step, 1.0),
         "invalid": rates.share("attacker/valid", step, 1.0).complement,
-        "of these harmless": rates.share("attacker/harmless", step, 1.0),
+        "harmless": rates.share("attacker/harmless", step, 1.0),
     }
     return {name: str(share) for name, share in shares.items()}
 

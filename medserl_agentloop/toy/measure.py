@@ -90,7 +90,7 @@ class Measurement:
         """
         assessed = self._play(self.frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
-        return [*_assessor_rates(assessed, self.cases), *_attacker_rates(attacked)]
+        return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
 
     def games(self, player: Player) -> list[Rate]:
         """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
@@ -150,7 +150,8 @@ def _assessor_rates(games: Sequence[GameRecord], cases: Sequence[Case]) -> list[
     return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
 
 
-def _attacker_rates(games: Sequence[GameRecord]) -> list[Rate]:
+def attacker_rates(games: Sequence[GameRecord]) -> list[Rate]:
+    """What became of the attacks of ``adversarial_benign`` games, as :meth:`Measurement.each_role` names it."""
     valid = [game for game in games if _is_valid(game)]
     kinds = [_error_kind(game.presented_note or "") for game in valid]
     return [
@@ -173,10 +174,8 @@ def _is_valid(game: GameRecord) -> bool:
 
 
 def _label(game: GameRecord) -> Label | None:
-    """What the note of an attack that keeps the rules is; ``None`` for any other and for notes not of this world."""
-    if game.attack is None or game.attack.invalid is not None or game.judgement is None:
-        return None
-    return game.judgement.label if game.judgement.realistic else None
+    """What the presented note is; ``None`` if it is not of this world or, after a broken rule, nobody judged it."""
+    return game.judgement.label if game.judgement and game.judgement.realistic else None
 
 
 def _found(game: GameRecord) -> bool:

@@ -20,8 +20,11 @@ from medserl_agentloop.testing.tiny import compose_run
 @pytest.mark.parametrize("experiment", learning.EXPERIMENTS)
 def test_every_command_composes_and_passes_the_start_up_check(experiment: str) -> None:
     command = learning.training_command(experiment, seed=1)
-    overrides = [word for word in command[3:] if not word.startswith("hydra.")]
-    assert check_run(compose_run(*overrides)).profile == learning.PROFILE
+    run = compose_run(*(word for word in command[3:] if not word.startswith("hydra.")))
+    selfplay = check_run(run)
+    assert selfplay.profile == learning.PROFILE
+    mix = learning.MIXES[str(Path(run.data.train_files).parent)]
+    assert ("decoy_benign" in mix) == (selfplay.judge == "oracle"), "labels cannot tell a decoy from an error"
 
 
 @pytest.mark.slow

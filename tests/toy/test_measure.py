@@ -1,12 +1,15 @@
 """Measuring a player: what is counted, and that the truth is the oracle's."""
 
 import pytest
+from game.builders import finished
 
 from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.game.records import Judgement, Outcome
+from medserl_agentloop.game.types import Label
 from medserl_agentloop.paths import resource
 from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.clinic import error_detail, oracle, parse_note
-from medserl_agentloop.toy.measure import Measurement, Rate, held_out_cases
+from medserl_agentloop.toy.measure import Measurement, Rate, attacker_rates, held_out_cases
 from medserl_agentloop.toy.world import held_out_kind, held_out_template
 
 CASES = 40
@@ -53,7 +56,21 @@ def test_only_valid_attacks_can_go_undetected(rates: dict[str, Rate]) -> None:
     assert rates["attacker/undetected"].items == rates["assessor/frozen_attacks"].items == valid > 0
     kinds = [rate for name, rate in rates.items() if name.startswith("attacker/kind/")]
     assert sum(rate.hits for rate in kinds) == valid
-    assert valid + rates["attacker/harmless"].hits <= CASES
+
+
+def test_an_attack_is_valid_or_harmless_or_breaks_a_rule_or_leaves_the_world() -> None:
+    harmful, safe = (Judgement(judge="oracle", label=label, realistic=True) for label in (Label.HARMFUL, Label.SAFE))
+    garbled = safe.model_copy(update={"realistic": False})
+    games = [
+        *[finished(Outcome.MISSED_ERROR, judgement=harmful)] * 4,
+        *[finished(Outcome.CORRECT_REJECTION, judgement=safe)] * 3,
+        *[finished(Outcome.CORRECT_REJECTION, judgement=garbled)] * 2,
+        finished(Outcome.INVALID_ATTACK),
+    ]
+    rates = {rate.measure: rate for rate in attacker_rates(games)}
+    assert rates["attacker/valid"] == Rate("attacker/valid", 4, 10)
+    assert rates["attacker/harmless"] == Rate("attacker/harmless", 3, 10)
+    assert rates["attacker/undetected"] == Rate("attacker/undetected", 4, 4)
 
 
 def test_against_itself_what_the_assessor_finds_is_what_the_attacker_does_not_get_through(

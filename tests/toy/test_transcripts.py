@@ -132,7 +132,7 @@ def test_the_novice_now_and_then_puts_no_error_in() -> None:
         safe = oracle(parsed.note or "").label is Label.SAFE
         assert safe == parsed.reasoning.endswith("in other words")
         harmless += safe
-    assert harmless / len(injections) == pytest.approx(lesson.harmless, abs=0.03)
+    assert 0 < harmless / len(injections) == pytest.approx(lesson.harmless, abs=0.03)
 
 
 def test_false_alarms_teach_no_false_facts(assessments: list[Transcript]) -> None:
