@@ -48,6 +48,9 @@ PROFILE = "brief"
 CASES_SEED = 90_001
 LIAR = "medserl_agentloop.toy.lying_oracle:LyingOracle"
 LIAR_REPORT = "data/learn/lying_oracle.json"
+CORRECTED = (f"selfplay.judge={LIAR}", f"selfplay.judge_report={LIAR_REPORT}", "selfplay.correct_judge=True")
+# As precise a mean as from an honest judge takes 1 / (0.8 + 0.8 - 1)^2 = 2.8 times as many games.
+MORE_GAMES = ("data.train_batch_size=48", "actor_rollout_ref.actor.ppo_mini_batch_size=48")
 STEP_METRICS = (
     "selfplay/attacker/turns",
     "selfplay/attacker/valid_rate",
@@ -113,6 +116,7 @@ EXPERIMENTS = {
     "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "shared": _ablation("selfplay.context=shared"),
+    "rules_alone": Experiment(("selfplay.judge=labels",), data="data/learn_unchecked", measured=(ABLATION_STEPS,)),
     "unchecked": Experiment(
         (
             "selfplay.judge=labels",
@@ -123,9 +127,9 @@ EXPERIMENTS = {
         measured=(ABLATION_STEPS,),
     ),
     "lying_oracle": _ablation(f"selfplay.judge={LIAR}"),
-    "lying_oracle_corrected": _ablation(
-        f"selfplay.judge={LIAR}", f"selfplay.judge_report={LIAR_REPORT}", "selfplay.correct_judge=True"
-    ),
+    "lying_oracle_corrected": _ablation(*CORRECTED),
+    "lying_oracle_more_games": _ablation(f"selfplay.judge={LIAR}", *MORE_GAMES),
+    "lying_oracle_corrected_more_games": _ablation(*CORRECTED, *MORE_GAMES),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
 

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -26,6 +25,7 @@ from medserl_agentloop.game.records import (
     AssessmentRecord,
     AttackRecord,
     GameRecord,
+    Vote,
 )
 from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label
 from medserl_agentloop.judges import Judge, build_judge, judge_game
@@ -159,10 +159,9 @@ class Answer:
         return self.record.judgement is not None and self.record.judgement.cached
 
     @property
-    def votes(self) -> list[Any]:
+    def votes(self) -> list[Vote]:
         """The votes that the judge's word was made of, if it asks more than once."""
-        found: list[Any] = getattr(self.record.judgement, "votes", [])
-        return found
+        return self.record.judgement.votes if self.record.judgement is not None else []
 
     @property
     def asked(self) -> int:

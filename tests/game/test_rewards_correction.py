@@ -5,7 +5,7 @@ import random
 import statistics
 
 import pytest
-from game.builders import any_game, finished
+from game.builders import DECIDED, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +63,14 @@ def test_the_components_add_up_to_the_combination_of_both_rewards(
 def test_the_example_of_the_docstring() -> None:
     rewards = corrected(zero_sum, ErrorRates(0.8, 0.8))(finished(Outcome.CORRECT_DETECTION))
     assert rewards[Role.ASSESSOR]["game"] == pytest.approx(0.8 / 0.6 + 0.2 / 0.6)
+
+
+@pytest.mark.parametrize("outcome", DECIDED)
+def test_where_both_rates_are_equal_the_assessor_s_game_gets_a_common_factor_and_no_more(outcome: Outcome) -> None:
+    """Which an estimator that divides by the spread of the rewards takes out again (docs/judges.md)."""
+    record = finished(outcome)
+    game = corrected(zero_sum, ErrorRates(0.8, 0.8))(record)[Role.ASSESSOR]["game"]
+    assert game == pytest.approx(zero_sum(record)[Role.ASSESSOR]["game"] / 0.6)
 
 
 @given(any_game())

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from judges.local_server import by_index, serving
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.records import GameRecord, Judgement
+from medserl_agentloop.game.records import GameRecord, Judgement, Vote
 from medserl_agentloop.game.types import ErrorType, Label
 from medserl_agentloop.judges.calibration import calibrate, known_edits
 from medserl_agentloop.judges.harmless_edits import DRESSED
@@ -46,17 +45,6 @@ class Undecided:
         return Judgement(judge=self.name, label=None if self.asked % 3 else Label.HARMFUL)
 
 
-class Vote(BaseModel):
-    model: str
-    edited_first: bool
-    label: Label | None
-    cached: bool = False
-
-
-class Voted(Judgement):
-    votes: list[Vote]
-
-
 class Swayed:
     """Two models that are asked in both orders; one of them calls every note harmful that stands first."""
 
@@ -67,7 +55,7 @@ class Swayed:
         swayed = {False: Label.SAFE, True: Label.HARMFUL}
         votes += [Vote(model="swayed", edited_first=first, label=label) for first, label in swayed.items()]
         votes.append(Vote(model="mute", edited_first=False, label=None))
-        return Voted(judge=self.name, label=Label.HARMFUL, votes=votes)
+        return Judgement(judge=self.name, label=Label.HARMFUL, votes=votes)
 
 
 class Mute:

@@ -130,6 +130,13 @@ def test_another_address_of_the_same_judge_is_no_other_judge(tmp_path: Path) -> 
     check_run(run_with(**LLM, selfplay__judge_report=path))
 
 
+def test_no_address_of_a_panel_s_models_is_in_the_report() -> None:
+    panel = [{"url": "http://me:secret@host/v1", "model": "second", "api_key_env": "sk-secret"}]
+    identity = judge_identity(llm_config(panel=panel))
+    assert identity["panel"] == [{"model": "second"}]
+    assert identity != judge_identity(llm_config())
+
+
 def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
     served = SelfPlayConfig(judge="llm")
     assert judge_identity(served, "models/judge-9b") == judge_identity(llm_config(model="models/judge-9b"))
