@@ -27,7 +27,7 @@ SAMPLE := data_prep/sample/medserl_sample.csv
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
-	echo "make test-mutations  install, play 300,000 mutated turns against parsers and rules, in minutes"
+	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts, in minutes"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
@@ -42,7 +42,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-mutations: $(VENV)/.dev
-	@echo "== 300,000 mutated turns through parsers and rules"
+	@echo "== 600,000 mutated texts through parsers, rules and judge clients"
 	$(BIN)/python -m pytest -m mutate
 
 learn: $(VENV)/.dev

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from medserl_agentloop.client import BadAnswer, NoAnswer, Refused, check_address
 from medserl_agentloop.game.rewards import load_scheme
-from medserl_agentloop.game.rewards.correction import corrected
+from medserl_agentloop.game.rewards.correction import LEAST_INFORMATION, corrected
 from medserl_agentloop.judges.options import JudgeServer
 from medserl_agentloop.judges.report import differences, judge_identity, read_report
 
@@ -111,6 +111,12 @@ def check_judge_report(selfplay: SelfPlayConfig, reward: DictConfig) -> None:
                 f"selfplay.judge_report={selfplay.judge_report}: the judge's sensitivity is {report.sensitivity}, "
                 f"and selfplay.judge_min_sensitivity is {least:g}. Each error that it misses punishes the player who "
                 f"was right. Use another judge, {waived}"
+            )
+        if report.rates is not None and report.rates.information < LEAST_INFORMATION:
+            raise ValueError(
+                f"selfplay.judge_report={selfplay.judge_report}: the judge's sensitivity is {report.sensitivity} and "
+                f"its specificity {report.specificity}: it says nearly the same of right and of wrong notes, so games "
+                f"are won and lost by chance. Use another judge, {waived}"
             )
     if selfplay.correct_judge:
         if report.rates is None:

@@ -123,6 +123,7 @@ def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: to
     """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
 
     The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes the other's.
+    They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
     """
     trained = {role: (role_ids == role.id) & (mask > 0) for role in Role}
     counts = {role: int(tokens.sum()) for role, tokens in trained.items()}

@@ -1,14 +1,11 @@
-"""Mutated answers, read without a socket: only the errors that say so, and no verdict that contradicts itself.
-
-``MEDSERL_FUZZ_INPUTS=300000 pytest tests/judges/test_fuzz_answers.py`` takes half a minute.
-"""
+"""Mutated answers, read without a socket: only the errors that say so, and no verdict that contradicts itself."""
 
 import json
-import os
 import random
 from collections import Counter
 from contextlib import suppress
 
+import pytest
 from judges.local_server import harmful
 from judges.test_llm import PRESENT, completion
 
@@ -18,7 +15,6 @@ from medserl_agentloop.game.types import Label
 from medserl_agentloop.judges.llm import parse_verdict
 from medserl_agentloop.judges.protocol import JudgeAnswer, by_index
 
-INPUTS = int(os.environ.get("MEDSERL_FUZZ_INPUTS", "5000"))
 PASSWORD = "hunter2-hunter2"
 HTTP = HttpClient(f"http://anna:{PASSWORD}@localhost", timeout_s=1.0)
 CHAT = ChatClient(HTTP, "m")
@@ -80,9 +76,12 @@ def check_verdict(text: str) -> str:
     return "verdict"
 
 
-def test_mutated_answers_are_read_or_refused() -> None:
+@pytest.mark.parametrize(
+    "inputs", [5_000, pytest.param(300_000, marks=[pytest.mark.mutate, pytest.mark.timeout(1800)])]
+)
+def test_mutated_answers_are_read_or_refused(inputs: int) -> None:
     draw, seen = random.Random(14), Counter[str]()
-    for _ in range(INPUTS):
+    for _ in range(inputs):
         body = mutated(draw)
         seen[check_verdict(body.decode(errors="replace"))] += 1
         try:
@@ -97,4 +96,4 @@ def test_mutated_answers_are_read_or_refused() -> None:
         except NoAnswer as error:
             assert PASSWORD not in str(error)
             seen["no chat"] += 1
-    assert min(seen.values()) > INPUTS / 1000 and len(seen) == 8, seen
+    assert min(seen.values()) > inputs / 1000 and len(seen) == 8, seen

@@ -154,6 +154,18 @@ def test_a_judge_that_misses_too_many_errors_is_refused(tmp_path: Path) -> None:
         check_run(run)
 
 
+def test_a_judge_that_calls_every_note_harmful_is_refused(tmp_path: Path) -> None:
+    path = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=100, specificity=19)
+    run = run_with(selfplay__judge=MINE, selfplay__judge_report=path)
+    with pytest.raises(ConfigError, match="it says nearly the same of right and of wrong notes"):
+        check_run(run)
+    run.selfplay.judge_min_sensitivity = 0
+    check_run(run)
+    check_run(
+        run_with(selfplay__judge=MINE, selfplay__judge_report=report(tmp_path, SelfPlayConfig(judge=MINE), 100, 21))
+    )
+
+
 def test_a_report_without_harmful_edits_does_not_pass_the_threshold(tmp_path: Path) -> None:
     path = report(tmp_path, SelfPlayConfig(judge=MINE), 0, 0, of=0)
     with pytest.raises(ConfigError, match="the judge's sensitivity is none"):
@@ -190,6 +202,7 @@ def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Pat
         check_run(run_with(selfplay__correct_judge=True))
     bad = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=100, specificity=10)
     changes = {"selfplay__judge": MINE, "selfplay__judge_report": bad, "selfplay__correct_judge": True}
+    changes["selfplay__judge_min_sensitivity"] = 0
     with pytest.raises(ConfigError, match=r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1"):
         check_run(run_with(**changes))
 
