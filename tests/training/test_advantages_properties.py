@@ -24,7 +24,6 @@ from training.advantage_batches import (
 
 from medserl_agentloop.game.types import Role
 from medserl_agentloop.training.advantages import BaselineState, RoleBatch
-from medserl_agentloop.training.advantages.statistics import discounted_suffix_sums
 
 forms = pytest.mark.parametrize(("name", "how"), FORMS)
 batches = st.builds(
@@ -187,17 +186,3 @@ def test_workers_with_whole_groups_would_agree_with_the_whole_batch(name: str, h
     whole = estimate(name, batch, with_forms(how)).advantages
     halves = [estimate(name, take(batch, part), with_forms(how)).advantages for part in (rows[:4], rows[4:])]
     torch.testing.assert_close(torch.cat(halves), whole, atol=1e-6, rtol=1e-6)
-
-
-@few
-@given(
-    seed=st.integers(0, 1000),
-    discount=st.sampled_from([0.0, 0.3, 0.9, 0.999, 1.0]),
-    length=st.sampled_from([1, 5, 63, 64, 65, 200, 64 * 64 + 3]),
-)
-def test_suffix_sums_in_blocks_equal_the_recurrence(seed: int, discount: float, length: int) -> None:
-    values = torch.tensor(np.random.default_rng(seed).normal(size=(2, length)))
-    expected, later = torch.zeros_like(values), torch.zeros(2, dtype=values.dtype)
-    for t in reversed(range(length)):
-        later = expected[:, t] = values[:, t] + discount * later
-    torch.testing.assert_close(discounted_suffix_sums(values, discount), expected)
