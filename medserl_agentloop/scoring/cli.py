@@ -113,5 +113,5 @@ def _systems(predictions: list[Path], pool: bool) -> dict[str, list[Path]]:
             raise ValueError(f"{path} is given twice; give each system once.")
         systems[str(path)] = found
     if pool:
-        return {" + ".join(systems): [path for paths in systems.values() for path in paths]}
+        return {"pooled": [path for paths in systems.values() for path in paths]}
     return systems
