@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from scipy.stats import binomtest
 from scoring.builders import VALIDATION, gold, guesses, note, real_file, scored, validation
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
@@ -152,12 +156,15 @@ def test_a_score_that_cannot_be_computed_says_why_and_is_never_0() -> None:
 
 
 def test_neural_scores_without_their_packages_or_models_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "bert_score", None)
-    monkeypatch.setitem(__import__("sys").modules, "bleurt_pytorch", None)
+    broken = ModuleType("bleurt_pytorch")  # as with transformers 5, which lacks a name that this package imports
+    monkeypatch.setitem(sys.modules, "bert_score", None)
+    monkeypatch.setitem(sys.modules, "bleurt_pytorch", broken)
     notes = [note(0, True, "A correction."), note(1, False)]
     found = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
-    assert found["bertscore"].why == "the package bert-score is not installed: pip install bert-score"
-    assert found["bleurt"].why == "the package bleurt-pytorch is not installed: pip install bleurt-pytorch"
+    assert found["bertscore"].why == (
+        "the package bert-score is not installed: pip install 'medserl-agentloop[eval-neural]'"
+    )
+    assert (found["bleurt"].why or "").startswith("the package bleurt-pytorch cannot be imported: cannot import name")
 
 
 def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
@@ -170,7 +177,7 @@ def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
 
 
 def test_rouge_without_its_package_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "rouge", None)
+    monkeypatch.setitem(sys.modules, "rouge", None)
     with pytest.raises(NotComputed, match="package rouge is not installed"):
         rouge_1(["A"], ["A"])
 
@@ -231,6 +238,18 @@ def test_two_systems_are_compared_note_by_note() -> None:
     same = compare([worse], [worse])
     assert same.differences["f1"].value == 0 and same.differences["f1"].p_value == 1.0
     assert same.mcnemar["flag_accuracy"].p_value == 1.0
+
+
+@pytest.mark.parametrize(("only_first", "only_second"), [(0, 0), (1, 0), (3, 3), (5, 14), (40, 1), (300, 260)])
+def test_mcnemar_is_scipys_exact_test(only_first: int, only_second: int) -> None:
+    notes = [note(n, True) for n in range(only_first + only_second + 1)]
+    right, wrong = (Prediction("", flag) for flag in (True, False))
+    first = [replace(right if n < only_first else wrong, text_id=of.text_id) for n, of in enumerate(notes)]
+    second = [replace(wrong if n < only_first else right, text_id=of.text_id) for n, of in enumerate(notes)][:-1]
+    found = compare([grade(notes, first)], [grade(notes, second)], resamples=0).mcnemar["flag_accuracy"]
+    assert (found.only_first, found.only_second) == (only_first, only_second)
+    expected = binomtest(only_first, only_first + only_second).pvalue if only_first else 1.0
+    assert found.p_value == pytest.approx(expected)
 
 
 def test_pools_are_compared_without_mcnemar() -> None:

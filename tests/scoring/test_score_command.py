@@ -146,6 +146,19 @@ def test_the_sample_notes_are_a_reference() -> None:
     assert len({note.case for note in notes}) < len(notes)
 
 
+def test_scoring_imports_no_framework_and_nothing_that_plays_or_trains() -> None:
+    code = """
+import importlib, pkgutil, sys
+import medserl_agentloop.scoring as scoring
+for module in pkgutil.iter_modules(scoring.__path__):
+    importlib.import_module(f"{scoring.__name__}.{module.name}")
+parts = {name.split(".")[1] for name in sys.modules if name.startswith("medserl_agentloop.")}
+print(sorted(parts & {"training", "play", "judges", "toy", "evaluation"}), {"torch", "verl", "ray"} & {*sys.modules})
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[] set()\n"
+
+
 def test_help_loads_neither_scikit_learn_nor_the_scores() -> None:
     code = (
         "import sys, medserl_agentloop.cli; "
