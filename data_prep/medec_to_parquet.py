@@ -205,9 +205,9 @@ def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: 
         found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
         say(f"{found} (4-gram Jaccard {pair.similarity:.2f})")
     say(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
-    for rows in (games.train, games.val):
-        labels = conversion.labels(games, rows.name)
-        written = f"{output / rows.name}.parquet: {len(rows)} rows"
+    for split, rows in (("train", games.train), ("val", games.val)):
+        labels = conversion.labels(games, split)
+        written = f"{output / split}.parquet: {len(rows)} rows"
         say(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe")
     say("nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 

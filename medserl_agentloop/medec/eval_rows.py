@@ -11,14 +11,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from medserl_agentloop.game.types import EVAL_SPLIT, Category, Role
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
 from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import ABILITY, AGENT_NAME, Row
-from medserl_agentloop.medec.vignettes import PairSource, subset_of, tag_edit
+from medserl_agentloop.medec.rows import Row, game_row
+from medserl_agentloop.medec.vignettes import PairSource, Vignette, subset_of, tag_edit
 from medserl_agentloop.prompting import PromptProfile, load_profile
 
 # Far above the indices of training files, so that both can be used in one run.
@@ -92,37 +91,23 @@ def _row(
 
     harmful = fields.error_flag(place, "Error Flag", cells["Error Flag"])
     category = Category.VANILLA_HARMFUL if harmful else Category.VANILLA_BENIGN
-    note, corrected = cells["Text"], raw("Corrected Text")
-    error_note, clean_note = (note, corrected) if harmful else (None, note)
-    error_type = fields.error_type(place, "Error Type", cells["Error Type"])
-    sentences = fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"]))
-    label = category.seed_label.value
-    subset = subset_of(place.text_id)
-    extra_info: dict[str, Any] = {
-        "index": index,
-        "split": split,
-        "subset": subset,
-        "text_id": place.text_id,
-        "vignette_id": vignette_id,
-        "category": category.value,
-        "target_label": label,
-        "seed_note": note,
-        "error_note": error_note,
-        "clean_note": clean_note,
-        "error_type": error_type.value if error_type else None,
-        "error_sentence": raw("Error Sentence"),
-        "corrected_sentence": raw("Corrected Sentence"),
-        "error_sentence_id": fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"]),
-        "sentences": [{"id": s.id, "text": s.text} for s in sentences],
-        "pair_source": (PairSource.IN_ROW if error_note and clean_note else PairSource.UNPAIRED).value,
-        "edit_tag": tag_edit(error_note, clean_note, raw("Error Sentence"), raw("Corrected Sentence")).value,
-        "source_sha256": sha256,
-    }
-    return {
-        "data_source": f"{subset}_eval/{category.value}",
-        "agent_name": AGENT_NAME,
-        "prompt": profile.messages(Role.ASSESSOR, category, note),
-        "ability": ABILITY,
-        "reward_model": {"style": "rule", "ground_truth": label},
-        "extra_info": extra_info,
-    }
+    error_note, clean_note = (cells["Text"], raw("Corrected Text")) if harmful else (None, cells["Text"])
+    as_published = Vignette(
+        vignette_id=vignette_id,
+        text_ids=(place.text_id,),
+        subset=subset_of(place.text_id),
+        error_note=error_note,
+        clean_note=clean_note,
+        error_text_id=place.text_id,
+        clean_text_id=place.text_id,
+        error_type=fields.error_type(place, "Error Type", cells["Error Type"]),
+        error_sentence=raw("Error Sentence"),
+        corrected_sentence=raw("Corrected Sentence"),
+        error_sentence_id=fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"]),
+        sentences=fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"])),
+        pair_source=PairSource.IN_ROW if error_note and clean_note else PairSource.UNPAIRED,
+        edit_tag=tag_edit(error_note, clean_note, raw("Error Sentence"), raw("Corrected Sentence")),
+        source_sha256=sha256,
+    )
+    row = game_row(as_published, category, Role.ASSESSOR, cells["Text"], split, index, profile)
+    return row | {"data_source": f"{as_published.subset}_eval/{category.value}"}

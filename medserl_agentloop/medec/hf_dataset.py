@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
-from medserl_agentloop.medec.intake import Intake
 from medserl_agentloop.medec.official_csv import COLUMNS, check_header, read_official_records
+from medserl_agentloop.medec.sources import Intake
 from medserl_agentloop.medec.vignettes import Vignette
 
 _HUB = "hf:"

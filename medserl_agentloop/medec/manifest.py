@@ -1,21 +1,20 @@
 """``manifest.json``: what a data set was made of, how, and what was left out and why.
 
-Called by ``data_prep/medec_to_parquet.py``. Every excluded row is in it, so it is written as a stream.
+Called by ``conversion.py``; whoever reads a data set asks ``differs_from_manifest`` whether its files are whole.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from medserl_agentloop.medec.reader import ReadReport
-from medserl_agentloop.medec.rows import SplitReport
-from medserl_agentloop.medec.store import Exclusions
+from medserl_agentloop.medec.rows import Exclusions, SplitReport
 from medserl_agentloop.medec.writing import sha256_of
 
 MANIFEST = "manifest.json"
@@ -72,15 +71,18 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
         "splits": {name: _split(report) for name, report in manifest.splits.items()},
         "near_duplicates_across_splits": [asdict(pair) for pair in manifest.near_duplicates],
     }
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-        file.write(json.dumps(head, indent=1, ensure_ascii=False)[:-2])
-        file.write(',\n "exclusions": [')
-        for at, (reason, count) in enumerate(manifest.exclusions.counts().items()):
-            file.write(",\n  " if at else "\n  ")
-            file.write(f'{{"reason": {_json(reason)}, "count": {count}, "rows": [')
-            _write_rows(file, manifest.exclusions.rows(reason))
-            file.write("]}")
-        file.write("\n ]\n}\n")
+    # One line per excluded id: the list is long, and is searched for an id.
+    exclusions = []
+    for reason, rows in manifest.exclusions.items():
+        listed = (
+            _json({"id": text_id} if detail is None else {"id": text_id, "detail": detail}) for text_id, detail in rows
+        )
+        exclusions.append(
+            f'{{"reason": {_json(reason)}, "count": {len(rows)}, "rows": [\n   ' + ",\n   ".join(listed) + "]}"
+        )
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + ',\n "exclusions": ['
+    text += "\n  " * bool(exclusions) + ",\n  ".join(exclusions) + "\n ]\n}\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def differs_from_manifest(path: Path) -> bool:
@@ -90,12 +92,6 @@ def differs_from_manifest(path: Path) -> bool:
         return bool(expected != sha256_of(path))
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
         return False
-
-
-def _write_rows(file: IO[str], rows: Iterable[tuple[str, str | None]]) -> None:
-    for at, (text_id, detail) in enumerate(rows):
-        row = {"id": text_id} if detail is None else {"id": text_id, "detail": detail}
-        file.write((",\n   " if at else "\n   ") + _json(row))
 
 
 def _split(report: SplitReport) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
-from medserl_agentloop.medec.intake import Intake
-from medserl_agentloop.medec.sources import SourceFile
+from medserl_agentloop.medec.sources import Intake, SourceFile
 from medserl_agentloop.medec.vignettes import PairSource, Vignette, subset_of, tag_edit
 
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
@@ -42,7 +41,7 @@ def json_objects(
     for row, line in enumerate(source.lines(newline="\n"), start=1):
         place = RowPlace(source.name, row)
         if not line.strip():
-            intake.drop_empty()
+            intake.dropped_empty += 1
             continue
         try:
             found = json.loads(line)
