@@ -13,7 +13,7 @@ from dataclasses import replace
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
 from medserl_agentloop.medec.sources import Intake, SourceFile
-from medserl_agentloop.medec.vignettes import PairSource, Vignette, same_case, subset_of, tag_edit
+from medserl_agentloop.medec.vignettes import Vignette, same_case
 
 COLUMNS = (
     "Text ID",
@@ -36,7 +36,7 @@ def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     Raises:
         MedecFormatError: The file is not a CSV with MEDEC's columns, or a row cannot be right.
     """
-    return read_official_records(_records(source), source.sha256, intake)
+    return read_official_records(csv_records(source), source.sha256, intake)
 
 
 def read_official_records(
@@ -50,9 +50,9 @@ def read_official_records(
     rows: dict[str, Vignette] = {}
     for place, cells in records:
         if any(cell.strip() for cell in cells.values()):
-            named, vignette = _vignette(place, intake.text_of(cells, TEXT_COLUMNS), sha256)
-            intake.claim(named)
-            rows[named.text_id] = vignette
+            vignette = vignette_of_row(place, intake.text_of(cells, TEXT_COLUMNS), sha256)
+            intake.claim(RowPlace(place.file, place.row, vignette.vignette_id))
+            rows[vignette.vignette_id] = vignette
         else:
             intake.dropped_empty += 1
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
@@ -63,13 +63,17 @@ def read_official_records(
     used = {twin.vignette_id for twin in twins.values()}
     for text_id, row in rows.items():
         if text_id in twins:
-            yield _joined(row, twins[text_id])
+            twin = twins[text_id]
+            row = replace(row, twin_text_id=twin.vignette_id, twin_note=twin.clean_note)
+            if row.clean_note is None:
+                row = replace(row, clean_note=twin.clean_note, clean_text_id=twin.vignette_id)
+            yield row
         elif text_id not in used:
             yield row
 
 
-def _records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
-    """Every record after the header, empty ones too, with its cells by column name."""
+def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
+    """Every record after the header, its cells by column name as the CSV parser gives them; no cells if it is empty."""
     csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_CELL))
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
     reader = csv.reader(source.lines(newline=""), strict=True)
@@ -106,8 +110,12 @@ def check_header(file: str, header: list[str]) -> None:
         )
 
 
-def _vignette(place: RowPlace, cells: Mapping[str, str], sha256: str) -> tuple[RowPlace, Vignette]:
-    """One row as a case of its own, and its place with its id."""
+def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
+    """One row as a case of its own, its twin aside.
+
+    Raises:
+        MedecFormatError: The row cannot be right.
+    """
     text_id = fields.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
     place = RowPlace(place.file, place.row, text_id)
     note = fields.required_text(place, "Text", cells["Text"], "the text of the note")
@@ -132,12 +140,11 @@ def _vignette(place: RowPlace, cells: Mapping[str, str], sha256: str) -> tuple[R
     # The corrected text goes before the twin's: it differs from the error note in the error only,
     # while a twin often has its sentences in another order, which would tell the two labels apart.
     error_note, clean_note = (note, corrected_note) if has_error else (None, note)
-    return place, Vignette(
+    return Vignette(
         vignette_id=text_id,
-        text_ids=(text_id,),
-        subset=subset_of(text_id),
         error_note=error_note,
         clean_note=clean_note,
+        source_sha256=sha256,
         error_text_id=text_id if has_error else None,
         clean_text_id=None if clean_note is None else text_id,
         error_type=error_type,
@@ -145,9 +152,6 @@ def _vignette(place: RowPlace, cells: Mapping[str, str], sha256: str) -> tuple[R
         corrected_sentence=corrected_sentence,
         error_sentence_id=error_sentence_id,
         sentences=sentences,
-        pair_source=PairSource.IN_ROW if corrected_note is not None else PairSource.UNPAIRED,
-        edit_tag=tag_edit(error_note, clean_note, error_sentence, corrected_sentence),
-        source_sha256=sha256,
     )
 
 
@@ -161,21 +165,3 @@ def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
     if twin is None or twin.error_note is not None or twin.clean_note is None:
         return None
     return twin if same_case(twin.clean_note, row.clean_note or row.error_note or "") else None
-
-
-def _joined(row: Vignette, twin: Vignette) -> Vignette:
-    joined = replace(
-        row,
-        text_ids=(row.vignette_id, twin.vignette_id),
-        twin_text_id=twin.vignette_id,
-        twin_note=twin.clean_note,
-    )
-    if row.clean_note is not None:
-        return joined
-    return replace(
-        joined,
-        clean_note=twin.clean_note,
-        clean_text_id=twin.vignette_id,
-        pair_source=PairSource.TWIN,
-        edit_tag=tag_edit(row.error_note, twin.clean_note, row.error_sentence, row.corrected_sentence),
-    )

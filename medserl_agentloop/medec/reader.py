@@ -15,8 +15,13 @@ from pathlib import Path
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
 from medserl_agentloop.medec.hf_dataset import is_dataset, read_dataset
 from medserl_agentloop.medec.official_csv import read_official_csv
-from medserl_agentloop.medec.openrlhf_jsonl import NoteJoin, is_openrlhf, note_join, read_openrlhf_jsonl
-from medserl_agentloop.medec.pair_jsonl import read_pair_jsonl
+from medserl_agentloop.medec.pair_jsonl import (
+    NoteJoin,
+    is_openrlhf,
+    note_join,
+    read_openrlhf_jsonl,
+    read_pair_jsonl,
+)
 from medserl_agentloop.medec.sources import Intake, SourceFile, read_source
 from medserl_agentloop.medec.vignettes import EditTag, Vignette
 
