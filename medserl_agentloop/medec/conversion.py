@@ -6,14 +6,14 @@ Called by ``data_prep/medec_to_parquet.py``, which reads the command line and pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.game.types import Label
 from medserl_agentloop.medec.allocation import AllocationError
 from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.manifest import MANIFEST, CrossSplitPair, Manifest, write_manifest
+from medserl_agentloop.medec.manifest import MANIFEST, write_manifest
 from medserl_agentloop.medec.reader import ReadOptions, ReadResult, read_files
 from medserl_agentloop.medec.rows import GameRows, Row, RowPlan, Screen, build_rows
 from medserl_agentloop.medec.screens import (
@@ -45,6 +45,15 @@ class ScreenOptions:
     max_prompt_tokens: int | None = None
     tokenizer: str | None = None
     exclude_overlong: bool = False
+
+
+@dataclass(frozen=True)
+class CrossSplitPair:
+    """A training case and a validation case with a note of theirs nearly the same."""
+
+    train: str
+    val: str
+    similarity: float
 
 
 @dataclass(frozen=True)
@@ -94,16 +103,13 @@ def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any
             path = place / f"{split}.parquet"
             write_parquet(watch(_checked(rows), f"writing {path.name}", len(rows)), path)
             outputs[path.name] = {"rows": len(rows), "labels": labels(games, split), "sha256": sha256_of(path)}
-        manifest = Manifest(
-            command=command,
-            options=options,
-            sources=prepared.read.reports,
-            outputs=outputs,
-            splits=games.reports,
-            near_duplicates=prepared.near_duplicates,
-            exclusions=games.exclusions,
-        )
-        write_manifest(manifest, place / MANIFEST)
+        account = {
+            "sources": [asdict(source) for source in prepared.read.reports],
+            "outputs": outputs,
+            "splits": {name: asdict(report) for name, report in games.reports.items()},
+            "near_duplicates_across_splits": [asdict(pair) for pair in prepared.near_duplicates],
+        }
+        write_manifest(place / MANIFEST, command, options, account, games.exclusions)
 
 
 def labels(games: GameRows, split: str) -> dict[str, int]:

@@ -36,7 +36,7 @@ def read_dataset(path: Path | str, intake: Intake) -> tuple[str, str, Iterator[V
     """
     name = str(path) if str(path).startswith(_HUB) else Path(path).name
     digest = hashlib.sha256()
-    records = []
+    records: list[tuple[RowPlace, dict[str, str]]] = []
     for split, data in _load(str(path)).items():
         check_header(f"{name} ({split})", list(data.column_names))
         for row in data.select_columns(list(COLUMNS)):
