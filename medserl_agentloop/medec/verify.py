@@ -11,7 +11,7 @@ import io
 import json
 import os
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from medserl_agentloop.rollout.encoding import ChatEncoder
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
-_MUST_VARY = ("prompt", "ground_truth", "category", "seed_note", "vignette_id", "text_id", "index")
+_FACTS_THAT_VARY = ("category", "seed_note", "vignette_id", "text_id", "index")
 
 
 class UnreadableFile(ValueError):
@@ -120,8 +120,7 @@ def verify_files(
         with _open_as_verl(path, tokenizer) as dataset:
             summary = FileSummary(name, len(dataset))
             report.files.append(summary)
-            varying: dict[str, set[str]] = defaultdict(set)
-            leaks, only_eval = LeakTest(), True
+            rows: list[dict[str, Any]] = []
             for number in range(summary.rows):
                 findings: list[Finding] = []
                 try:
@@ -142,11 +141,9 @@ def verify_files(
                     findings.append((Check.LENGTH, message))
                 for check, message in findings:
                     report.add(Problem(check, name, number, message))
-                _note_values(row, varying)
-                only_eval &= "_eval/" in str(row.get("data_source"))
-                _note_labels(facts_of(row), summary, leaks)
+                rows.append(row)
                 on_row()
-        for problem in (*_constant_columns(summary, varying), *_imbalance(summary), *_leaks(name, leaks, only_eval)):
+        for problem in (*_constant_columns(name, rows), *_tells_labels(summary, rows)):
             report.add(problem)
     return report
 
@@ -267,40 +264,34 @@ def _prompt_tokens(row: dict[str, Any], tokenizer: Any, encoder: ChatEncoder, va
         )
 
 
-def _note_values(row: dict[str, Any], varying: dict[str, set[str]]) -> None:
-    facts, reward_model = facts_of(row), row.get("reward_model")
-    values = {
-        **{name: facts[name] for name in _MUST_VARY if name in facts},
-        "prompt": row.get("prompt"),
-        "ground_truth": reward_model.get("ground_truth") if isinstance(reward_model, dict) else None,
+def _constant_columns(file: str, rows: list[dict[str, Any]]) -> Iterator[Problem]:
+    facts, rewards = [facts_of(row) for row in rows], [row.get("reward_model") for row in rows]
+    columns: dict[str, list[Any]] = {
+        "prompt": [row.get("prompt") for row in rows],
+        "ground_truth": [reward.get("ground_truth") if isinstance(reward, dict) else None for reward in rewards],
+        **{name: [fact[name] for fact in facts if name in fact] for name in _FACTS_THAT_VARY},
     }
-    for name, value in values.items():
-        if len(varying[name]) < 2:
-            varying[name].add(json.dumps(value, sort_keys=True, default=str))
-
-
-def _constant_columns(summary: FileSummary, varying: dict[str, set[str]]) -> Iterator[Problem]:
-    for name in _MUST_VARY:
-        if summary.rows > 1 and len(varying[name]) == 1:
+    for name, values in columns.items():
+        if len(rows) > 1 and len({json.dumps(value, sort_keys=True, default=str) for value in values}) == 1:
             message = (
-                f"{name} is the same in all {summary.rows} rows, so that nothing can be learned from it; write the "
-                "file again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
+                f"{name} is the same in all {len(rows)} rows, so that nothing can be learned from it; write the file "
+                "again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
             )
-            yield Problem(Check.CONSTANT, summary.file, None, message)
+            yield Problem(Check.CONSTANT, file, None, message)
 
 
-def _note_labels(facts: dict[str, Any], summary: FileSummary, leaks: LeakTest) -> None:
-    try:
-        target, category = Label(facts.get("target_label")), Category(facts.get("category"))
-    except ValueError:
-        return  # reported as a wrong label or fact
-    summary.labels[target.value] += 1
-    text_id, note = facts.get("text_id"), facts.get("seed_note")
-    if isinstance(text_id, str) and isinstance(note, str):
-        leaks.add(text_id=text_id, seed_note=note, target_label=target, seed_label=category.seed_label)
-
-
-def _imbalance(summary: FileSummary) -> Iterator[Problem]:
+def _tells_labels(summary: FileSummary, rows: list[dict[str, Any]]) -> Iterator[Problem]:
+    """Counts the labels, and yields what would let a player guess them."""
+    leaks = LeakTest()
+    for facts in map(facts_of, rows):
+        try:
+            target, category = Label(facts.get("target_label")), Category(facts.get("category"))
+        except ValueError:
+            continue  # reported as a wrong label or fact
+        summary.labels[target.value] += 1
+        text_id, note = facts.get("text_id"), facts.get("seed_note")
+        if isinstance(text_id, str) and isinstance(note, str):
+            leaks.add(text_id=text_id, seed_note=note, target_label=target, seed_label=category.seed_label)
     harmful, safe = summary.labels["harmful"], summary.labels["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
@@ -308,9 +299,7 @@ def _imbalance(summary: FileSummary) -> Iterator[Problem]:
             "answer wins most games; change --mix"
         )
         yield Problem(Check.BALANCE, summary.file, None, message, warning=True)
-
-
-def _leaks(name: str, leaks: LeakTest, only_eval: bool) -> Iterator[Problem]:
+    only_eval = all("_eval/" in str(row.get("data_source")) for row in rows)
     for leak in leaks.leaks():
         message = (
             f"{leak.feature} tells the {leak.label} in {leak.accuracy:.0%} of the rows without reading the note "
@@ -318,4 +307,4 @@ def _leaks(name: str, leaks: LeakTest, only_eval: bool) -> Iterator[Problem]:
         )
         if only_eval:  # official text stays as published, and nothing is trained on it
             message += ", or keep in mind that a model may profit from it here"
-        yield Problem(Check.LEAKS, name, None, message, warning=only_eval)
+        yield Problem(Check.LEAKS, summary.file, None, message, warning=only_eval)
