@@ -1,7 +1,7 @@
 """MEDEC data in any known format -> vignettes, with an account of every row.
 
 Called by ``data_prep/medec_to_parquet.py``. A new file format is a function from ``SourceFile`` and
-``Intake`` to vignettes and a line in ``_FORMATS``.
+``Intake`` to vignettes, called in ``_open``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
@@ -22,13 +21,8 @@ from medserl_agentloop.medec.pair_jsonl import (
     read_openrlhf_jsonl,
     read_pair_jsonl,
 )
-from medserl_agentloop.medec.sources import Intake, SourceFile, read_source
+from medserl_agentloop.medec.sources import Intake, read_source
 from medserl_agentloop.medec.vignettes import EditTag, Vignette
-
-_FORMATS: dict[str, Callable[[SourceFile, Intake], Iterator[Vignette]]] = {
-    ".csv": read_official_csv,
-    ".jsonl": read_pair_jsonl,
-}
 
 
 @dataclass(frozen=True)
@@ -155,16 +149,20 @@ def _open(path: Path | str, intake: Intake, join: NoteJoin | None) -> tuple[str,
     if is_dataset(path):
         return read_dataset(path, intake)
     path = Path(path)
-    reader = _FORMATS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise MedecFormatError(
             f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
             "nine columns, a .jsonl file of pairs or of OpenRLHF rows, or a data set as a folder or as hf:NAME."
         )
     source = read_source(path)
-    if reader is read_pair_jsonl and is_openrlhf(source):
-        reader = partial(read_openrlhf_jsonl, join=join)
-    return source.name, source.sha256, reader(source, intake)
+    if suffix == ".csv":
+        vignettes = read_official_csv(source, intake)
+    elif is_openrlhf(source):
+        vignettes = read_openrlhf_jsonl(source, intake, join)
+    else:
+        vignettes = read_pair_jsonl(source, intake)
+    return source.name, source.sha256, vignettes
 
 
 def _report(file: str, sha256: str, intake: Intake, found: list[Vignette]) -> ReadReport:

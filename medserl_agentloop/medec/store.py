@@ -1,4 +1,4 @@
-"""The name under which the cases of a file were known before they were a plain list."""
+"""An older name for a list of cases; nothing in the package uses it."""
 
 from medserl_agentloop.medec.vignettes import Vignette
 
