@@ -26,9 +26,8 @@ with or_say_how_to_install():
     from medserl_agentloop.medec import conversion
     from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
-    from medserl_agentloop.medec.fields import MedecFormatError
     from medserl_agentloop.medec.manifest import MANIFEST
-    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
+    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files, refuse_uw
     from medserl_agentloop.medec.rows import RowPlan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -101,8 +100,7 @@ def main(
             tuple(join or ()), repair_encoding, lambda name, found: watch(found, f"reading {name}", None)
         )
         read = read_files([*inputs, *(val_inputs or ())], read_as, first_of=len(inputs))
-        if not i_have_the_uw_agreement:
-            _refuse_uw(read)
+        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
         plan = RowPlan(
             parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, read.second_part if val_inputs else None
         )
@@ -128,15 +126,6 @@ def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[st
     if split is not None:
         return parse_split(split)
     return 0.1 if fraction is None else fraction
-
-
-def _refuse_uw(read: ReadResult) -> None:
-    count = sum(report.uw_rows for report in read.reports)
-    if count:
-        raise MedecFormatError(
-            f"the input has {count} MEDEC-UW rows, which may be used only under a signed agreement; "
-            "if you have signed it, add --i-have-the-uw-agreement."
-        )
 
 
 def _options(context: typer.Context) -> dict[str, Any]:

@@ -57,10 +57,12 @@ def read_official_records(
             intake.dropped_empty += 1
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
     twins: dict[str, Vignette] = {}
+    used: set[str] = set()
     for text_id, row in rows.items():
-        if row.error_note is not None and (twin := _twin(row, rows)):
+        twin = None if row.error_note is None else _twin(row, rows)
+        if twin is not None and twin.vignette_id not in used:
             twins[text_id] = twin
-    used = {twin.vignette_id for twin in twins.values()}
+            used.add(twin.vignette_id)
     for text_id, row in rows.items():
         if text_id in twins:
             twin = twins[text_id]

@@ -135,6 +135,15 @@ def read_files(
     return ReadResult(list(vignettes.values()), tuple(reports), second_part)
 
 
+def refuse_uw(rows: int, agreed: bool) -> None:
+    """Raise MedecFormatError if there are rows of MEDEC-UW and the user has not signed its agreement."""
+    if rows and not agreed:
+        raise MedecFormatError(
+            f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
+            "if you have signed it, add --i-have-the-uw-agreement."
+        )
+
+
 def _join(options: ReadOptions) -> NoteJoin:
     if rows_of_a_game := [path for path in options.join if path.suffix == ".jsonl" and is_openrlhf(read_source(path))]:
         raise MedecFormatError(
