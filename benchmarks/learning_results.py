@@ -15,7 +15,7 @@ from pathlib import Path
 from medserl_agentloop.intervals import wilson_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "learning"
-ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "unchecked")
+ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 LONGER_LINES = (
     "assessor, balanced accuracy",

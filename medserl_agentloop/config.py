@@ -83,10 +83,13 @@ class SelfPlayConfig(BaseModel):
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
-    anchor: AnchorSettings = Field(default=AnchorSettings(), description="KL to the reference policy per role.")
+    anchor: AnchorSettings = Field(
+        default=AnchorSettings(), description="KL to the reference policy per role; needs use_kl_loss of the actor."
+    )
     judge: str = Field(
         default="labels",
-        description="Who decides whether a rewritten note holds an error: labels, http, llm, or package.module:Class.",
+        description="Who decides whether a rewritten note holds an error: labels (reads no note), http, llm, "
+        "oracle (toy clinic), or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
     judge_report: str | None = Field(
@@ -110,7 +113,7 @@ class SelfPlayConfig(BaseModel):
     )
     mix: dict[Category, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
         default=None,
-        description="Share of each category in an epoch of training; None plays every row of the file once. "
+        description="Share of each category in an epoch of training; null plays every row of the file once. "
         "Categories left out are not played.",
     )
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
@@ -119,7 +122,7 @@ class SelfPlayConfig(BaseModel):
         gt=0,
         allow_inf_nan=False,
         description="Seconds that one generated turn may take, queueing included; a longer one makes the game void. "
-        "None: no limit.",
+        "null: no limit.",
     )
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")

@@ -33,7 +33,7 @@ class OpponentConfig(BaseModel):
         description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "
         "pool: earlier checkpoints of this run, served by one SGLang server whose weights are swapped.",
     )
-    url: str = Field(default="", description="The server, e.g. http://host:30000.")
+    url: str = Field(default="", description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool.")
     model: str = Field(default="default", description="Model name in the requests; SGLang takes any.")
     api_key_env: str = Field(default="", description="Environment variable that holds the API key, if one is needed.")
     timeout_s: float = Field(default=300.0, gt=0, description="Seconds one answer may take.")

@@ -1,8 +1,12 @@
-"""Where the files that travel with the package are, in a checkout and in an installed wheel."""
+"""Where the files that travel with the package are, and how a file is written whole or not at all."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -23,3 +27,23 @@ def resource(name: str) -> Path:
         f"{name!r} is neither in the installed package nor in the checkout: looked at "
         + " and ".join(str(p) for p in candidates)
     )
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

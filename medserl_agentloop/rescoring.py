@@ -6,13 +6,11 @@ line, so that its size does not matter.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -22,6 +20,7 @@ from rich.table import Table
 from medserl_agentloop.game.records import Rewards
 from medserl_agentloop.game.rewards import load_scheme
 from medserl_agentloop.game.types import Role
+from medserl_agentloop.paths import replacing
 from medserl_agentloop.training.step_file import read_games, to_line
 
 _REWARDS = TypeAdapter(Rewards)
@@ -82,7 +81,7 @@ def rescore(games: Path, scheme: str, output: Path, console: Console) -> Rescore
     score = load_scheme(scheme)
     result = Rescored()
     try:
-        with _replacing(output) as file, _progress(console, games.stat().st_size) as advance:
+        with replacing(output) as file, _progress(console, games.stat().st_size) as advance:
             for number, record in enumerate(read_games(games, advance), start=1):
                 result.games += 1
                 result.schemes |= {record.scheme} - {""}
@@ -99,22 +98,6 @@ def rescore(games: Path, scheme: str, output: Path, console: Console) -> Rescore
     except OSError as error:
         raise ValueError(f"{error.filename or games}: {error.strerror or error}") from error
     return result
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Game:
         if edit.instructions:
             return InvalidAttack.INSTRUCTS_READER
         # An edit that leaves the error as it is, elsewhere in the note, is allowed: the task is to worsen
-        # the error or to hide it better, the note stays wrong, and its label stays true (DESIGN 3.1).
+        # the error or to hide it better, the note stays wrong, and its label stays true.
         if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
             return InvalidAttack.ERROR_REMOVED
         if edit.cut_short:

@@ -67,7 +67,7 @@ class VanillaAttacker(str, Enum):
 
 
 class Category(str, Enum):
-    """The kind of game a row asks for (DESIGN section 3.1)."""
+    """The kind of game a row asks for."""
 
     VANILLA_HARMFUL = "vanilla_harmful"
     ADVERSARIAL_HARMFUL = "adversarial_harmful"

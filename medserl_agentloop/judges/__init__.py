@@ -112,7 +112,7 @@ async def judge_game(judge: Judge, record: GameRecord) -> None:
 
 
 class LabelsForUntouchedNotes:
-    """Any judge, asked about rewritten notes alone: what the data knows, nobody is asked (DESIGN section 3.5)."""
+    """Any judge, asked about rewritten notes alone: what the data knows, nobody is asked."""
 
     def __init__(self, judge: Judge) -> None:
         self.name = judge.name

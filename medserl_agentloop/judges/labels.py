@@ -1,7 +1,7 @@
 """The judge that trusts the row: a valid attack has done what its category asked for.
 
 Right for untouched notes. For rewritten ones it knows only what the edit checks know: a harmless
-edit passes as an error. DESIGN section 3.5 says what a run with it does and does not show.
+edit passes as an error. docs/judges.md says what a run with it does and does not show.
 """
 
 from __future__ import annotations

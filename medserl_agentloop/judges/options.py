@@ -47,7 +47,9 @@ class JudgeServer(BaseModel):
     concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
     batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
     batch_wait_ms: float = Field(default=20.0, ge=0, description="http: how long a game waits for others to join it.")
-    cache: str | None = Field(default=None, description="Folder of answers to ask for once; null keeps none.")
+    cache: str | None = Field(
+        default=None, description="Folder of answers given before, on a local disk; null keeps none."
+    )
     breaker_failures: int = Field(
         default=5, ge=1, description="Requests lost in a row before the judge counts as down."
     )
@@ -62,10 +64,12 @@ class JudgeServer(BaseModel):
         description="llm: whose word counts where votes differ. majority: more than half of all. unanimous: all. "
         "abstain: those that decide, if they agree. The judge abstains otherwise.",
     )
-    panel: list[PanelModel] = Field(default=[], description="llm: further models that vote.")
+    panel: list[PanelModel] = Field(
+        default=[], description="llm: further models that vote, e.g. [{model: b, url: ...}]."
+    )
     temperature: float = Field(default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy.")
     max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
-    json_schema: bool = Field(default=True, description="llm: ask for answers bound to the JSON schema.")
+    json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
     extra_body: dict[str, Any] = Field(
         default={}, description="llm: more fields of the request, e.g. chat_template_kwargs; null takes a field out."
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from medserl_agentloop.game.rewards.correction import ErrorRates
 from medserl_agentloop.game.types import Label
 from medserl_agentloop.intervals import wilson_interval
+from medserl_agentloop.paths import replacing
 
 if TYPE_CHECKING:
     from medserl_agentloop.config import SelfPlayConfig
@@ -169,11 +169,9 @@ def write_report(report: JudgeReport, path: Path) -> None:
     Raises:
         ValueError: The file cannot be written.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        os.replace(half, path)
+        with replacing(path) as file:
+            file.write(report.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
 

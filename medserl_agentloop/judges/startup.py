@@ -58,21 +58,25 @@ def check_judge_server(selfplay: SelfPlayConfig, reward: DictConfig) -> None:
 
 
 def unreachable(judge: str, server: JudgeServer) -> str | None:
-    """Why the judge's server cannot be asked now, in one line; None if it can, or is not ours to ask."""
-    if judge not in _PROBES or server.url is None:
+    """The first of the judge's servers that cannot be asked now, and why; None if all can, or none is ours to ask."""
+    if judge not in _PROBES:
         return None
     asked, probed = _PROBES[judge]
-    client = server.model_copy(update={"timeout_s": _PROBE_TIMEOUT_S}).client(asked)
-    try:
-        client.blocking(client.get(probed))
-    except BadAnswer:  # it answers
-        return None
-    except NoAnswer as error:
-        if isinstance(error, Refused) and error.status not in (401, 403):  # not every server offers the probe
-            return None
-        return (
-            f"the judge's server does not answer ({client.url}{probed}: {error}); games that it does not judge are void"
-        )
+    for member in server.members():
+        if member.url is None:
+            continue
+        client = member.model_copy(update={"timeout_s": _PROBE_TIMEOUT_S}).client(asked)
+        try:
+            client.blocking(client.get(probed))
+        except BadAnswer:  # it answers
+            continue
+        except NoAnswer as error:
+            if isinstance(error, Refused) and error.status not in (401, 403):  # not every server offers the probe
+                continue
+            return (
+                f"the judge's server does not answer ({client.url}{probed}: {error}); games that it does not judge are "
+                "void"
+            )
     return None
 
 

@@ -61,8 +61,8 @@ class CreditSettings(BaseModel):
     normalize: RoleNormalizations = Field(default=RoleNormalizations(), description="Normalisation per role.")
     equal_role_tokens: bool = Field(
         default=False,
-        description="With actor.loss_agg_mode=token-mean a role pulls on the update with the number of its tokens. "
-        "True: each role's mean over its own tokens counts the same.",
+        description="true: each role weighs the same in the loss. false: as many times as it has tokens, which is what "
+        "verl's loss_agg_mode=token-mean does (selfplay/<role>/signal_share).",
     )
     rae_decay: float = Field(
         default=0.95, ge=0.0, lt=1.0, description="role_rae: how much of a baseline is left after one more game."

@@ -7,10 +7,11 @@ as it was. Called by the trainer.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+from medserl_agentloop.paths import replacing
 
 STATE_FILE = "selfplay_state.json"
 
@@ -29,11 +30,8 @@ class HasState(Protocol):
 
 def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:
     """Write the state of all parts into a checkpoint folder; whole or not at all."""
-    path = Path(folder) / STATE_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".tmp")
-    half.write_text(json.dumps({name: part.to_dict() for name, part in parts.items()}, indent=1), encoding="utf-8")
-    os.replace(half, path)
+    with replacing(Path(folder) / STATE_FILE) as file:
+        file.write(json.dumps({name: part.to_dict() for name, part in parts.items()}, indent=1).encode())
 
 
 def load_state(folder: str | Path, parts: Mapping[str, HasState]) -> list[str]:

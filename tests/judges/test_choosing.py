@@ -22,7 +22,7 @@ from medserl_agentloop.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
 from medserl_agentloop.game.types import Category, Label
 from medserl_agentloop.judges import JUDGES, build_judge, judge_class, judge_game
-from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.judges.options import JudgeServer, PanelModel
 from medserl_agentloop.judges.startup import unreachable
 from medserl_agentloop.plugin import StartupCheck
 from medserl_agentloop.run_check import check_run
@@ -177,6 +177,14 @@ def test_a_server_that_does_not_answer_is_one_line(judge: str, path: str) -> Non
     problem = unreachable(judge, JudgeServer(url=url + ("/v1" if judge == "llm" else "")))
     assert problem is not None and len(problem.splitlines()) == 1
     assert url + path in problem and "games that it does not judge are void" in problem
+
+
+def test_every_server_of_a_panel_is_tried() -> None:
+    dead = unused_url()
+    with serving(lambda number, body: by_index(body)) as server:
+        panel = [PanelModel(url=f"{dead}/v1", model="second")]
+        problem = unreachable("llm", server.options().model_copy(update={"model": "first", "panel": panel}))
+    assert problem is not None and dead in problem
 
 
 def test_a_server_that_answers_and_judges_without_one_are_no_problem() -> None:

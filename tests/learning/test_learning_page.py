@@ -25,6 +25,7 @@ EXPERIMENTS = [
     "longer",
     *(f"{name}_{role}" for name, role in product(ESTIMATORS, ("attacker", "assessor"))),
 ]
+NOBODY_READS = ("rules_alone", "unchecked")
 PICTURES = {
     "headline": ["headline"],
     "ablations": list(ABLATIONS),
@@ -56,14 +57,15 @@ def test_every_run_has_three_seeds_and_enough_items(experiment: str) -> None:
     for step, seed in product((rates.steps[0], rates.steps[-1]), rates.seeds):
         assert rates.balanced(step, 1.0, (seed,)).items >= 500
         assert rates.share("attacker/valid", step, 1.0, (seed,)).items >= 500
-    if experiment != "unchecked":  # where hardly an attack is valid: see below
+    if experiment not in NOBODY_READS:  # where hardly an attack is valid: see below
         assert rates.share("attacker/undetected", rates.steps[-1], 1.0).items >= 500
 
 
-def test_without_checks_the_attacks_hold_no_error() -> None:
-    checked, unchecked = Rates.of("headline"), Rates.of("unchecked")
+@pytest.mark.parametrize("experiment", NOBODY_READS)
+def test_where_nobody_reads_the_notes_the_attacks_hold_no_error(experiment: str) -> None:
+    checked, unread = Rates.of("headline"), Rates.of(experiment)
     assert checked.share("attacker/harmless", checked.steps[-1], 1.0).value < 0.05
-    assert unchecked.share("attacker/harmless", unchecked.steps[-1], 1.0).value > 0.5
+    assert unread.share("attacker/harmless", unread.steps[-1], 1.0).value > 0.5
 
 
 def test_the_leak_is_what_the_shared_context_teaches() -> None:

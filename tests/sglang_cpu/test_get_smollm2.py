@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
+import get_smollm2
 import pytest
 from transformers import AutoConfig, AutoTokenizer
-
-from medserl_agentloop.backends import get_smollm2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

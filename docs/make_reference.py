@@ -1,0 +1,130 @@
+"""Write what is said of the ``selfplay`` keys in two places, from the fields that define them.
+
+``python docs/make_reference.py`` writes ``docs/configuration.md`` and the ``selfplay`` node of
+``recipes/base.yaml``. A test compares both with the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from medserl_agentloop.config import SelfPlayConfig
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+BASE = ROOT / "recipes" / "base.yaml"
+BEGIN, END = "# selfplay: written by docs/make_reference.py\n", "# selfplay: end\n"
+WIDTH = 120
+RECORDS = "${trainer.default_local_dir}"  # the recipes put a run's files beside its checkpoints
+MORE = {
+    "profile": "prompts.md",
+    "context": "contexts.md",
+    "reward": "rewards.md",
+    "judge": "judges.md",
+    "judge_server": "judges.md",
+    "judge_report": "judges.md#how-good-is-a-judge",
+    "opponent": "opponents.md",
+    "certify": "contexts.md#the-certificate",
+    "alarms": "metrics.md",
+}
+"""The page that says more of a key."""
+
+INTRODUCTION = """# The `selfplay` node
+
+Every key of a run that verl has none for, with its default. Override it like any key of verl's:
+`selfplay.edits.max_changed_words=12`. A wrong key or value stops the run at its start, with the right one in the
+message. Everything else is verl's own configuration.
+
+This page is written from the fields of `SelfPlayConfig` by `python docs/make_reference.py`.
+"""
+
+
+def is_node(field: FieldInfo) -> bool:
+    """Whether a field is a node with keys of its own."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a field takes, where these are all it takes."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(member.value) for member in annotation]
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [choices(part) if part is not type(None) else ["null"] for part in get_args(annotation)]
+        return [word for part in parts for word in part] if all(parts) and parts != [["null"]] else []
+    return []
+
+
+def shown(value: Any) -> str:
+    """A default as YAML has it on one line."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def entries(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field under a model with its dotted key, nodes before their own fields."""
+    for name, field in model.model_fields.items():
+        yield f"{path}{name}", field
+        if is_node(field):
+            yield from entries(field.annotation, f"{path}{name}.")
+
+
+def page() -> str:
+    """The text of ``docs/configuration.md``."""
+    lines = [INTRODUCTION, "| key | default | meaning |", "|---|---|---|"]
+    for key, field in entries(SelfPlayConfig):
+        said = (field.description or "").replace("|", "\\|")
+        words = choices(field.annotation)
+        takes = f"`{'`, `'.join(words)}`. " if words and not all(word in said for word in words) else ""
+        more = f" More: [{MORE[key].partition('#')[0]}]({MORE[key]})." if key in MORE else ""
+        default = "" if is_node(field) else f"`{shown(RECORDS if key == 'records' else field.default)}`"
+        lines.append(f"| `{key}` | {default} | {takes}{said}{more} |")
+    return "\n".join(lines) + "\n"
+
+
+def node() -> str:
+    """The ``selfplay`` node of ``recipes/base.yaml``."""
+    lines = ["selfplay:"]
+    for key, field in entries(SelfPlayConfig):
+        indent = "  " * (key.count(".") + 1)
+        line = f"{indent}{key.rpartition('.')[2]}:"
+        if not is_node(field):
+            line += f" {shown(RECORDS if key == 'records' else field.default)}"
+        first = re.split(r"(?<!e\.g)\. ", field.description or "")[0].rstrip(".")
+        words = choices(field.annotation)
+        comment = " | ".join(words) if words else first
+        if len(line) + 3 + len(comment) <= WIDTH:
+            lines.append(f"{line}  # {comment}")
+        else:
+            lines += textwrap.wrap(comment, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def with_node(recipe: str) -> str:
+    """A recipe with its node made anew."""
+    before, _, rest = recipe.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{node()}{END}{after}"
+
+
+def main() -> None:
+    """Write both files."""
+    PAGE.write_text(page(), encoding="utf-8")
+    BASE.write_text(with_node(BASE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
