@@ -1,7 +1,7 @@
 """Rows per second and peak memory of ``medec_to_parquet.py`` on synthetic MEDEC files of growing size.
 
-Run by hand: ``python benchmarks/data_prep.py`` (``--rows 1000,100000`` for less). The largest default
-size needs about 8 GB of disk and some minutes. A row is a record of the CSV, and as many rows are written.
+Run by hand: ``python benchmarks/data_prep.py`` (``--rows 1000`` for less). A row is a record of the CSV, and
+as many rows are written. MEDEC has a few thousand.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def measure(records: int, folder: Path) -> Measurement:
     """Convert a synthetic file in a process of its own."""
     source, output = folder / f"{records}.csv", folder / f"out-{records}"
     write_synthetic(source, records, SEED)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SQLITE_TMPDIR": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--input", str(source), "--output", str(output)],
@@ -101,7 +101,7 @@ def _numbered(sentences: list[str]) -> str:
 def main() -> None:
     """Print a line per size, and how peak memory grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="1000,100000,1000000", help="sizes to measure, with commas between")
+    parser.add_argument("--rows", default="1000,10000,100000", help="sizes to measure, with commas between")
     parser.add_argument("--folder", type=Path, help="where the temporary files go; default: the system's folder")
     options = parser.parse_args()
     sizes = [int(size) for size in options.rows.split(",")]

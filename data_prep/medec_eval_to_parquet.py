@@ -20,7 +20,7 @@ with or_say_how_to_install():
 
     from medserl_agentloop.game.types import EVAL_SPLIT
     from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
-    from medserl_agentloop.medec.fields import MedecFormatError
+    from medserl_agentloop.medec.reader import refuse_uw
     from medserl_agentloop.medec.writing import all_or_none, write_parquet
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,12 +45,7 @@ def main(
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
-        uw = sum(row["extra_info"]["subset"] == "medec_uw" for row in made.rows)
-        if uw and not i_have_the_uw_agreement:
-            raise MedecFormatError(
-                f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
-                "if you have signed it, add --i-have-the-uw-agreement."
-            )
+        refuse_uw(sum(row["extra_info"]["subset"] == "medec_uw" for row in made.rows), i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)
     except ValueError as error:

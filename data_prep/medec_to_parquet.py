@@ -26,9 +26,8 @@ with or_say_how_to_install():
     from medserl_agentloop.medec import conversion
     from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
-    from medserl_agentloop.medec.fields import MedecFormatError
     from medserl_agentloop.medec.manifest import MANIFEST
-    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files
+    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files, refuse_uw
     from medserl_agentloop.medec.rows import RowPlan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -101,8 +100,7 @@ def main(
             tuple(join or ()), repair_encoding, lambda name, found: watch(found, f"reading {name}", None)
         )
         read = read_files([*inputs, *(val_inputs or ())], read_as, first_of=len(inputs))
-        if not i_have_the_uw_agreement:
-            _refuse_uw(read)
+        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
         plan = RowPlan(
             parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, read.second_part if val_inputs else None
         )
@@ -128,15 +126,6 @@ def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[st
     if split is not None:
         return parse_split(split)
     return 0.1 if fraction is None else fraction
-
-
-def _refuse_uw(read: ReadResult) -> None:
-    count = sum(report.uw_rows for report in read.reports)
-    if count:
-        raise MedecFormatError(
-            f"the input has {count} MEDEC-UW rows, which may be used only under a signed agreement; "
-            "if you have signed it, add --i-have-the-uw-agreement."
-        )
 
 
 def _options(context: typer.Context) -> dict[str, Any]:
@@ -205,9 +194,9 @@ def _print_summary(console: Console, prepared: Prepared, plan: RowPlan, output: 
         found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
         say(f"{found} (4-gram Jaccard {pair.similarity:.2f})")
     say(f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
-    for rows in (games.train, games.val):
-        labels = conversion.labels(games, rows.name)
-        written = f"{output / rows.name}.parquet: {len(rows)} rows"
+    for split, rows in (("train", games.train), ("val", games.val)):
+        labels = conversion.labels(games, split)
+        written = f"{output / split}.parquet: {len(rows)} rows"
         say(f"{written}, presented notes {labels['harmful']} harmful, {labels['safe']} safe")
     say("nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 

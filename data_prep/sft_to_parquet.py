@@ -17,8 +17,7 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.medec.fields import MedecFormatError
-    from medserl_agentloop.medec.reader import read_files
+    from medserl_agentloop.medec.reader import read_files, refuse_uw
     from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, build_sft_rows, read_splits
     from medserl_agentloop.medec.writing import all_or_none, write_parquet
 
@@ -51,12 +50,7 @@ def main(
     """
     try:
         read = read_files(inputs)
-        uw = sum(len(v.text_ids) for v in read.vignettes if v.subset == "medec_uw")
-        if uw and not i_have_the_uw_agreement:
-            raise MedecFormatError(
-                f"the input has {uw} MEDEC-UW rows, which may be used only under a signed agreement; "
-                "if you have signed it, add --i-have-the-uw-agreement."
-            )
+        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
         made = build_sft_rows(
             read.vignettes,
             val_fraction=val_fraction,

@@ -5,26 +5,26 @@ Called by ``data_prep/medec_to_parquet.py``, which reads the command line and pr
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from medserl_agentloop.game.types import Label
 from medserl_agentloop.medec.allocation import AllocationError
 from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.manifest import MANIFEST, CrossSplitPair, Manifest, write_manifest
-from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex
+from medserl_agentloop.medec.manifest import MANIFEST, write_manifest
 from medserl_agentloop.medec.reader import ReadOptions, ReadResult, read_files
-from medserl_agentloop.medec.rows import GameRows, Row, RowPlan, SplitRows, build_rows, seed_note
-from medserl_agentloop.medec.screens import OVERLONG, NearDuplicates, PromptLength, Screen, load_tokenizer
+from medserl_agentloop.medec.rows import GameRows, Row, RowPlan, Screen, build_rows
+from medserl_agentloop.medec.screens import (
+    OVERLONG,
+    NearDuplicateIndex,
+    load_tokenizer,
+    near_duplicates_of,
+    prompt_length,
+)
 from medserl_agentloop.medec.vignettes import Vignette
 from medserl_agentloop.medec.writing import all_or_none, sha256_of, write_parquet
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
 
 _NAMED_IN_A_MESSAGE = 10
 Watch = Callable[[Iterable[Any], str, int | None], Iterable[Any]]  # stream, what it is, length if known
@@ -48,8 +48,17 @@ class ScreenOptions:
 
 
 @dataclass(frozen=True)
+class CrossSplitPair:
+    """A training case and a validation case with a note of theirs nearly the same."""
+
+    train: str
+    val: str
+    similarity: float
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Rows that are planned and not yet written.
+    """Rows that are not yet written.
 
     Attributes:
         read: The input.
@@ -63,15 +72,14 @@ class Prepared:
 
 
 def prepare(read: ReadResult, plan: RowPlan, options: ScreenOptions, read_as: ReadOptions, watch: Watch) -> Prepared:
-    """Screen the vignettes, plan the rows and compare the splits.
+    """Screen the vignettes, make the rows and compare the splits.
 
     Raises:
         ValueError: The package's own errors, each a sentence.
     """
     screens = list(_screens(plan, options, read_as))
-    stream = watch(read.vignettes, "looking at cases", len(read.vignettes))
-    games = build_rows(read.vignettes, plan, screens, stream)
-    overlong = list(games.exclusions.rows(OVERLONG))
+    games = build_rows(watch(read.vignettes, "looking at cases", len(read.vignettes)), plan, screens)
+    overlong = games.exclusions.get(OVERLONG, [])
     if overlong and not options.exclude_overlong:
         named = ", ".join(f"{text_id} ({detail})" for text_id, detail in overlong[:_NAMED_IN_A_MESSAGE])
         more = f" and {len(overlong) - _NAMED_IN_A_MESSAGE} more" if len(overlong) > _NAMED_IN_A_MESSAGE else ""
@@ -79,11 +87,11 @@ def prepare(read: ReadResult, plan: RowPlan, options: ScreenOptions, read_as: Re
             f"{len(overlong)} prompts are overlong: {named}{more}; "
             "raise --max-prompt-tokens, or leave them out with --on-overlong exclude."
         )
-    return Prepared(read, games, tuple(_across_splits(games, watch)))
+    return Prepared(read, games, tuple(_across_splits(read.vignettes, games, watch)))
 
 
 def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any], watch: Watch) -> None:
-    """Write the three files; all of them come to stand in ``folder``, or none.
+    """Write all three files into ``folder``, or none.
 
     Raises:
         ValueError: They cannot be written.
@@ -91,20 +99,17 @@ def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any
     games = prepared.games
     with all_or_none(folder) as place:
         outputs = {}
-        for split in (games.train, games.val):
-            path = place / f"{split.name}.parquet"
-            write_parquet(watch(_checked(split), f"writing {path.name}", len(split)), path)
-            outputs[path.name] = {"rows": len(split), "labels": labels(games, split.name), "sha256": sha256_of(path)}
-        manifest = Manifest(
-            command=command,
-            options=options,
-            sources=prepared.read.reports,
-            outputs=outputs,
-            splits=games.reports,
-            near_duplicates=prepared.near_duplicates,
-            exclusions=games.exclusions,
-        )
-        write_manifest(manifest, place / MANIFEST)
+        for split, rows in (("train", games.train), ("val", games.val)):
+            path = place / f"{split}.parquet"
+            write_parquet(watch(_checked(rows), f"writing {path.name}", len(rows)), path)
+            outputs[path.name] = {"rows": len(rows), "labels": labels(games, split), "sha256": sha256_of(path)}
+        account = {
+            "sources": [asdict(source) for source in prepared.read.reports],
+            "outputs": outputs,
+            "splits": {name: asdict(report) for name, report in games.reports.items()},
+            "near_duplicates_across_splits": [asdict(pair) for pair in prepared.near_duplicates],
+        }
+        write_manifest(place / MANIFEST, command, options, account, games.exclusions)
 
 
 def labels(games: GameRows, split: str) -> dict[str, int]:
@@ -115,17 +120,15 @@ def labels(games: GameRows, split: str) -> dict[str, int]:
 
 def _screens(plan: RowPlan, options: ScreenOptions, read_as: ReadOptions) -> Iterator[Screen]:
     if options.near_duplicates_of:
-        yield NearDuplicates(read_files(options.near_duplicates_of, read_as).vignettes)
+        yield near_duplicates_of(read_files(options.near_duplicates_of, read_as).vignettes)
     if options.max_prompt_tokens is not None:
         if options.tokenizer is None:
             raise AllocationError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
-        tokenizer, profile = load_tokenizer(options.tokenizer), load_profile(plan.profile)
-        limit, exclude = options.max_prompt_tokens, options.exclude_overlong
-        encoder = ChatEncoder(tokenizer, profile)
-        yield PromptLength(limit, exclude, encoder, tuple(plan.mix), plan.vanilla_attacker, seed_note)
+        tokenizer = load_tokenizer(options.tokenizer)
+        yield prompt_length(options.max_prompt_tokens, options.exclude_overlong, tokenizer, plan)
 
 
-def _checked(rows: SplitRows) -> Iterator[Row]:
+def _checked(rows: list[Row]) -> Iterator[Row]:
     """The rows, each made sure to show its note: a profile that forgets it would train on nothing."""
     for row in rows:
         if row["extra_info"]["seed_note"] not in row["prompt"][-1]["content"]:
@@ -136,24 +139,17 @@ def _checked(rows: SplitRows) -> Iterator[Row]:
         yield row
 
 
-def _across_splits(games: GameRows, watch: Watch) -> Iterator[CrossSplitPair]:
+def _across_splits(vignettes: list[Vignette], games: GameRows, watch: Watch) -> Iterator[CrossSplitPair]:
     """Compares one note per case: its correct one, or its error note where that is all there is."""
-    vignettes = games.train.vignettes
-    train, val = (_used(split) for split in (games.train, games.val))
+
+    def used(rows: list[Row]) -> list[tuple[str, str]]:
+        ids = {row["extra_info"]["vignette_id"] for row in rows}
+        return [(v.vignette_id, v.clean_note or v.error_note or "") for v in vignettes if v.vignette_id in ids]
+
+    train, val = used(games.train), used(games.val)
     if not train or not val:
         return
-    index = NearDuplicateIndex((_note(vignettes[n]) for n in val), lambda at: _note(vignettes[val[at]]))
-    for number in watch(train, "comparing the splits", len(train)):
-        vignette = vignettes[number]
-        match = index.find(_note(vignette))
-        if match:
-            other = vignettes[val[match.number]].vignette_id
-            yield CrossSplitPair(vignette.vignette_id, other, round(match.similarity, 3))
-
-
-def _used(split: SplitRows) -> array[int]:
-    return array("q", np.unique(split.numbers).astype(np.int64).tobytes())
-
-
-def _note(vignette: Vignette) -> str:
-    return vignette.clean_note or vignette.error_note or ""
+    index = NearDuplicateIndex(note for _, note in val)
+    for name, note in watch(train, "comparing the splits", len(train)):
+        if match := index.find(note):
+            yield CrossSplitPair(name, val[match.number][0], round(match.similarity, 3))

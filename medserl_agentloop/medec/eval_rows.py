@@ -6,19 +6,18 @@ was published, so unlike in training rows nothing is stripped, repaired or left 
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from medserl_agentloop.game.types import EVAL_SPLIT, Category, Role
-from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
+from medserl_agentloop.medec.official_csv import csv_records, vignette_of_row
 from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import ABILITY, AGENT_NAME, Row
-from medserl_agentloop.medec.vignettes import PairSource, subset_of, tag_edit
-from medserl_agentloop.prompting import PromptProfile, load_profile
+from medserl_agentloop.medec.rows import Row, game_row
+from medserl_agentloop.medec.sources import read_source
+from medserl_agentloop.medec.vignettes import Vignette
+from medserl_agentloop.prompting import load_profile
 
 # Far above the indices of training files, so that both can be used in one run.
 FIRST_INDEX = 1_000_000_000
@@ -56,10 +55,18 @@ def build_eval_rows(
     read = read_files(paths)
     case_of = {text_id: vignette.vignette_id for vignette in read.vignettes for text_id in vignette.text_ids}
     rows: list[Row] = []
-    for path, report in zip(paths, read.reports, strict=True):
-        for place, cells in _records(path):
-            index = first_index + len(rows)
-            rows.append(_row(place, cells, case_of[place.text_id], report.sha256, index, split, prompts))
+    for path in paths:
+        source = read_source(path)
+        for place, cells in csv_records(source):
+            if cells:
+                published = _as_published(place, cells, source.sha256)
+                category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
+                row = game_row(
+                    published, category, Role.ASSESSOR, cells["Text"], split, first_index + len(rows), prompts
+                )
+                row["data_source"] = f"{published.subset}_eval/{category.value}"
+                row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
+                rows.append(row)
     return EvalRows(
         rows,
         sum(report.dropped_empty for report in read.reports),
@@ -67,65 +74,17 @@ def build_eval_rows(
     )
 
 
-def _records(path: Path) -> Iterator[tuple[RowPlace, dict[str, str]]]:
-    """Every record with content, its cells exactly as the CSV parser gives them.
+def _as_published(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
+    """The row as a case of its own, with its texts exactly as they stand in the file."""
+    cleaned = vignette_of_row(place, cells, sha256)
 
-    The reader has been through the file, so it is known to be right.
-    """
-    with path.open(encoding="utf-8", errors="surrogatepass", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        header = [name.removeprefix("\ufeff").strip() for name in next(reader)]
-        for number, values in enumerate(reader, start=1):
-            if any(value.strip() for value in values):
-                cells = dict(zip(header, values, strict=True))
-                yield RowPlace(path.name, number, cells["Text ID"].strip()), cells
+    def raw(text: str | None, column: str) -> str | None:
+        return None if text is None else cells[column]
 
-
-def _row(
-    place: RowPlace,
-    cells: dict[str, str],
-    vignette_id: str,
-    sha256: str,
-    index: int,
-    split: str,
-    profile: PromptProfile,
-) -> Row:
-    def raw(column: str) -> str | None:
-        return None if fields.optional_text(place, column, cells[column]) is None else cells[column]
-
-    harmful = fields.error_flag(place, "Error Flag", cells["Error Flag"])
-    category = Category.VANILLA_HARMFUL if harmful else Category.VANILLA_BENIGN
-    note, corrected = cells["Text"], raw("Corrected Text")
-    error_note, clean_note = (note, corrected) if harmful else (None, note)
-    error_type = fields.error_type(place, "Error Type", cells["Error Type"])
-    sentences = fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"]))
-    label = category.seed_label.value
-    subset = subset_of(place.text_id)
-    extra_info: dict[str, Any] = {
-        "index": index,
-        "split": split,
-        "subset": subset,
-        "text_id": place.text_id,
-        "vignette_id": vignette_id,
-        "category": category.value,
-        "target_label": label,
-        "seed_note": note,
-        "error_note": error_note,
-        "clean_note": clean_note,
-        "error_type": error_type.value if error_type else None,
-        "error_sentence": raw("Error Sentence"),
-        "corrected_sentence": raw("Corrected Sentence"),
-        "error_sentence_id": fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"]),
-        "sentences": [{"id": s.id, "text": s.text} for s in sentences],
-        "pair_source": (PairSource.IN_ROW if error_note and clean_note else PairSource.UNPAIRED).value,
-        "edit_tag": tag_edit(error_note, clean_note, raw("Error Sentence"), raw("Corrected Sentence")).value,
-        "source_sha256": sha256,
-    }
-    return {
-        "data_source": f"{subset}_eval/{category.value}",
-        "agent_name": AGENT_NAME,
-        "prompt": profile.messages(Role.ASSESSOR, category, note),
-        "ability": ABILITY,
-        "reward_model": {"style": "rule", "ground_truth": label},
-        "extra_info": extra_info,
-    }
+    return replace(
+        cleaned,
+        error_note=raw(cleaned.error_note, "Text"),
+        clean_note=raw(cleaned.clean_note, "Text" if cleaned.error_note is None else "Corrected Text"),
+        error_sentence=raw(cleaned.error_sentence, "Error Sentence"),
+        corrected_sentence=raw(cleaned.corrected_sentence, "Corrected Sentence"),
+    )

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
-from medserl_agentloop.medec.intake import Intake
 from medserl_agentloop.medec.official_csv import COLUMNS, check_header, read_official_records
+from medserl_agentloop.medec.sources import Intake
 from medserl_agentloop.medec.vignettes import Vignette
 
 _HUB = "hf:"
@@ -35,22 +35,16 @@ def read_dataset(path: Path | str, intake: Intake) -> tuple[str, str, Iterator[V
         MedecFormatError: It cannot be loaded, lacks a column, or a row cannot be right.
     """
     name = str(path) if str(path).startswith(_HUB) else Path(path).name
-    splits = _load(path)
     digest = hashlib.sha256()
-    for split, rows in splits.items():
-        check_header(f"{name} ({split})", list(rows.column_names))
-        for row in rows.select_columns(list(COLUMNS)):
+    records: list[tuple[RowPlace, dict[str, str]]] = []
+    for split, data in _load(str(path)).items():
+        check_header(f"{name} ({split})", list(data.column_names))
+        for row in data.select_columns(list(COLUMNS)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+            cells = {column: _cell(row[column]) for column in COLUMNS}
+            records.append((RowPlace(name, len(records) + 1), cells))  # counted over all splits
     sha256 = digest.hexdigest()
-    return name, sha256, read_official_records(_records(name, splits), sha256, intake)
-
-
-def _records(name: str, splits: dict[str, Any]) -> Iterator[tuple[RowPlace, dict[str, str]]]:
-    number = 0  # counted over all splits: the reader tells rows apart by it
-    for rows in splits.values():
-        for row in rows.select_columns(list(COLUMNS)):
-            number += 1
-            yield RowPlace(name, number), {column: _cell(row[column]) for column in COLUMNS}
+    return name, sha256, read_official_records(records, sha256, intake)
 
 
 def _cell(value: Any) -> str:
@@ -60,36 +54,34 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _load(path: Path | str) -> dict[str, Any]:
+def _load(path: str) -> dict[str, Any]:
     """The data set's splits by name."""
     # Imported here: it takes a second, and most inputs are files.
     import datasets
 
-    text = str(path)
     try:
-        if text.startswith(_HUB):
-            found: Any = _from_hub(text)
-        elif _is_saved(Path(path)):
-            found = datasets.load_from_disk(text)
+        if path.startswith(_HUB):
+            found = _from_hub(path)
+        elif any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            found = datasets.load_from_disk(path)
         else:
             found = _from_files(Path(path))
     except MedecFormatError:
         raise
     except Exception as error:  # the library's errors have no common base
-        reason = _first_line(error)
         raise MedecFormatError(
-            f"{text}: cannot be loaded as a data set ({reason}); give a folder written by "
+            f"{path}: cannot be loaded as a data set ({_first_line(error)}); give a folder written by "
             "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub."
         ) from error
     return dict(found) if isinstance(found, dict) else {"all": found}
 
 
-def _from_hub(text: str) -> Any:
+def _from_hub(path: str) -> Any:
     import datasets
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    repository, _, split = text.removeprefix(_HUB).partition(":")
+    repository, _, split = path.removeprefix(_HUB).partition(":")
     if not huggingface_hub.constants.HF_HUB_OFFLINE:
         # Asked once before: load_dataset goes on trying for half a minute and more.
         try:
@@ -98,23 +90,15 @@ def _from_hub(text: str) -> Any:
             raise
         except RepositoryNotFoundError:
             raise MedecFormatError(
-                f"{text}: the hub has no such data set, or it is not open to you; "
+                f"{path}: the hub has no such data set, or it is not open to you; "
                 "check the name, or log in with `hf auth login`."
             ) from None
         except Exception as error:  # whatever the network does
             raise MedecFormatError(
-                f"{text}: the hub does not answer ({_first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
+                f"{path}: the hub does not answer ({_first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
                 "to use a data set that was loaded before, or give a local folder."
             ) from error
     return datasets.load_dataset(repository, split=split or None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _from_files(folder: Path) -> Any:
@@ -133,3 +117,7 @@ def _from_files(folder: Path) -> Any:
         f"{folder}: the folder has no data set; give a folder written by datasets.save_to_disk, "
         "or one with .parquet, .csv or .jsonl files."
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,21 +1,17 @@
 """``manifest.json``: what a data set was made of, how, and what was left out and why.
 
-Called by ``data_prep/medec_to_parquet.py``. Every excluded row is in it, so it is written as a stream.
+Called by ``conversion.py``; whoever reads a data set asks ``differs_from_manifest`` whether its files are whole.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from medserl_agentloop.medec.reader import ReadReport
-from medserl_agentloop.medec.rows import SplitReport
-from medserl_agentloop.medec.store import Exclusions
 from medserl_agentloop.medec.writing import sha256_of
 
 MANIFEST = "manifest.json"
@@ -28,59 +24,34 @@ FORMAT = 1
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 
 
-@dataclass(frozen=True)
-class CrossSplitPair:
-    """A training case and a validation case with a note of theirs nearly the same."""
+def write_manifest(
+    path: Path,
+    command: str,
+    options: Mapping[str, Any],
+    account: Mapping[str, Any],
+    exclusions: Mapping[str, list[tuple[str, str | None]]],
+) -> None:
+    """Write the file; the same data set gives the same bytes.
 
-    train: str
-    val: str
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What goes into the file.
-
-    Attributes:
+    Args:
+        path: The file.
         command: The command line; paths stand as the user typed them.
         options: Every option with its value.
-        sources: Account of every input.
-        outputs: Name of each parquet file -> its rows and its hash.
-        splits: Account of every split.
-        near_duplicates: Pairs across the splits.
-        exclusions: What was left out.
+        account: Of inputs, outputs and splits.
+        exclusions: Reason -> id and detail of what was left out.
     """
-
-    command: str
-    options: Mapping[str, Any]
-    sources: Sequence[ReadReport]
-    outputs: Mapping[str, Mapping[str, Any]]
-    splits: Mapping[str, SplitReport]
-    near_duplicates: Sequence[CrossSplitPair]
-    exclusions: Exclusions
-
-
-def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write the file; the same data set gives the same bytes."""
-    head = {
-        "format": FORMAT,
-        "command": manifest.command,
-        "options": dict(manifest.options),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-        "sources": [asdict(source) for source in manifest.sources],
-        "outputs": manifest.outputs,
-        "splits": {name: _split(report) for name, report in manifest.splits.items()},
-        "near_duplicates_across_splits": [asdict(pair) for pair in manifest.near_duplicates],
-    }
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-        file.write(json.dumps(head, indent=1, ensure_ascii=False)[:-2])
-        file.write(',\n "exclusions": [')
-        for at, (reason, count) in enumerate(manifest.exclusions.counts().items()):
-            file.write(",\n  " if at else "\n  ")
-            file.write(f'{{"reason": {_json(reason)}, "count": {count}, "rows": [')
-            _write_rows(file, manifest.exclusions.rows(reason))
-            file.write("]}")
-        file.write("\n ]\n}\n")
+    versions = {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}}
+    head = {"format": FORMAT, "command": command, "options": options, "versions": versions, **account}
+    # One line for each excluded id, so that a long list can be read and searched.
+    reasons = [
+        f'{{"reason": {_json(reason)}, "count": {len(rows)}, "rows": [\n   '
+        + ",\n   ".join(_json({"id": i} if detail is None else {"id": i, "detail": detail}) for i, detail in rows)
+        + "]}"
+        for reason, rows in exclusions.items()
+    ]
+    listed = "".join(f"\n  {reason}," for reason in reasons).rstrip(",")
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def differs_from_manifest(path: Path) -> bool:
@@ -90,21 +61,6 @@ def differs_from_manifest(path: Path) -> bool:
         return bool(expected != sha256_of(path))
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
         return False
-
-
-def _write_rows(file: IO[str], rows: Iterable[tuple[str, str | None]]) -> None:
-    for at, (text_id, detail) in enumerate(rows):
-        row = {"id": text_id} if detail is None else {"id": text_id, "detail": detail}
-        file.write((",\n   " if at else "\n   ") + _json(row))
-
-
-def _split(report: SplitReport) -> dict[str, Any]:
-    return {
-        "vignettes": report.vignettes,
-        "unused_vignettes": report.unused_vignettes,
-        "eligible": {category.value: count for category, count in report.eligible.items()},
-        "rows": {category.value: count for category, count in report.rows.items()},
-    }
 
 
 def _json(value: Any) -> str:

@@ -1,24 +1,19 @@
 """MEDEC's own CSV: nine columns, one row per note, error rows and their clean twins.
 
-Called by ``reader.py``.
+Called by ``reader.py``, and by ``hf_dataset.py`` for rows that have the same columns.
 """
 
 from __future__ import annotations
 
 import csv
-import pickle
 import re
-import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from medserl_agentloop.game.types import ErrorType
 from medserl_agentloop.medec import fields
 from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
-from medserl_agentloop.medec.intake import Intake
-from medserl_agentloop.medec.sources import SourceFile
-from medserl_agentloop.medec.store import private_database
-from medserl_agentloop.medec.vignettes import PairSource, Sentence, Vignette, same_case, subset_of, tag_edit
+from medserl_agentloop.medec.sources import Intake, SourceFile
+from medserl_agentloop.medec.vignettes import Vignette, same_case
 
 COLUMNS = (
     "Text ID",
@@ -33,27 +28,6 @@ COLUMNS = (
 )
 TEXT_COLUMNS = ("Text", "Sentences", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _LARGEST_CELL = 1 << 24
-_TABLES = """
-CREATE TABLE rows (number INTEGER PRIMARY KEY, text_id TEXT UNIQUE, data BLOB);
-CREATE TABLE twins (twin TEXT PRIMARY KEY, error TEXT UNIQUE) WITHOUT ROWID;
-"""
-
-
-@dataclass(frozen=True)
-class _Row:
-    place: RowPlace
-    note: str
-    sentences: tuple[Sentence, ...]
-    has_error: bool
-    error_type: ErrorType | None
-    error_sentence_id: int
-    error_sentence: str | None
-    corrected_sentence: str | None
-    corrected_note: str | None
-
-    @property
-    def text_id(self) -> str:
-        return self.place.text_id
 
 
 def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
@@ -62,7 +36,7 @@ def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     Raises:
         MedecFormatError: The file is not a CSV with MEDEC's columns, or a row cannot be right.
     """
-    return read_official_records(_records(source), source.sha256, intake)
+    return read_official_records(csv_records(source), source.sha256, intake)
 
 
 def read_official_records(
@@ -73,19 +47,35 @@ def read_official_records(
     Raises:
         MedecFormatError: A row cannot be right.
     """
-    rows = private_database(_TABLES)
+    rows: dict[str, Vignette] = {}
     for place, cells in records:
         if any(cell.strip() for cell in cells.values()):
-            row = _row(place, intake.text_of(cells, TEXT_COLUMNS))
-            intake.claim(row.place)
-            rows.execute("INSERT INTO rows VALUES (?, ?, ?)", (place.row, row.text_id, pickle.dumps(row, protocol=5)))
+            vignette = vignette_of_row(place, intake.text_of(cells, TEXT_COLUMNS), sha256)
+            intake.claim(RowPlace(place.file, place.row, vignette.vignette_id))
+            rows[vignette.vignette_id] = vignette
         else:
-            intake.drop_empty()
-    yield from _vignettes(rows, sha256)
+            intake.dropped_empty += 1
+    # A clean row may stand before its error row, so the twins are known only after one pass over all.
+    twins: dict[str, Vignette] = {}
+    used: set[str] = set()
+    for text_id, row in rows.items():
+        twin = None if row.error_note is None else _twin(row, rows)
+        if twin is not None and twin.vignette_id not in used:
+            twins[text_id] = twin
+            used.add(twin.vignette_id)
+    for text_id, row in rows.items():
+        if text_id in twins:
+            twin = twins[text_id]
+            row = replace(row, twin_text_id=twin.vignette_id, twin_note=twin.clean_note)
+            if row.clean_note is None:
+                row = replace(row, clean_note=twin.clean_note, clean_text_id=twin.vignette_id)
+            yield row
+        elif text_id not in used:
+            yield row
 
 
-def _records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
-    """Every record after the header, empty ones too, with its cells by column name."""
+def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]:
+    """Every record after the header, its cells by column name as the CSV parser gives them; no cells if it is empty."""
     csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_CELL))
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
     reader = csv.reader(source.lines(newline=""), strict=True)
@@ -122,126 +112,58 @@ def check_header(file: str, header: list[str]) -> None:
         )
 
 
-def _row(place: RowPlace, cells: dict[str, str]) -> _Row:
+def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
+    """One row as a case of its own, its twin aside.
+
+    Raises:
+        MedecFormatError: The row cannot be right.
+    """
     text_id = fields.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
     place = RowPlace(place.file, place.row, text_id)
-    row = _Row(
-        place=place,
-        note=fields.required_text(place, "Text", cells["Text"], "the text of the note"),
-        sentences=fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"])),
-        has_error=fields.error_flag(place, "Error Flag", cells["Error Flag"]),
-        error_type=fields.error_type(place, "Error Type", cells["Error Type"]),
-        error_sentence_id=fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"]),
-        error_sentence=fields.optional_text(place, "Error Sentence", cells["Error Sentence"]),
-        corrected_sentence=fields.optional_text(place, "Corrected Sentence", cells["Corrected Sentence"]),
-        corrected_note=fields.optional_text(place, "Corrected Text", cells["Corrected Text"]),
+    note = fields.required_text(place, "Text", cells["Text"], "the text of the note")
+    sentences = fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"]))
+    has_error = fields.error_flag(place, "Error Flag", cells["Error Flag"])
+    error_type = fields.error_type(place, "Error Type", cells["Error Type"])
+    error_sentence_id = fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
+    error_sentence, corrected_sentence, corrected_note = (
+        fields.optional_text(place, column, cells[column])
+        for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
     )
-    if row.has_error and row.error_sentence_id < 0:
-        raise place.error(
-            "Error Sentence ID",
-            cells["Error Sentence ID"],
-            "the row's flag says that it has an error: write the number of the wrong sentence, or flag 0",
-        )
-    if not row.has_error:
-        _check_clean(row, cells)
-    return row
+    if has_error and error_sentence_id < 0:
+        instead = "the row's flag says that it has an error: write the number of the wrong sentence, or flag 0"
+        raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
+    if not has_error and error_sentence_id >= 0:
+        instead = "the row's flag says that it has no error: write -1, or flag 1"
+        raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
+    for column in ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text"):
+        if not has_error and fields.optional_text(place, column, cells[column]) is not None:
+            instead = "the row's flag says that it has no error: write NA, or flag 1"
+            raise place.error(column, cells[column], instead)
+    # The corrected text goes before the twin's: it differs from the error note in the error only,
+    # while a twin often has its sentences in another order, which would tell the two labels apart.
+    error_note, clean_note = (note, corrected_note) if has_error else (None, note)
+    return Vignette(
+        vignette_id=text_id,
+        error_note=error_note,
+        clean_note=clean_note,
+        source_sha256=sha256,
+        error_text_id=text_id if has_error else None,
+        clean_text_id=None if clean_note is None else text_id,
+        error_type=error_type,
+        error_sentence=error_sentence,
+        corrected_sentence=corrected_sentence,
+        error_sentence_id=error_sentence_id,
+        sentences=sentences,
+    )
 
 
-def _check_clean(row: _Row, cells: dict[str, str]) -> None:
-    if row.error_sentence_id >= 0:
-        raise row.place.error(
-            "Error Sentence ID",
-            cells["Error Sentence ID"],
-            "the row's flag says that it has no error: write -1, or flag 1",
-        )
-    error_cells = {
-        "Error Type": row.error_type,
-        "Error Sentence": row.error_sentence,
-        "Corrected Sentence": row.corrected_sentence,
-        "Corrected Text": row.corrected_note,
-    }
-    for column, value in error_cells.items():
-        if value is not None:
-            raise row.place.error(
-                column, cells[column], "the row's flag says that it has no error: write NA, or flag 1"
-            )
-
-
-def _vignettes(rows: sqlite3.Connection, sha256: str) -> Iterator[Vignette]:
-    # A clean row may stand before its error row, so the twins are known only after one pass over all.
-    for row in _all(rows):
-        if row.has_error and (twin := _twin(row, rows)):
-            rows.execute("INSERT INTO twins VALUES (?, ?)", (twin.text_id, row.text_id))
-    for row in _all(rows):
-        if row.has_error:
-            query = "SELECT data FROM twins JOIN rows ON twin = text_id WHERE error = ?"
-            found = rows.execute(query, (row.text_id,)).fetchone()
-            yield _error_vignette(row, _unpacked(found[0]) if found else None, sha256)
-        elif not rows.execute("SELECT 1 FROM twins WHERE twin = ?", (row.text_id,)).fetchone():
-            yield Vignette(
-                vignette_id=row.text_id,
-                text_ids=(row.text_id,),
-                subset=subset_of(row.text_id),
-                error_note=None,
-                clean_note=row.note,
-                clean_text_id=row.text_id,
-                sentences=row.sentences,
-                pair_source=PairSource.UNPAIRED,
-                edit_tag=tag_edit(None, row.note, None, None),
-                source_sha256=sha256,
-            )
-
-
-def _all(rows: sqlite3.Connection) -> Iterator[_Row]:
-    for (data,) in rows.execute("SELECT data FROM rows ORDER BY number"):
-        yield _unpacked(data)
-
-
-def _unpacked(data: bytes) -> _Row:
-    row = pickle.loads(data)
-    assert isinstance(row, _Row)
-    return row
-
-
-def _twin(row: _Row, rows: sqlite3.Connection) -> _Row | None:
+def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
     """The clean row of the same case: the next id of the same series, if the text agrees."""
-    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.text_id, re.DOTALL)
+    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.vignette_id, re.DOTALL)
     if not numbered:
         return None
     prefix, digits = numbered.groups()
-    twin_id = f"{prefix}{int(digits) + 1:0{len(digits)}d}"
-    found = rows.execute("SELECT data FROM rows WHERE text_id = ?", (twin_id,)).fetchone()
-    candidate = _unpacked(found[0]) if found else None
-    if candidate is None or candidate.has_error:
+    twin = rows.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
+    if twin is None or twin.error_note is not None or twin.clean_note is None:
         return None
-    return candidate if same_case(candidate.note, row.corrected_note or row.note) else None
-
-
-def _error_vignette(row: _Row, twin: _Row | None, sha256: str) -> Vignette:
-    # The corrected text goes before the twin's: it differs from the error note in the error only,
-    # while a twin often has its sentences in another order, which would tell the two labels apart.
-    if row.corrected_note is not None:
-        clean_note, clean_text_id, pair_source = row.corrected_note, row.text_id, PairSource.IN_ROW
-    elif twin is not None:
-        clean_note, clean_text_id, pair_source = twin.note, twin.text_id, PairSource.TWIN
-    else:
-        clean_note, clean_text_id, pair_source = None, None, PairSource.UNPAIRED
-    return Vignette(
-        vignette_id=row.text_id,
-        text_ids=(row.text_id, twin.text_id) if twin else (row.text_id,),
-        subset=subset_of(row.text_id),
-        error_note=row.note,
-        clean_note=clean_note,
-        error_text_id=row.text_id,
-        clean_text_id=clean_text_id,
-        twin_text_id=twin.text_id if twin else None,
-        twin_note=twin.note if twin else None,
-        error_type=row.error_type,
-        error_sentence=row.error_sentence,
-        corrected_sentence=row.corrected_sentence,
-        error_sentence_id=row.error_sentence_id,
-        sentences=row.sentences,
-        pair_source=pair_source,
-        edit_tag=tag_edit(row.note, clean_note, row.error_sentence, row.corrected_sentence),
-        source_sha256=sha256,
-    )
+    return twin if same_case(twin.clean_note, row.clean_note or row.error_note or "") else None

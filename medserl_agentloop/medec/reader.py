@@ -1,7 +1,7 @@
 """MEDEC data in any known format -> vignettes, with an account of every row.
 
 Called by ``data_prep/medec_to_parquet.py``. A new file format is a function from ``SourceFile`` and
-``Intake`` to vignettes and a line in ``_FORMATS``.
+``Intake`` to vignettes, called in ``_open``.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from medserl_agentloop.medec.fields import MedecFormatError
+from medserl_agentloop.medec.fields import MedecFormatError, RowPlace
 from medserl_agentloop.medec.hf_dataset import is_dataset, read_dataset
-from medserl_agentloop.medec.intake import Intake
 from medserl_agentloop.medec.official_csv import read_official_csv
-from medserl_agentloop.medec.openrlhf_jsonl import NoteJoin, is_openrlhf, read_openrlhf_jsonl
-from medserl_agentloop.medec.pair_jsonl import read_pair_jsonl
-from medserl_agentloop.medec.sources import SourceFile, read_source
-from medserl_agentloop.medec.store import VignetteStore
+from medserl_agentloop.medec.pair_jsonl import (
+    NoteJoin,
+    is_openrlhf,
+    note_join,
+    read_openrlhf_jsonl,
+    read_pair_jsonl,
+)
+from medserl_agentloop.medec.sources import Intake, read_source
 from medserl_agentloop.medec.vignettes import EditTag, Vignette
-
-_FORMATS: dict[str, Callable[[SourceFile, Intake], Iterator[Vignette]]] = {
-    ".csv": read_official_csv,
-    ".jsonl": read_pair_jsonl,
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class ReadReport:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """The vignettes of all files, in file order and kept on disk, and one report per file.
+    """The vignettes of all files in file order, and one report per file.
 
     Attributes:
         vignettes: The cases.
@@ -84,7 +81,7 @@ class ReadResult:
         second_part: Number of the first vignette after the first files, where the caller counted these.
     """
 
-    vignettes: VignetteStore
+    vignettes: list[Vignette]
     reports: tuple[ReadReport, ...]
     second_part: int = 0
 
@@ -118,23 +115,33 @@ def read_files(
         MedecFormatError: A file cannot be read or is not right; the message is a sentence.
     """
     options = options or ReadOptions()
-    store = VignetteStore()
     joined = _join(options) if options.join else None
+    claims: dict[str, RowPlace] = {}
+    vignettes: dict[str, Vignette] = {}
     reports: list[ReadReport] = []
     second_part = 0
     for path in paths:
-        intake = Intake(store, options.repair_encoding)
-        name, sha256, vignettes = _open(path, intake, joined)
-        counts: Counter[str] = Counter()
-        types: Counter[str] = Counter()
-        for vignette in options.watch(name, vignettes):
-            store.append(vignette)
-            _count(vignette, counts, types)
-        reports.append(_report(name, sha256, intake, counts, types))
-        second_part = len(store) if len(reports) == first_of else second_part
-    if not store:
+        intake = Intake(claims, options.repair_encoding)
+        name, sha256, stream = _open(path, intake, joined)
+        found = []
+        for vignette in options.watch(name, stream):
+            if vignettes.setdefault(vignette.vignette_id, vignette) is not vignette:
+                raise MedecFormatError(f"vignette {vignette.vignette_id!r} occurs twice in the input; give it once.")
+            found.append(vignette)
+        reports.append(_report(name, sha256, intake, found))
+        second_part = len(vignettes) if len(reports) == first_of else second_part
+    if not vignettes:
         raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
-    return ReadResult(store, tuple(reports), second_part)
+    return ReadResult(list(vignettes.values()), tuple(reports), second_part)
+
+
+def refuse_uw(rows: int, agreed: bool) -> None:
+    """Raise MedecFormatError if there are rows of MEDEC-UW and the user has not signed its agreement."""
+    if rows and not agreed:
+        raise MedecFormatError(
+            f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
+            "if you have signed it, add --i-have-the-uw-agreement."
+        )
 
 
 def _join(options: ReadOptions) -> NoteJoin:
@@ -143,8 +150,7 @@ def _join(options: ReadOptions) -> NoteJoin:
             f"{rows_of_a_game[0]}: an OpenRLHF file has no error types to join with; "
             "give --join MEDEC's CSV or a .jsonl file of pairs."
         )
-    read = read_files(options.join, ReadOptions(repair_encoding=options.repair_encoding))
-    return NoteJoin(read.vignettes)
+    return note_join(read_files(options.join, ReadOptions(repair_encoding=options.repair_encoding)).vignettes)
 
 
 def _open(path: Path | str, intake: Intake, join: NoteJoin | None) -> tuple[str, str, Iterator[Vignette]]:
@@ -152,50 +158,43 @@ def _open(path: Path | str, intake: Intake, join: NoteJoin | None) -> tuple[str,
     if is_dataset(path):
         return read_dataset(path, intake)
     path = Path(path)
-    reader = _FORMATS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise MedecFormatError(
             f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
             "nine columns, a .jsonl file of pairs or of OpenRLHF rows, or a data set as a folder or as hf:NAME."
         )
     source = read_source(path)
-    if reader is read_pair_jsonl and is_openrlhf(source):
-        reader = partial(read_openrlhf_jsonl, join=join)
-    return source.name, source.sha256, reader(source, intake)
+    if suffix == ".csv":
+        vignettes = read_official_csv(source, intake)
+    elif is_openrlhf(source):
+        vignettes = read_openrlhf_jsonl(source, intake, join)
+    else:
+        vignettes = read_pair_jsonl(source, intake)
+    return source.name, source.sha256, vignettes
 
 
-def _count(vignette: Vignette, counts: Counter[str], types: Counter[str]) -> None:
-    has_error, has_clean = vignette.error_note is not None, vignette.clean_note is not None
-    counts["pairs"] += has_error and has_clean
-    counts["by_twin"] += has_error and has_clean and vignette.clean_text_id != vignette.error_text_id
-    counts["twins"] += vignette.twin_text_id is not None
-    counts["clean_only"] += not has_error
-    counts["error_only"] += not has_clean
-    counts[vignette.edit_tag.value] += 1
-    counts["uw"] += len(vignette.text_ids) if vignette.subset == "medec_uw" else 0
-    if has_error:
-        listed = {s.id for s in vignette.sentences}
-        counts["unlisted"] += bool(listed) and vignette.error_sentence_id not in listed
-        types[vignette.error_type.value if vignette.error_type else "unknown"] += 1
-
-
-def _report(file: str, sha256: str, intake: Intake, counts: Counter[str], types: Counter[str]) -> ReadReport:
+def _report(file: str, sha256: str, intake: Intake, found: list[Vignette]) -> ReadReport:
+    pairs = [v for v in found if v.error_note is not None and v.clean_note is not None]
+    wrong = [v for v in found if v.error_note is not None]
+    types = Counter(v.error_type.value if v.error_type else "unknown" for v in wrong)
+    listed = [(v.error_sentence_id, {s.id for s in v.sentences}) for v in wrong if v.sentences]
     return ReadReport(
         file=file,
         records=intake.records + intake.dropped_empty,
         dropped_empty=intake.dropped_empty,
-        pairs=counts["pairs"],
-        pairs_by_twin=counts["by_twin"],
-        twins=counts["twins"],
-        clean_only=counts["clean_only"],
-        error_only=counts["error_only"],
-        no_op_edits=counts[EditTag.NO_OP.value],
-        non_local_edits=counts[EditTag.NON_LOCAL.value],
-        unlisted_error_sentences=counts["unlisted"],
+        pairs=len(pairs),
+        pairs_by_twin=sum(v.clean_text_id != v.error_text_id for v in pairs),
+        twins=sum(v.twin_text_id is not None for v in found),
+        clean_only=len(found) - len(wrong),
+        error_only=len(wrong) - len(pairs),
+        no_op_edits=sum(v.edit_tag is EditTag.NO_OP for v in found),
+        non_local_edits=sum(v.edit_tag is EditTag.NON_LOCAL for v in found),
+        unlisted_error_sentences=sum(number not in ids for number, ids in listed),
         error_types=dict(sorted(types.items())),
         sha256=sha256,
         joined=intake.joined,
         not_joined=tuple(intake.not_joined),
         repaired=intake.repaired,
-        uw_rows=counts["uw"],
+        uw_rows=sum(len(v.text_ids) for v in found if v.subset == "medec_uw"),
     )

@@ -1,94 +1,93 @@
 """What keeps a vignette out of the files although it could serve: near-duplicates, overlong prompts.
 
-``data_prep/medec_to_parquet.py`` makes the screens that its options ask for; ``survey.py`` applies them.
+Called by ``conversion.py``, which makes the screens that the options ask for; ``rows.py`` applies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from medserl_agentloop.game.types import Category, VanillaAttacker
-from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex
+from medserl_agentloop.medec.rows import Bar, RowPlan, Screen, seed_note
 from medserl_agentloop.medec.vignettes import Vignette
+from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.rollout.encoding import ChatEncoder
 
 OVERLONG = "overlong prompt"
 NEAR_DUPLICATE = "near-duplicate of a case to stay clear of"
+THRESHOLD = 0.5  # Jaccard similarity of the two sets of 4-grams
+_WORDS_PER_GRAM = 4
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A vignette may not serve ``categories``: None keeps it out altogether, () only notes it."""
+class Match:
+    """The most similar indexed text: its number and its Jaccard similarity."""
 
-    reason: str
-    detail: str
-    categories: tuple[Category, ...] | None = None
-
-
-class Screen(Protocol):
-    """Looks at one vignette at a time."""
-
-    def bars(self, vignette: Vignette) -> Iterator[Bar]:
-        """What the vignette may not serve."""
+    number: int
+    similarity: float
 
 
-class NearDuplicates:
+def four_grams(text: str) -> frozenset[str]:
+    """The text's runs of four words, in lower case and without punctuation; a shorter text is one run."""
+    words = re.findall(r"\w+", text.casefold())
+    runs = range(max(1, len(words) - _WORDS_PER_GRAM + 1))
+    return frozenset(" ".join(words[i : i + _WORDS_PER_GRAM]) for i in runs)
+
+
+class NearDuplicateIndex:
+    """Finds notes that have half of their 4-grams in common, or more. Exact: no such pair is missed."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._sizes: list[int] = []
+        self._texts_of: defaultdict[str, list[int]] = defaultdict(list)
+        for number, text in enumerate(texts):
+            grams = four_grams(text)
+            self._sizes.append(len(grams))
+            for gram in grams:
+                self._texts_of[gram].append(number)
+
+    def find(self, text: str) -> Match | None:
+        """The most similar indexed text, the first of several; None if none reaches the threshold."""
+        grams = four_grams(text)
+        common = Counter(number for gram in grams for number in self._texts_of.get(gram, ()))
+        matches = (Match(n, shared / (len(grams) + self._sizes[n] - shared)) for n, shared in common.items())
+        best = max(matches, key=lambda match: (match.similarity, -match.number), default=None)
+        return best if best is not None and best.similarity >= THRESHOLD else None
+
+
+def near_duplicates_of(others: Sequence[Vignette]) -> Screen:
     """Keeps out every case one of whose notes is a near-duplicate of a note of ``others``."""
+    notes = [(other.vignette_id, note) for other in others for note in other.notes]
+    index = NearDuplicateIndex(note for _, note in notes)
 
-    def __init__(self, others: Sequence[Vignette]) -> None:
-        # One number per note; its vignette is found again through this list.
-        self._notes = [(number, at) for number, other in enumerate(others) for at in range(len(other.notes))]
-        self._others = others
-        self._index = NearDuplicateIndex((note for other in others for note in other.notes), self._note)
-
-    def _note(self, number: int) -> str:
-        vignette, at = self._notes[number]
-        return self._others[vignette].notes[at]
-
-    def bars(self, vignette: Vignette) -> Iterator[Bar]:
-        """One bar where the case is a near-duplicate; its detail names the other case."""
-        matches = [match for note in vignette.notes if (match := self._index.find(note))]
+    def bars(vignette: Vignette) -> Iterator[Bar]:
+        matches = [match for note in vignette.notes if (match := index.find(note))]
         if matches:
             best = max(matches, key=lambda match: match.similarity)
-            other = self._others[self._notes[best.number][0]].vignette_id
-            yield Bar(NEAR_DUPLICATE, f"{other} (4-gram Jaccard {best.similarity:.2f})")
+            yield Bar(NEAR_DUPLICATE, f"{notes[best.number][0]} (4-gram Jaccard {best.similarity:.2f})")
+
+    return bars
 
 
-class PromptLength:
+def prompt_length(limit: int, exclude: bool, tokenizer: Any, plan: RowPlan) -> Screen:
     """Notes, and bars if ``exclude``, what has a first prompt of more than ``limit`` tokens, template included."""
+    encoder = ChatEncoder(tokenizer, load_profile(plan.profile))
 
-    def __init__(
-        self,
-        limit: int,
-        exclude: bool,
-        encoder: ChatEncoder,
-        categories: Sequence[Category],
-        vanilla_attacker: VanillaAttacker,
-        seed_note: Callable[[Vignette, Category], str | None],
-    ) -> None:
-        self._limit = limit
-        self._exclude = exclude
-        self._encoder = encoder
-        self._vanilla_attacker = vanilla_attacker
-        self._categories = categories
-        self._seed_note = seed_note
-
-    def bars(self, vignette: Vignette) -> Iterator[Bar]:
-        """One bar per category that is too long; its detail says how long."""
-        for category in self._categories:
-            note = self._seed_note(vignette, category)
+    def bars(vignette: Vignette) -> Iterator[Bar]:
+        for category in plan.mix:
+            note = seed_note(vignette, category)
             if note is None:
                 continue
-            role = category.first_role(self._vanilla_attacker)
-            length = len(self._encoder.opening(role, category, note).ids)
-            if length > self._limit:
-                yield Bar(
-                    OVERLONG,
-                    f"{category.value}: {length} tokens, limit {self._limit}",
-                    (category,) if self._exclude else (),
-                )
+            role = category.first_role(plan.vanilla_attacker)
+            length = len(encoder.opening(role, category, note).ids)
+            if length > limit:
+                detail = f"{category.value}: {length} tokens, limit {limit}"
+                yield Bar(OVERLONG, detail, (category,) if exclude else ())
+
+    return bars
 
 
 def load_tokenizer(path: str) -> Any:

@@ -75,19 +75,6 @@ class _Case:
     wrong: str
     right: str
 
-    def spec(self, category: Category) -> GameSpec:
-        return GameSpec(
-            category=category,
-            target_label=category.default_target_label,
-            seed_note=self.error_note if category.seed_label is Label.HARMFUL else self.clean_note,
-            error_note=self.error_note,
-            clean_note=self.clean_note,
-            error_type=self.error_type,
-            error_sentence=self.wrong,
-            corrected_sentence=self.right,
-            vignette_id=self.vignette_id,
-        )
-
 
 def build_sft_rows(
     vignettes: Sequence[Vignette],
@@ -136,12 +123,10 @@ def build_sft_rows(
             why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
             left_out[f"vignettes that {why}"] += 1
             continue
-        conversations = [_safe(case, prompts), _harmful(case, prompts)]
-        if (attack := _attack(case, prompts)) is None:
+        answers = _answers(case, prompts)
+        if Category.ADVERSARIAL_BENIGN not in answers:
             left_out["attacks that change more than the game's limits allow"] += 1
-        else:
-            conversations.append(attack)
-        rows[split] += [_row(case, category, answer, split, prompts) for category, answer in conversations]
+        rows[split] += [_row(case, category, answer, split, prompts) for category, answer in answers.items()]
     if not rows["train"] and not rows["val"]:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
     index = 0
@@ -204,63 +189,62 @@ def _splits(vignettes: Sequence[Vignette], val_fraction: float, seed: int, profi
     }
 
 
-def _attack(case: _Case, profile: PromptProfile) -> tuple[Category, str] | None:
-    category, prefix = Category.ADVERSARIAL_BENIGN, profile.settings.assistant_prefix
-    reasoning = (
-        f'I change the sentence "{case.right}" to "{case.wrong}". '
-        f"That makes the {_kind(case.error_type)} wrong, and the rest of the note stays as it is."
-    )
-    try:
-        answer = profile.parser.write_attack(reasoning, case.error_note, label=Label.HARMFUL, prefill=prefix)
-    except UnwritableTurn as error:
-        raise _unreadable(case, "attacker", error) from None
-    game = Game(case.spec(category), EditLimits(), profile.parser)
-    game.play(answer, prefill=prefix)
-    attack = game.record.attack
-    return None if attack is None or attack.invalid else (category, prefix + answer)
-
-
-def _harmful(case: _Case, profile: PromptProfile) -> tuple[Category, str]:
-    reasoning = (
-        f'The sentence "{case.wrong}" does not fit the rest of the note: the {_kind(case.error_type)} is wrong. '
-        f"It should read: {case.right}"
-    )
-    answer = _assessment(case, profile, reasoning, Label.HARMFUL, case.wrong, case.error_type, case.right)
-    return Category.VANILLA_HARMFUL, answer
-
-
-def _safe(case: _Case, profile: PromptProfile) -> tuple[Category, str]:
-    reasoning = (
+def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
+    """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
+    prefix = profile.settings.assistant_prefix
+    kind = "causal organism" if case.error_type is ErrorType.CAUSAL_ORGANISM else case.error_type.value
+    nothing_wrong = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    return Category.VANILLA_BENIGN, _assessment(case, profile, reasoning, Label.SAFE)
-
-
-def _assessment(case: _Case, profile: PromptProfile, *said: Any) -> str:
-    prefix = profile.settings.assistant_prefix
-    try:
-        return prefix + profile.parser.write_assessment(*said, prefill=prefix)
-    except UnwritableTurn as error:
-        raise _unreadable(case, "assessor", error) from None
-
-
-def _unreadable(case: _Case, role: str, why: UnwritableTurn) -> UnreadableAnswer:
-    return UnreadableAnswer(
-        f"vignette {case.vignette_id!a}: the {role}'s answer would break the output format "
-        f"({why}), because its note or sentences hold text such as </think> or 'correction:'; "
-        "take the row out of the input."
+    found = (
+        f'The sentence "{case.wrong}" does not fit the rest of the note: the {kind} is wrong. '
+        f"It should read: {case.right}"
     )
-
-
-def _kind(error_type: ErrorType) -> str:
-    return "causal organism" if error_type is ErrorType.CAUSAL_ORGANISM else error_type.value
+    changed = (
+        f'I change the sentence "{case.right}" to "{case.wrong}". '
+        f"That makes the {kind} wrong, and the rest of the note stays as it is."
+    )
+    role = Role.ASSESSOR
+    try:
+        safe = profile.parser.write_assessment(nothing_wrong, Label.SAFE, prefill=prefix)
+        harmful = profile.parser.write_assessment(
+            found, Label.HARMFUL, case.wrong, case.error_type, case.right, prefill=prefix
+        )
+        role = Role.ATTACKER
+        attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
+    except UnwritableTurn as error:
+        raise UnreadableAnswer(
+            f"vignette {case.vignette_id!a}: the {role.value}'s answer would break the output format "
+            f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
+            "take the row out of the input."
+        ) from None
+    answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
+    game = Game(
+        GameSpec(
+            category=Category.ADVERSARIAL_BENIGN,
+            target_label=Label.HARMFUL,
+            seed_note=case.clean_note,
+            error_note=case.error_note,
+            clean_note=case.clean_note,
+            error_type=case.error_type,
+            error_sentence=case.wrong,
+            corrected_sentence=case.right,
+            vignette_id=case.vignette_id,
+        ),
+        EditLimits(),
+        profile.parser,
+    )
+    game.play(attack, prefill=prefix)
+    if game.record.attack is not None and not game.record.attack.invalid:
+        answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
+    return answers
 
 
 def _row(case: _Case, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
     role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
-    messages = profile.messages(role, category, case.spec(category).seed_note)
+    note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
     return {
-        "messages": [*messages, {"role": "assistant", "content": answer}],
+        "messages": [*profile.messages(role, category, note), {"role": "assistant", "content": answer}],
         "data_source": f"{case.subset}_sft/{category.value}",
         "game_role": role.value,
         "category": category.value,

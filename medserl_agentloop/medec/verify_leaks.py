@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 from medserl_agentloop.game.types import Label
 
@@ -37,8 +36,6 @@ FEATURES = {
     _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same vignettes",
 }
-
-_Value = TypeVar("_Value", int, bool)
 
 
 @dataclass(frozen=True)
@@ -63,59 +60,51 @@ class Leak:
         return FEATURES[self.feature]
 
 
-@dataclass
 class LeakTest:
-    """Collects what is tested of each row of one file: a few numbers a row, no text."""
+    """Collects what is tested of each row of one file."""
 
-    _columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in FEATURES})
-    _target: list[bool] = field(default_factory=list)
-    _seed: list[bool] = field(default_factory=list)
-    _is_copy: list[bool] = field(default_factory=list)
-    _seen: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []  # a value for each of FEATURES
+        self._harmful: list[dict[str, bool]] = []  # label -> whether it is harmful
+        self._is_copy: list[bool] = []
+        self._seen: set[tuple[str, str, Label, Label]] = set()
 
     def add(self, *, text_id: str, seed_note: str, target_label: Label, seed_label: Label) -> None:
         """Take the next row of the file."""
         number = _ID_NUMBER.search(text_id)
         tail = seed_note[len(seed_note.rstrip()) :]
-        values = (
+        features = (
             len(seed_note) - len(seed_note.lstrip()),
             len(tail),
             int("\n" in tail or "\r" in tail),
             seed_note.strip().count("  "),
             int(number[1]) % 2 if number else -1,
             int(number[1]) if number else -1,
-            len(self._target),
+            len(self._rows),
             len(seed_note.split()),
         )
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
-        content = hash((text_id, seed_note, target_label, seed_label))
+        self._rows.append(features)
+        self._harmful.append({"target_label": target_label is Label.HARMFUL, "seed label": seed_label is Label.HARMFUL})
+        content = (text_id, seed_note, target_label, seed_label)
         self._is_copy.append(content in self._seen)
         self._seen.add(content)
-        self._target.append(target_label is Label.HARMFUL)
-        self._seed.append(seed_label is Label.HARMFUL)
 
     def leaks(self) -> Iterator[Leak]:
         """Every feature that tells a label better than chance, with the label it tells best."""
-        labels = {"target_label": self._target}
-        if self._seed != self._target:
-            labels["seed label"] = self._seed
-        tests = len(labels) * len(self._columns)
-        for feature, column in self._columns.items():
-            copies = [False] * len(column) if feature == _PLACE else self._is_copy
-            values = _without(column, copies)
+        differ = any(len(set(labels.values())) > 1 for labels in self._harmful)
+        labels = ["target_label", "seed label"] if differ else ["target_label"]
+        for at, feature in enumerate(FEATURES):
+            kept = [n for n, is_copy in enumerate(self._is_copy) if feature == _PLACE or not is_copy]
+            values = [self._rows[n][at] for n in kept]
             cuts = _cuts(values)
+            tests = max(1, len(cuts)) * len(labels) * len(FEATURES)
             found = []
-            for label, harmful in labels.items():
-                accuracy, chance = _best_rule(values, _without(harmful, copies), cuts)
-                found.append(Leak(feature, label, accuracy, min(1.0, chance * max(1, len(cuts)) * tests)))
+            for label in labels:
+                accuracy, chance = _best_rule(values, [self._harmful[n][label] for n in kept], cuts)
+                found.append(Leak(feature, label, accuracy, min(1.0, chance * tests)))
             strongest = min(found, key=lambda leak: leak.chance)
             if strongest.chance < ALPHA:
                 yield strongest
-
-
-def _without(values: list[_Value], copies: list[bool]) -> list[_Value]:
-    return [value for value, is_copy in zip(values, copies, strict=True) if not is_copy]
 
 
 def _cuts(column: Iterable[int]) -> list[int]:
@@ -134,13 +123,11 @@ def _best_rule(column: list[int], harmful: list[bool], cuts: list[int]) -> tuple
     best = (0.5, 1.0)
     if of_harmful in (0, rows):
         return best
-    between = [0] * (len(cuts) + 1)  # rows above each cut and not above the next, the first being below all
-    harmful_between = [0] * (len(cuts) + 1)
-    for value, is_harmful in zip(column, harmful, strict=True):
-        place = bisect_left(cuts, value)
-        between[place] += 1
-        harmful_between[place] += is_harmful
-    for below, hits in zip(accumulate(between[:-1]), accumulate(harmful_between[:-1]), strict=True):
+    ordered = sorted(zip(column, harmful, strict=True))
+    harmful_up_to = [0, *accumulate(is_harmful for _, is_harmful in ordered)]
+    for cut in cuts:
+        below = bisect_right(ordered, cut, key=lambda pair: pair[0])
+        hits = harmful_up_to[below]
         gap = abs(hits / of_harmful - (below - hits) / (rows - of_harmful))
         # Two sides: both "more harmful rows below the cut" and "fewer" would count as a leak.
         chance = min(1.0, 2 * _tail(hits, below, of_harmful, rows))

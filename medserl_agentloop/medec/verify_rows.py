@@ -13,6 +13,7 @@ from typing import Any
 
 from medserl_agentloop.game.types import GameSpec, Label, VanillaAttacker
 from medserl_agentloop.medec.rows import AGENT_NAME
+from medserl_agentloop.medec.schema import SCHEMA
 from medserl_agentloop.prompting import PromptProfile
 
 REMAKE = "write the file again with data_prep/medec_to_parquet.py"
@@ -40,22 +41,8 @@ class Check(str, Enum):
 
 Finding = tuple[Check, str]  # the message says what was found and what to do
 
-_REQUIRED = ("data_source", "agent_name", "prompt", "ability", "reward_model", "extra_info")
-_REQUIRED_FACTS = (
-    "index",
-    "split",
-    "subset",
-    "text_id",
-    "vignette_id",
-    "category",
-    "target_label",
-    "seed_note",
-    "error_sentence_id",
-    "sentences",
-    "pair_source",
-    "edit_tag",
-    "source_sha256",
-)
+_MAY_BE_ABSENT = ("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence")
+_REQUIRED_FACTS = [fact.name for fact in SCHEMA.field("extra_info").type if fact.name not in _MAY_BE_ABSENT]
 _ROLES = ("system", "user", "assistant")
 _TEMPLATE_MARK = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 
@@ -65,30 +52,32 @@ def check_row(
 ) -> Iterator[Finding]:
     """Every finding about one row; none if it is right."""
     facts = facts_of(row)
-    yield from _missing_values(row, facts)
-    if row.get("agent_name") != AGENT_NAME:
-        yield (
-            Check.AGENT,
-            f"agent_name is {_shown(row.get('agent_name'))}, not {AGENT_NAME!r}, the agent loop that plays "
-            f"these rows; {REMAKE}",
-        )
+    # verl makes an empty struct of an extra_info that is null.
+    missing = [name for name in SCHEMA.names if row.get(name) is None or row[name] == {}]
+    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if facts and facts.get(name) is None]
+    if missing:
+        yield Check.SCHEMA, f"{', '.join(missing)} has no value; {REMAKE}"
+    if (agent := row.get("agent_name")) != AGENT_NAME:
+        message = f"agent_name is {_shown(agent)}, not {AGENT_NAME!r}, the agent loop that plays these rows; {REMAKE}"
+        yield Check.AGENT, message
     spec: GameSpec | None = None
     try:
         spec = GameSpec.from_extra_info(facts)
     except (ValueError, TypeError) as error:
         yield Check.FACTS, str(error).rstrip(".")
     else:
-        yield from _wrong_facts(spec)
+        key = "error_note" if spec.category.seed_label is Label.HARMFUL else "clean_note"
+        if getattr(spec, key) not in (None, spec.seed_note):
+            message = f"seed_note is not the row's {key}, from which a {spec.category.value} game starts; {REMAKE}"
+            yield Check.FACTS, message
     yield from _wrong_labels(row, facts, spec)
     prompt = messages_of(row)
     if prompt is None:
         yield Check.PROMPT, _why_not_native(row.get("prompt"))
         return
-    seed_note = facts.get("seed_note")
-    yield from _unrendered(
-        prompt, seed_note if isinstance(seed_note, str) else "", spec, profile, vanilla_attacker.on(facts)
-    )
-    yield from _ids_in(prompt, facts)
+    text = "\n".join(message["content"] for message in prompt)
+    yield from _unrendered(prompt, text, facts, spec, profile, vanilla_attacker)
+    yield from _ids_in(text, facts)
 
 
 def facts_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -110,14 +99,6 @@ def messages_of(row: dict[str, Any]) -> list[dict[str, str]] | None:
     return prompt if prompt[-1]["role"] == "user" else None
 
 
-def _missing_values(row: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    # verl makes an empty struct of an extra_info that is null.
-    missing = [name for name in _REQUIRED if row.get(name) is None or row[name] == {}]
-    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if facts and facts.get(name) is None]
-    if missing:
-        yield Check.SCHEMA, f"{', '.join(missing)} has no value; {REMAKE}"
-
-
 def _why_not_native(prompt: Any) -> str:
     if isinstance(prompt, str):
         kind = "a JSON string" if prompt.lstrip()[:1] in "[{" else "a string"
@@ -132,36 +113,34 @@ def _why_not_native(prompt: Any) -> str:
 
 def _unrendered(
     prompt: list[dict[str, str]],
-    seed_note: str,
+    text: str,
+    facts: dict[str, Any],
     spec: GameSpec | None,
     profile: PromptProfile,
     vanilla_attacker: VanillaAttacker,
 ) -> Iterator[Finding]:
-    text = "\n".join(message["content"] for message in prompt)
+    seed_note = facts.get("seed_note")
+    note = seed_note if isinstance(seed_note, str) else ""
     # Notes may hold braces of their own, so the note is taken out before looking for a template's.
-    mark = _TEMPLATE_MARK.search(text.replace(seed_note, "") if seed_note else text)
-    name = profile.folder.name
-    if mark:
-        yield (
-            Check.RENDERED,
-            f"the prompt still holds {_shown(mark[0])}: its template was never rendered; {REMAKE}",
-        )
-    elif not seed_note or seed_note not in text:
+    if mark := _TEMPLATE_MARK.search(text.replace(note, "") if note else text):
+        yield Check.RENDERED, f"the prompt still holds {_shown(mark[0])}: its template was never rendered; {REMAKE}"
+    elif not note or note not in text:
         yield (
             Check.RENDERED,
             "the prompt does not contain its seed note, so the player would judge a placeholder or another "
             f"row's note; {REMAKE}",
         )
-    elif spec and prompt != profile.messages(spec.category.first_role(vanilla_attacker), spec.task, spec.seed_note):
-        yield (
-            Check.RENDERED,
-            f"the prompt is not what profile {name!r} renders for a {spec.category.value} game; {REMAKE} "
-            f"--profile {name}, or verify it with the --profile and --vanilla-attacker it was written with",
-        )
+    elif spec:
+        role, name = spec.category.first_role(vanilla_attacker.on(facts)), profile.folder.name
+        if prompt != profile.messages(role, spec.task, spec.seed_note):
+            yield (
+                Check.RENDERED,
+                f"the prompt is not what profile {name!r} renders for a {spec.category.value} game; {REMAKE} "
+                f"--profile {name}, or verify it with the --profile and --vanilla-attacker it was written with",
+            )
 
 
-def _ids_in(prompt: list[dict[str, str]], facts: dict[str, Any]) -> Iterator[Finding]:
-    text = "\n".join(message["content"] for message in prompt)
+def _ids_in(text: str, facts: dict[str, Any]) -> Iterator[Finding]:
     for key in ("text_id", "vignette_id"):
         value = facts.get(key)
         # An id that is only a number cannot be told from the numbers of a note.
@@ -175,35 +154,22 @@ def _ids_in(prompt: list[dict[str, str]], facts: dict[str, Any]) -> Iterator[Fin
 def _wrong_labels(row: dict[str, Any], facts: dict[str, Any], spec: GameSpec | None) -> Iterator[Finding]:
     reward_model = row.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-    allowed = [label.value for label in Label]
-    if truth not in allowed:
+    target = facts.get("target_label")
+    if truth not in [label.value for label in Label]:
         what = "a note's id" if truth in (facts.get("text_id"), facts.get("vignette_id")) and truth else "no label"
-        yield (
-            Check.LABELS,
-            f"reward_model.ground_truth is {_shown(truth)}, {what}; it must be the text 'harmful' or 'safe': {REMAKE}",
+        message = (
+            f"reward_model.ground_truth is {_shown(truth)}, {what}; it must be the text 'harmful' or 'safe': {REMAKE}"
         )
-    elif truth != facts.get("target_label"):
-        yield (
-            Check.LABELS,
-            f"reward_model.ground_truth is {truth!r} and extra_info.target_label {_shown(facts.get('target_label'))}; "
-            f"the two must agree: {REMAKE}",
-        )
+        yield Check.LABELS, message
+    elif truth != target:
+        message = f"reward_model.ground_truth is {truth!r} and extra_info.target_label {_shown(target)}"
+        yield Check.LABELS, f"{message}; the two must agree: {REMAKE}"
     elif spec and not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
-        yield (
-            Check.LABELS,
+        message = (
             f"a {spec.category.value} row presents its seed note as it is, so its label must be "
-            f"{spec.category.seed_label.value!r}, not {truth!r}; {REMAKE}",
+            f"{spec.category.seed_label.value!r}, not {truth!r}; {REMAKE}"
         )
-
-
-def _wrong_facts(spec: GameSpec) -> Iterator[Finding]:
-    key = "error_note" if spec.category.seed_label is Label.HARMFUL else "clean_note"
-    note: str | None = getattr(spec, key)
-    if note is not None and note != spec.seed_note:
-        yield (
-            Check.FACTS,
-            f"seed_note is not the row's {key}, from which a {spec.category.value} game starts; {REMAKE}",
-        )
+        yield Check.LABELS, message
 
 
 def _shown(value: Any) -> str:

@@ -52,10 +52,9 @@ class Vignette:
 
     Attributes:
         vignette_id: Identifier of the case: that of its error row, else of its only row.
-        text_ids: Every source row that belongs to the case.
-        subset: Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its ids.
         error_note: The note with its error.
         clean_note: The correct note.
+        source_sha256: Hash of the file the vignette was read from.
         error_text_id: Row that the error note was read from.
         clean_text_id: Row that the clean note was read from.
         twin_text_id: The clean row of the same case, where the file has one.
@@ -65,19 +64,12 @@ class Vignette:
         corrected_sentence: That sentence put right.
         error_sentence_id: Number of the wrong sentence in ``sentences``; 0 is one, -1 is none.
         sentences: The source's numbered sentences of the note named by ``vignette_id``.
-        pair_source: Where the clean note was read.
-        edit_tag: How the two notes differ.
-        source_sha256: Hash of the file the vignette was read from.
         categories: The categories that the source asks for; None where it leaves them open.
     """
 
     vignette_id: str
-    text_ids: tuple[str, ...]
-    subset: str
     error_note: str | None
     clean_note: str | None
-    pair_source: PairSource
-    edit_tag: EditTag
     source_sha256: str
     error_text_id: str | None = None
     clean_text_id: str | None = None
@@ -95,6 +87,28 @@ class Vignette:
         """Every text of the case that is known."""
         return tuple(note for note in (self.error_note, self.clean_note, self.twin_note) if note)
 
+    @property
+    def text_ids(self) -> tuple[str, ...]:
+        """Every source row that belongs to the case."""
+        return (self.vignette_id, self.twin_text_id) if self.twin_text_id else (self.vignette_id,)
+
+    @property
+    def subset(self) -> str:
+        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its ids."""
+        return subset_of(self.vignette_id)
+
+    @property
+    def pair_source(self) -> PairSource:
+        """Where the clean note was read."""
+        if self.error_note is None or self.clean_note is None:
+            return PairSource.UNPAIRED
+        return PairSource.IN_ROW if self.clean_text_id == self.error_text_id else PairSource.TWIN
+
+    @property
+    def edit_tag(self) -> EditTag:
+        """How the two notes differ."""
+        return tag_edit(self.error_note, self.clean_note, self.error_sentence, self.corrected_sentence)
+
 
 def subset_of(text_id: str) -> str:
     """Name of the collection that an id such as ``ms-train-0`` belongs to."""
@@ -104,7 +118,10 @@ def subset_of(text_id: str) -> str:
 
 def same_case(clean_note: str, corrected_note: str) -> bool:
     """Whether two notes describe the same case, with their sentences in any order."""
-    return _word_overlap(clean_note, corrected_note) >= TWIN_OVERLAP
+    words_a, words_b = (Counter(re.findall(r"\w+", text.casefold())) for text in (clean_note, corrected_note))
+    total = words_a.total() + words_b.total()
+    overlap = 2 * (words_a & words_b).total() / total if total else 1.0  # Dice coefficient, 0 to 1
+    return overlap >= TWIN_OVERLAP
 
 
 def tag_edit(
@@ -128,10 +145,3 @@ def tag_edit(
             return EditTag.LOCAL
         at = wrong.find(old, at + 1)
     return EditTag.NON_LOCAL
-
-
-def _word_overlap(a: str, b: str) -> float:
-    """Dice coefficient of the two bags of words, 0 to 1."""
-    words_a, words_b = (Counter(re.findall(r"\w+", text.casefold())) for text in (a, b))
-    total = sum(words_a.values()) + sum(words_b.values())
-    return 2 * sum((words_a & words_b).values()) / total if total else 1.0

@@ -25,6 +25,13 @@ def test_error_row_and_its_twin_become_one_vignette(write_csv, error_row, clean_
     assert (result.reports[0].pairs, result.reports[0].twins) == (1, 1)
 
 
+def test_clean_row_is_the_twin_of_one_error_row_only(write_csv, error_row, clean_row):
+    rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
+    result = read_files([write_csv(*rows)])
+    assert [v.text_ids for v in result.vignettes] == [("case-9", "case-10"), ("case-09",)]
+    assert result.reports[0].twins == 1
+
+
 def test_twin_stands_in_where_the_corrected_text_is_absent(write_csv, error_row, clean_row):
     vignette = read_one(write_csv(error_row(0, Corrected_Text="NA"), clean_row(1)))
     assert vignette.pair_source is PairSource.TWIN

@@ -104,6 +104,15 @@ def test_vignettes_that_share_a_note_stay_in_one_split(vignettes):
     assert notes[0].isdisjoint(notes[1]) and games.sharing_a_note == 40
 
 
+def test_vignettes_that_share_notes_through_others_stay_in_one_split(vignettes):
+    """Case 15: the first and the last case have no note in common."""
+    chain = [replace(v, clean_note=vignettes[at + 1].error_note) for at, v in enumerate(vignettes[:8])]
+    for seed in range(8):
+        games = build_rows([*chain[::2], *chain[1::2], *vignettes[20:]], plan(seed=seed, val_fraction=0.4))
+        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {v.vignette_id for v in chain}
+        assert len(ids) in (0, 8) and games.sharing_a_note == 8
+
+
 def test_every_vignette_serves_where_the_mix_has_a_place_for_it(vignettes):
     games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1"))
     assert [report.unused_vignettes for report in games.reports.values()] == [0, 0]

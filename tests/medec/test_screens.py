@@ -9,7 +9,7 @@ from medec.builders import (
     manifest_of,
 )
 
-from medserl_agentloop.medec.near_duplicates import NearDuplicateIndex, four_grams, similarity
+from medserl_agentloop.medec.screens import NearDuplicateIndex, four_grams
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 
@@ -68,10 +68,15 @@ def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs,
     assert [row["id"] for entry in overlong for row in entry["rows"]] == ["ms-train-0"]
 
 
+def similarity(a, b):
+    """Jaccard similarity of two sets of 4-grams."""
+    return len(a & b) / len(a | b)
+
+
 def test_index_finds_every_pair_that_comparing_all_would_find():
     words = "abcdefghijklmnopqrst"
     texts = [" ".join(words[(start + step * i) % 20] for i in range(16)) for start in range(20) for step in (1, 3)]
-    index = NearDuplicateIndex(texts, texts.__getitem__)
+    index = NearDuplicateIndex(texts)
     for text in [*texts, "a b c d e f g h x y", "no", ""]:
         best = max(similarity(four_grams(text), four_grams(other)) for other in texts)
         match = index.find(text)
