@@ -18,7 +18,7 @@ from medserl_agentloop.judges.harmless_edits import DRESSED
 from medserl_agentloop.judges.report import JudgeReport, Kind, Share, read_report
 from medserl_agentloop.medec.official_csv import COLUMNS
 from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.store import VignetteStore
+from medserl_agentloop.medec.vignettes import Vignette
 from medserl_agentloop.toy.clinic import oracle
 from medserl_agentloop.toy.lying_oracle import LyingOracle
 
@@ -77,11 +77,11 @@ class Peeking:
 
 
 @pytest.fixture(scope="module")
-def cases() -> VignetteStore:
+def cases() -> list[Vignette]:
     return read_files([SAMPLE]).vignettes
 
 
-def measured(cases: VignetteStore, judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
+def measured(cases: list[Vignette], judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
     edits = known_edits(cases, limit, 0)
     return calibrate(SelfPlayConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
@@ -91,7 +91,7 @@ def contains(share: Share, rate: float) -> bool:
     return low <= rate <= high
 
 
-def test_the_toy_oracle_is_never_wrong(cases: VignetteStore) -> None:
+def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
     report = measured(cases, "oracle")
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
     assert report.sensitivity.items >= 150 and report.specificity.items >= 450
@@ -100,7 +100,7 @@ def test_the_toy_oracle_is_never_wrong(cases: VignetteStore) -> None:
 
 
 @pytest.mark.parametrize(("judge", "rate"), [(LIAR, 0.2), (f"{__name__}:RareLiar", 0.05)])
-def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: VignetteStore, judge: str, rate: float) -> None:
+def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: list[Vignette], judge: str, rate: float) -> None:
     report = measured(cases, judge)
     assert contains(report.sensitivity, 1 - rate) and contains(report.specificity, 1 - rate)
     assert report.sensitivity.hits < report.sensitivity.items
@@ -108,12 +108,12 @@ def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: VignetteStor
     assert (report.sensitivity, report.groups) == (again.sensitivity, again.groups), "a liar that changes its mind"
 
 
-def test_labels_believe_every_attack(cases: VignetteStore) -> None:
+def test_labels_believe_every_attack(cases: list[Vignette]) -> None:
     report = measured(cases, "labels", limit=20)
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
 
 
-def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: VignetteStore) -> None:
+def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Vignette]) -> None:
     edits = known_edits(cases, None, 0)
     per_case = Counter((edit.vignette_id, edit.kind) for edit in edits)
     assert set(per_case.values()) == {1}
@@ -123,7 +123,7 @@ def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(c
         assert oracle(edit.after).label in (edit.kind.truth, None)
 
 
-def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: VignetteStore) -> None:
+def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Vignette]) -> None:
     edits = known_edits(cases, 100, 0)
     by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind is kind) for kind in Kind}
     assert {kind: sum(sorts.values()) for kind, sorts in by_kind.items()} == dict.fromkeys(Kind, 100)
@@ -132,7 +132,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases:
     assert by_kind[Kind.DRESSED] == dict.fromkeys(DRESSED, 20)
 
 
-def test_the_seed_chooses_the_edits(cases: VignetteStore) -> None:
+def test_the_seed_chooses_the_edits(cases: list[Vignette]) -> None:
     assert known_edits(cases, 10, 1) == known_edits(cases, 10, 1)
     assert known_edits(cases, 10, 1) != known_edits(cases, 10, 2)
 
@@ -155,29 +155,29 @@ def test_a_pair_without_a_difference_is_no_error(tmp_path: Path) -> None:
     assert not {Kind.HARMFUL, Kind.REPAIRED} & {edit.kind for edit in edits}
 
 
-def test_a_judge_is_not_told_the_answer(cases: VignetteStore) -> None:
+def test_a_judge_is_not_told_the_answer(cases: list[Vignette]) -> None:
     assert measured(cases, f"{__name__}:Peeking", limit=10).sensitivity.hits == 0
 
 
-def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: VignetteStore) -> None:
+def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Vignette]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
     assert (report.abstained, report.failed) == (Share(hits=40, items=120), Share(hits=40, items=120))
     assert report.sensitivity.items + report.specificity.items == 40
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
 
 
-def test_position_bias_is_how_often_a_model_says_something_else_in_the_other_order(cases: VignetteStore) -> None:
+def test_position_bias_is_how_often_a_model_says_something_else_in_the_other_order(cases: list[Vignette]) -> None:
     report = measured(cases, f"{__name__}:Swayed", limit=5)
     assert report.position_bias == Share(hits=20, items=40)
     assert report.asked == 20 * 4, "one of five votes was in the cache"
 
 
-def test_a_judge_that_answers_nothing_gives_no_report(cases: VignetteStore) -> None:
+def test_a_judge_that_answers_nothing_gives_no_report(cases: list[Vignette]) -> None:
     with pytest.raises(ValueError, match="answered none of 8 questions; 8 x judge failed: RuntimeError: not a word"):
         measured(cases, f"{__name__}:Mute", limit=2)
 
 
-def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: VignetteStore, tmp_path: Path) -> None:
+def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: list[Vignette], tmp_path: Path) -> None:
     with serving(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
@@ -191,7 +191,7 @@ def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: 
     assert first.groups == again.groups
 
 
-def test_the_llm_judge_is_shown_both_notes(cases: VignetteStore) -> None:
+def test_the_llm_judge_is_shown_both_notes(cases: list[Vignette]) -> None:
     verdict = json.dumps({"reason": "", "error": "present", "realistic": None})
     answer = {"choices": [{"index": 0, "message": {"content": verdict}, "finish_reason": "stop"}]}
     with serving(lambda number, body: answer) as server:
