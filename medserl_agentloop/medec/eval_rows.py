@@ -7,7 +7,6 @@ was published, so unlike in training rows nothing is stripped, repaired or left 
 from __future__ import annotations
 
 import csv
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,11 @@ FIRST_INDEX = 1_000_000_000
 
 @dataclass(frozen=True)
 class EvalRows:
-    """The rows in the order of the files, and how many records without any content were dropped."""
+    """The rows in the order of the files, how many records without any content were dropped, each file's hash."""
 
     rows: list[Row]
     dropped_empty: int
+    sha256: dict[str, str]
 
 
 def build_eval_rows(
@@ -56,12 +56,15 @@ def build_eval_rows(
     read = read_files(paths)
     case_of = {text_id: vignette.vignette_id for vignette in read.vignettes for text_id in vignette.text_ids}
     rows: list[Row] = []
-    for path in paths:
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    for path, report in zip(paths, read.reports, strict=True):
         for place, cells in _records(path):
             index = first_index + len(rows)
-            rows.append(_row(place, cells, case_of[place.text_id], sha256, index, split, prompts))
-    return EvalRows(rows, sum(report.dropped_empty for report in read.reports))
+            rows.append(_row(place, cells, case_of[place.text_id], report.sha256, index, split, prompts))
+    return EvalRows(
+        rows,
+        sum(report.dropped_empty for report in read.reports),
+        {report.file: report.sha256 for report in read.reports},
+    )
 
 
 def _records(path: Path) -> Iterator[tuple[RowPlace, dict[str, str]]]:
