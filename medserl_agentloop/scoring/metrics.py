@@ -12,26 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.scoring.corrections import SCORERS, NotComputed, Scorer
+from medserl_agentloop.scoring.corrections import SCORERS, Scorer
+from medserl_agentloop.scoring.grading import Grades, Numbers, grade, groups_of
 from medserl_agentloop.scoring.reference import ReferenceNote
 from medserl_agentloop.scoring.submission import Prediction
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
-SMALLER_IS_BETTER = ("false_positive_rate",)
-_LENGTHS = ((100, "up to 100 words"), (150, "101 to 150 words"), (200, "151 to 200 words"))
-_LONGEST = "over 200 words"
 _NOTHING_TO_COUNT = {
-    "precision": "no note is called wrong",
+    "precision": "no note is said to have an error",
     "recall": "no note has an error",
-    "f1": "no note has an error and none is called wrong",
+    "f1": "no note has an error and none is said to have one",
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
 _CHUNK = 100
-
-Numbers = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -85,27 +80,6 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Grades:
-    """One submission, note by note, in the order of the text ids.
-
-    Attributes:
-        notes: The reference.
-        case: Number of each note's case; (N,).
-        sums: Of each measure, what each note adds above and below the line; (2, N).
-        why: Of each measure that is not computed, the reason.
-        unreadable: Answers that could not be read.
-        missing: Notes without an answer.
-    """
-
-    notes: tuple[ReferenceNote, ...]
-    case: Numbers
-    sums: dict[str, Numbers]
-    why: dict[str, str]
-    unreadable: int
-    missing: int
-
-
-@dataclass(frozen=True)
 class Difference:
     """How far one system is from another on the same notes.
 
@@ -156,51 +130,6 @@ def score(
     return summarise([grade(reference, predictions, scorers)], resamples=resamples, seed=seed)
 
 
-def grade(
-    reference: Sequence[ReferenceNote],
-    predictions: Iterable[Prediction],
-    scorers: Mapping[str, Scorer] = SCORERS,
-) -> Grades:
-    """Judge every note of the reference by the shared task's rules (docs/scoring.md).
-
-    Args:
-        reference: The notes; their order changes nothing.
-        predictions: In any order. Of several for one note the last counts; those of unknown notes are ignored.
-        scorers: Of the corrections, by the name of their measure.
-
-    Raises:
-        ValueError: There are no notes.
-    """
-    if not reference:
-        raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
-    notes = sorted(reference, key=lambda note: note.text_id)
-    by_id = {prediction.text_id: prediction for prediction in predictions}
-    given = [by_id.get(note.text_id, Prediction(note.text_id, parsed=False)) for note in notes]
-    parsed = np.array([p.parsed for p in given])
-    wrong = np.array([note.flag for note in notes])
-    said = np.array([p.flag for p in given]) & parsed
-    same_sentence = np.array([p.sentence_id == n.sentence_id for p, n in zip(given, notes, strict=True)])
-    every = np.ones(len(notes))
-    sums: dict[str, Numbers] = {
-        "readable": _ratio(parsed, every),
-        "flag_accuracy": _ratio((said == wrong) & parsed, every),
-        "precision": _ratio(said & wrong, said),
-        "recall": _ratio(said & wrong, wrong),
-        "f1": _ratio(2.0 * (said & wrong), said * 1.0 + wrong),
-        "false_positive_rate": _ratio(said & ~wrong, ~wrong),
-        "sentence_accuracy": _ratio(same_sentence & parsed, every),
-    }
-    corrections, why = _corrections(notes, given, scorers)
-    return Grades(
-        notes=tuple(notes),
-        case=np.unique([note.case or note.text_id for note in notes], return_inverse=True)[1],
-        sums=sums | corrections,
-        why=why,
-        unreadable=sum(not by_id[note.text_id].parsed for note in notes if note.text_id in by_id),
-        missing=sum(note.text_id not in by_id for note in notes),
-    )
-
-
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
     """The scores of one system.
 
@@ -215,7 +144,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
     first = seeds[0]
     absent = {name: Measure(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in first.sums if name not in absent]
-    groups = _groups(first.notes)
+    groups = groups_of(first.notes)
     inside = {(kind, name): mask for kind, named in groups.items() for name, mask in named.items()}
     keys: list[tuple[Any, str]] = [(None, name) for name in names]
     keys += [(group, name) for group in inside for name in GROUP_MEASURES if name in names]
@@ -266,63 +195,6 @@ def compare(
     single = len(first) == len(second) == 1
     tested = ("flag_accuracy", "sentence_accuracy") if single else ()
     return Comparison(differences, {name: _mcnemar(first[0].sums[name][0], second[0].sums[name][0]) for name in tested})
-
-
-def _ratio(above: Numbers, below: Numbers) -> Numbers:
-    return np.stack([above.astype(float), below.astype(float)])
-
-
-def _corrections(
-    notes: Sequence[ReferenceNote], given: Sequence[Prediction], scorers: Mapping[str, Scorer]
-) -> tuple[dict[str, Numbers], dict[str, str]]:
-    """The measures of the corrections, and why some are absent."""
-    right = [" ".join((note.correction or "").split()) for note in notes]
-    said = [" ".join((p.scored_correction or "").split()) for p in given]
-    parsed = np.array([p.parsed for p in given])
-    both = np.array([bool(r and s) for r, s in zip(right, said, strict=True)])
-    neither = np.array([not r and not s for r, s in zip(right, said, strict=True)]) & parsed
-    at = np.flatnonzero(both)
-    scores: dict[str, Numbers] = {}
-    why: dict[str, str] = {}
-    for name, scorer in scorers.items():
-        try:
-            of_pairs = scorer([said[i] for i in at], [right[i] for i in at])
-        except NotComputed as reason:
-            why[name] = str(reason)
-        else:
-            scores[name] = np.zeros(len(notes))
-            scores[name][at] = of_pairs
-    if why:
-        why["aggregate"] = f"needs {' and '.join(why)}"
-    else:
-        scores["aggregate"] = np.mean(list(scores.values()), axis=0)
-    why |= {f"{name}_composite": reason for name, reason in why.items()}
-    sums = {name: _ratio(of_notes, both) for name, of_notes in scores.items()}
-    composites = {f"{name}_composite": _ratio(s + neither, np.ones(len(notes))) for name, s in scores.items()}
-    return sums | composites, why
-
-
-def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
-    """Masks (N,) of the notes by what they are told apart by."""
-    lengths = [len(note.text.split()) for note in notes]
-    labels: dict[str, tuple[list[str], list[str | None]]] = {
-        "notes": (["with an error", "without"], ["with an error" if note.flag else "without" for note in notes]),
-        "error type": (
-            [t.value for t in ErrorType],
-            [note.error_type.value if note.error_type else None for note in notes],
-        ),
-        "error position": (["first", "middle", "last"], [note.error_position for note in notes]),
-        "length": (
-            [name for _, name in _LENGTHS] + [_LONGEST],
-            [next((name for most, name in _LENGTHS if length <= most), _LONGEST) for length in lengths],
-        ),
-        "subset": (sorted({note.subset for note in notes}), [note.subset for note in notes]),
-    }
-    masks = {
-        kind: {name: np.array([label == name for label in found]) for name in order if name in found}
-        for kind, (order, found) in labels.items()
-    }
-    return {kind: named for kind, named in masks.items() if kind != "subset" or len(named) > 1}
 
 
 def _values(
