@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from medserl_agentloop.evaluation.cli import evaluate
 from medserl_agentloop.judges.cli import app as judge_app
 from medserl_agentloop.play.cli import play
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Play games, look at runs, score games again.",
 )
 app.command()(play)
+app.command()(evaluate)
 app.add_typer(judge_app, name="judge")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -48,6 +49,21 @@ class EndpointOptions:
         return url if urlsplit(url).path.strip("/") else f"{url}/v1"
 
 
+def api_key_in(variable: str | None) -> str | None:
+    """The API key that an environment variable holds; None where no variable is named.
+
+    Raises:
+        ValueError: It is not set.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        # The name is not repeated: it may be a key by mistake.
+        raise ValueError("--api-key-env names an environment variable that is not set; it wants the name, not the key")
+    return key
+
+
 class EndpointPlayer:
     """Asks a served model for its turns.
 
@@ -60,7 +76,7 @@ class EndpointPlayer:
         self.name = options.model
         self.parser = profile.parser
         self._options = options
-        self._profile = profile
+        self.profile = profile
         self._http = HttpClient(
             options.base,
             key=options.api_key,
@@ -70,6 +86,8 @@ class EndpointPlayer:
             backoff_s=options.backoff_s,
         )
         self._chat = ChatClient(self._http, options.model)
+        self.url = self._http.url
+        """The API's base, without credentials."""
 
     async def check(self) -> None:
         """Ask the server for its models, so that a wrong address or name shows before the first game.
@@ -90,22 +108,23 @@ class EndpointPlayer:
             return
         except NoAnswer as error:
             raise ValueError(
-                f"no server answers at {url} ({error}); --endpoint is the base of an OpenAI-compatible API"
+                f"no server answers at {url} ({error}); give the base of an OpenAI-compatible API"
             ) from None
         if served and self.name not in served:
             raise ValueError(f"{url} does not list the model {self.name!r}; --model is one of {', '.join(served)}")
 
-    async def reply(self, role: Role, category: Category, note: str) -> Reply:
-        """Take a turn; see :class:`play.driver.Player`."""
-        options, prefix = self._options, self._profile.settings.assistant_prefix
+    async def reply(self, role: Role, category: Category, note: str, sample: int = 0) -> Reply:
+        """Take a turn; see :class:`play.driver.Player`. Other samples of the same turn have seeds of their own."""
+        options, prefix = self._options, self.profile.settings.assistant_prefix
+        of = f"{options.seed}/{role.value}/{note}" + (f"/{sample}" if sample else "")
         fields = {
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             # Of role and note and not of the order of the requests, which differs from run to run.
-            "seed": zlib.crc32(f"{options.seed}/{role.value}/{note}".encode(errors="replace")) >> 1,
+            "seed": zlib.crc32(of.encode(errors="replace")) >> 1,
         }
         try:
-            answer = await self._chat.complete(self._profile.messages(role, category, note), fields, prefix)
+            answer = await self._chat.complete(self.profile.messages(role, category, note), fields, prefix)
         except NoAnswer as error:
             raise NoReplyError(str(error)) from None
         return Reply(answer.text, tokens=answer.tokens, truncated=answer.truncated, prefill=prefix)

@@ -1,0 +1,185 @@
+"""The ``medserl evaluate`` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from medserl_agentloop.evaluation.answering import Assessor, Sampling
+    from medserl_agentloop.prompting import PromptProfile
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
+            "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
+        ),
+    ],
+    notes: Annotated[list[Path], typer.Option(help="MEDEC's CSV; may be repeated.")],
+    output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
+    served: Annotated[Optional[str], typer.Option("--model", help="Name of the model that a server serves.")] = None,  # noqa: UP045
+    profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
+    samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the samples and of the bootstrap.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight, or notes in a batch.")] = 32,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
+    tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
+    api_key_env: Annotated[Optional[str], typer.Option(help="Environment variable with the API key.")] = None,  # noqa: UP045
+    twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
+    shortcuts: Annotated[
+        bool, typer.Option("--shortcuts", help="Also ask about the notes with changes that are no medicine.")
+    ] = False,
+    train: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="MEDEC's training CSV, or a .jsonl file of pairs, for two of the floors; may be repeated."),
+    ] = None,
+    neural: Annotated[bool, typer.Option("--neural", help="Compute BERTScore and BLEURT too.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Score although notes have no answer; they count as wrong.")
+    ] = False,
+) -> None:
+    """Ask a model about every note of a MEDEC set, score its answers and write them down.
+
+    An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
+    prompts and settings on the validation set; the test set is for one final run.
+    """
+    import asyncio
+    import json
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from medserl_agentloop.evaluation import evaluate as evaluation
+    from medserl_agentloop.evaluation.answering import AnswerCache, Sampling, ask
+    from medserl_agentloop.evaluation.robustness import (
+        SHORTCUTS,
+        compare_shortcuts,
+        read_twins,
+        robustness_tables,
+        score_twins,
+    )
+    from medserl_agentloop.play.endpoint import EndpointOptions, api_key_in
+    from medserl_agentloop.prompting import load_profile
+    from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS
+    from medserl_agentloop.scoring.grading import grade
+    from medserl_agentloop.scoring.reference import read_reference
+    from medserl_agentloop.scoring.report import as_json, report_on, tables
+    from medserl_agentloop.scoring.submission import write_submission
+    from medserl_agentloop.scoring.yardsticks import read_training
+
+    console = Console()
+    sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
+    try:
+        if samples > 1 and temperature == 0:
+            raise ValueError(f"--samples {samples} with --temperature 0 asks for {samples} equal answers; raise it")
+        reference = read_reference(notes)
+        sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts=shortcuts)
+        training = read_training(train, reference.notes) if train else None
+        prompts = load_profile(profile)
+        output.mkdir(parents=True, exist_ok=True)
+        if model.startswith(("http://", "https://")):
+            options = EndpointOptions(
+                url=model,
+                model=_served_name(served),
+                api_key=api_key_in(api_key_env),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+                timeout_s=timeout,
+                tries=tries,
+                concurrency=concurrency,
+            )
+            assessor, facts = asyncio.run(_served(options, prompts))
+        else:
+            assessor, facts = _local(Path(model), prompts, sampling, concurrency)
+        questions = evaluation.questions(sets, samples)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(TextColumn("answers"), *columns, console=console) as progress:
+            bar = progress.add_task("", total=len(set(questions)))
+            cache = AnswerCache(output / evaluation.CACHE)
+            replies, failed = asyncio.run(ask(assessor, questions, sampling, cache, lambda: progress.advance(bar)))
+        if failed and not allow_missing:
+            reason = next(iter(failed.values()))
+            raise ValueError(
+                f"{len(failed)} of {len(set(questions))} requests got no answer (the first: {reason}). Start again "
+                "with the same --output, and only these are asked; or let the notes count as wrong with --allow-missing"
+            )
+        answered = {
+            name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
+        }
+        published = evaluation.predictions(answered[evaluation.PUBLISHED])
+        graded = grade(reference.notes, published, NEURAL_SCORERS if neural else SCORERS)
+        report = report_on(reference, {facts["name"]: [graded]}, training, seed=seed)
+        twin_scores = score_twins(evaluation.twin_predictions(answered[evaluation.TWINS])) if twins else None
+        changed = {name: evaluation.predictions(found) for name, found in answered.items() if name in SHORTCUTS}
+        moved = compare_shortcuts(reference.notes, changed, published)
+        results: dict[str, Any] = {
+            **as_json(report),
+            "model": facts,
+            "prompts": evaluation.prompt_facts(prompts),
+            "sampling": evaluation.to_json(sampling),
+            "versions": evaluation.versions(),
+            "requests_without_answer": len(failed),
+            "twins": twin_scores and evaluation.to_json(twin_scores),
+            "shortcuts": {name: evaluation.to_json(found) for name, found in moved.items()},
+        }
+        write_submission(output / evaluation.SUBMISSION, published)
+        evaluation.write_answers(output / evaluation.ANSWERS, answered)
+        (output / evaluation.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    except (ValueError, OSError) as error:
+        typer.echo(f"medserl: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo(f"medserl: stopped; the answers so far are in {output}, and the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    console.print(tables(report))
+    console.print(robustness_tables(twin_scores, moved))
+    written = ", ".join((evaluation.SUBMISSION, evaluation.ANSWERS, evaluation.RESULTS))
+    typer.echo(f"{output}: {written}")
+
+
+def _served_name(name: str | None) -> str:
+    if name is None:
+        raise ValueError("a server needs --model, the name of the model it serves")
+    return name
+
+
+async def _served(options: Any, prompts: PromptProfile) -> tuple[Assessor, dict[str, Any]]:
+    from contextlib import aclosing
+
+    from medserl_agentloop.evaluation.answering import ServedAssessor
+    from medserl_agentloop.play.endpoint import EndpointPlayer
+
+    async with aclosing(EndpointPlayer(options, prompts)) as player:
+        await player.check()
+    return ServedAssessor(player), {"name": player.name, "server": player.url}
+
+
+def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int) -> tuple[Assessor, dict[str, Any]]:
+    from medserl_agentloop.evaluation.answering import LocalAssessor
+    from medserl_agentloop.evaluation.checkpoints import find_weights, fingerprint, load_model
+    from medserl_agentloop.evaluation.tournament import Player
+    from medserl_agentloop.rollout.encoding import ChatEncoder
+
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    weights = find_weights(folder)
+    sha256 = fingerprint(weights)
+    loaded, tokenizer = load_model(weights)
+    player = Player(str(folder), loaded, tokenizer, ChatEncoder(tokenizer, prompts))
+    facts = {"name": player.name, "checkpoint": str(weights.relative_to(folder)), "sha256": sha256}
+    return LocalAssessor(player, sha256, sampling, batch), facts
