@@ -14,15 +14,17 @@ from rich.console import Console
 from medserl_agentloop.evaluation.cli import evaluate
 from medserl_agentloop.judges.cli import app as judge_app
 from medserl_agentloop.play.cli import play
+from medserl_agentloop.scoring.cli import score
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # they may hold API keys
-    help="Play games, look at runs, score games again.",
+    help="Play games, look at runs, score predictions on MEDEC.",
 )
 app.command()(play)
 app.command()(evaluate)
+app.command()(score)
 app.add_typer(judge_app, name="judge")
 
 

@@ -123,7 +123,10 @@ def groups_of(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     """Masks (N,) of the notes by what they are told apart by, then by name."""
     lengths = [len(note.text.split()) for note in notes]
     labels: dict[str, tuple[list[str], list[str | None]]] = {
-        "notes": (["with an error", "without"], ["with an error" if note.flag else "without" for note in notes]),
+        "notes": (
+            ["with an error", "without an error"],
+            ["with an error" if note.flag else "without an error" for note in notes],
+        ),
         "error type": (
             [t.value for t in ErrorType],
             [note.error_type.value if note.error_type else None for note in notes],

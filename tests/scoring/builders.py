@@ -1,0 +1,117 @@
+"""References and predictions to score, small ones made up and the real validation set where a machine has it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.medec.official_csv import COLUMNS
+from medserl_agentloop.medec.vignettes import Sentence
+from medserl_agentloop.scoring.reference import Reference, ReferenceNote, read_reference
+from medserl_agentloop.scoring.submission import Prediction
+
+VALIDATION = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
+WORDS = ["aspirin", "was", "given", "for", "gout", "5", "mg"]
+CORRECTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
+
+
+def real_file(name: str) -> Path:
+    """A file of MEDEC's, from ``MEDSERL_MEDEC_DIR`` or beside the checkout; skips the test where there is none."""
+    beside_checkout = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
+    path = Path(os.environ.get("MEDSERL_MEDEC_DIR", beside_checkout)) / name
+    if not path.is_file():
+        pytest.skip(f"{path} does not exist; set MEDSERL_MEDEC_DIR to the folder of MEDEC's files")
+    return path
+
+
+@cache
+def validation(path: Path) -> Reference:
+    return read_reference([path])
+
+
+def note(n: int, flag: bool, correction: str | None = None, *, case: str = "", sentences: int = 3) -> ReferenceNote:
+    numbered = tuple(Sentence(i, f"Sentence {i} of note {n}.") for i in range(sentences))
+    return ReferenceNote(
+        text_id=f"ms-test-{n}",
+        text=" ".join(sentence.text for sentence in numbered),
+        flag=flag,
+        error_type=list(ErrorType)[n % len(ErrorType)] if flag else None,
+        sentence_id=n % sentences if flag else -1,
+        correction=correction,
+        sentences=numbered,
+        case=case or f"case-{n}",
+        subset="medec_ms",
+    )
+
+
+def gold(notes: Any) -> list[Prediction]:
+    """What a perfect system says."""
+    return [Prediction(n.text_id, n.flag, n.sentence_id, n.correction) for n in notes]
+
+
+def guesses(notes: Any, seed: int, *, copied: float = 0.5) -> list[Prediction]:
+    """What a system of no skill says; some corrections are copies of the last sentence, the others made up."""
+    draw = random.Random(seed)
+
+    def one(of: ReferenceNote) -> Prediction:
+        if draw.random() < 0.4:
+            return Prediction(of.text_id)
+        sentence = draw.choice(of.sentences)
+        text = sentence.text if draw.random() < copied else " ".join(draw.choices(WORDS, k=5))
+        return Prediction(of.text_id, True, sentence.id, text)
+
+    return [one(of) for of in notes]
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> tuple[list[ReferenceNote], list[Prediction]]:
+    """A few notes and predictions of some of them: right, wrong, unreadable or none."""
+    notes = []
+    for n in range(draw(st.integers(1, 12))):
+        flag = draw(st.booleans())
+        notes.append(note(n, flag, draw(st.none() | CORRECTIONS) if flag else None, case=f"case-{n // 2}"))
+    predictions = [
+        Prediction(
+            of.text_id,
+            draw(st.booleans()),
+            draw(st.integers(-1, 2)),
+            draw(st.none() | st.just("NA") | CORRECTIONS),
+            parsed=draw(st.sampled_from([True, True, True, False])),
+        )
+        for of in notes
+        if draw(st.sampled_from([True, True, True, False]))
+    ]
+    return notes, predictions
+
+
+def write_reference(path: Path, notes: Any, blank: int = 0) -> Path:
+    """MEDEC's CSV of these notes, with blank records at its end."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for of in notes:
+            numbered = "\n".join(f"{sentence.id} {sentence.text}" for sentence in of.sentences)
+            wrong = of.sentences[of.sentence_id].text if of.flag else "NA"
+            kind = of.error_type.value if of.error_type else "NA"
+            right = of.correction or "NA"
+            corrected = of.text.replace(wrong, right) if of.flag and of.correction else "NA"
+            writer.writerow(
+                [of.text_id, of.text, numbered, int(of.flag), kind, of.sentence_id, wrong, right, corrected]
+            )
+        writer.writerows([[""] * len(COLUMNS)] * blank)
+    return path
+
+
+def run(*arguments: Any) -> Any:
+    """What ``medserl score`` prints, and its exit code."""
+    return CliRunner().invoke(app, ["score", *map(str, arguments)])
