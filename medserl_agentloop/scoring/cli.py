@@ -54,7 +54,7 @@ def score(
     console = Console()
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
-    official: dict[str, dict[str, float] | str] = {}
+    official: dict[str, dict[str, float | None] | str] = {}
     try:
         if official_bugs and len(reference) > 1:
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
@@ -77,9 +77,9 @@ def score(
                     except ValueError as error:
                         official[str(path)] = str(error)
         report = report_on(notes, systems, training, resamples=resamples, seed=seed)
-        results = as_json(report) | {"files": files} | ({"published_script": official} if official_bugs else {})
         if output is not None:
-            output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+            results = as_json(report) | {"files": files, "published_script": official}
+            output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         typer.echo(f"medserl: {error}", err=True)
         raise typer.Exit(2) from None

@@ -6,11 +6,11 @@ Called by ``metrics.py``. A scorer that cannot run says why; its score is then a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
+_LONGEST = 512  # tokens of a sentence
 
 
 class NotComputed(Exception):
@@ -29,8 +29,8 @@ def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float
     """
     try:
         from rouge import Rouge
-    except ImportError:
-        raise NotComputed("the package rouge is not installed: pip install 'medserl-agentloop[eval]'") from None
+    except ImportError as error:
+        raise _no_package("rouge", "eval", error) from None
     rouge = Rouge(metrics=["rouge-1"], stats=["f"])
 
     def one(prediction: str, reference: str) -> float:
@@ -44,15 +44,16 @@ def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float
 def bertscore(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
     """BERTScore F1 by DeBERTa-XLarge-MNLI, rescaled with the baseline, clipped to [0, 1]."""
     try:
-        from bert_score import score
+        from bert_score import BERTScorer
 
         if not predictions:
             return []
-        f1 = score(
-            list(predictions), list(references), model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True
-        )[2]
-    except ImportError:
-        raise NotComputed("the package bert-score is not installed: pip install bert-score") from None
+        scorer = BERTScorer(model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True)
+        # The model's tokenizer states no limit, and transformers 5 cannot truncate to the huge number in its place.
+        scorer._tokenizer.model_max_length = _LONGEST
+        f1 = scorer.score(list(predictions), list(references))[2]
+    except ImportError as error:
+        raise _no_package("bert-score", "eval-neural", error) from None
     except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
         raise NotComputed(f"{BERTSCORE_MODEL}: {_first_line(error)}") from None
     return [_clipped(value) for value in f1.tolist()]
@@ -69,11 +70,11 @@ def bleurt(predictions: Sequence[str], references: Sequence[str]) -> list[float]
         scores: list[float] = []
         for start in range(0, len(predictions), _BATCH):
             pairs = (list(references[start : start + _BATCH]), list(predictions[start : start + _BATCH]))
-            inputs = tokenizer(*pairs, padding="longest", truncation=True, max_length=512, return_tensors="pt")
+            inputs = tokenizer(*pairs, padding="longest", truncation=True, max_length=_LONGEST, return_tensors="pt")
             with torch.inference_mode():
                 scores += model(**inputs).logits.flatten().tolist()
-    except ImportError:
-        raise NotComputed("the package bleurt-pytorch is not installed: pip install bleurt-pytorch") from None
+    except ImportError as error:
+        raise _no_package("bleurt-pytorch", "eval-neural", error) from None
     except Exception as error:
         raise NotComputed(f"{BLEURT_MODEL}: {_first_line(error)}") from None
     return [_clipped(value) for value in scores]
@@ -88,9 +89,15 @@ SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": not_asked, "bl
 NEURAL_SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": bertscore, "bleurt": bleurt}
 
 
+def _no_package(package: str, extra: str, error: ImportError) -> NotComputed:
+    if isinstance(error, ModuleNotFoundError) and error.name == package.replace("-", "_"):
+        return NotComputed(f"the package {package} is not installed: pip install 'medserl-agentloop[{extra}]'")
+    return NotComputed(f"the package {package} cannot be imported: {_first_line(error)}")
+
+
 def _clipped(value: float) -> float:
     return max(0.0, min(1.0, value))
 
 
-def _first_line(error: Any) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -111,7 +111,7 @@ def _corrections(
             scores[name][at] = of_pairs
     if why:
         why["aggregate"] = f"needs {' and '.join(why)}"
-    else:
+    elif scores:
         scores["aggregate"] = np.mean(list(scores.values()), axis=0)
     why |= {f"{name}_composite": reason for name, reason in why.items()}
     sums = {name: _ratio(of_notes, both) for name, of_notes in scores.items()}

@@ -6,6 +6,7 @@ not independent, and recomputes both sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -246,11 +247,10 @@ def _measure(name: str, of_seeds: Numbers, samples: Numbers) -> Measure:
 
 
 def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
-    from scipy.stats import binomtest
-
     only_first, only_second = int((first > second).sum()), int((second > first).sum())
     together = only_first + only_second
-    return McNemar(only_first, only_second, float(binomtest(only_first, together).pvalue) if together else 1.0)
+    tail = sum(math.comb(together, k) for k in range(min(only_first, only_second) + 1))
+    return McNemar(only_first, only_second, min(1.0, 2 * tail / 2**together))
 
 
 def _check_same_notes(seeds: Sequence[Grades]) -> None:

@@ -20,7 +20,9 @@ _LINE = re.compile(r"[a-z0-9\-]+\s[0-9]+\s-?[0-9]+\s.+")
 _NAMES = {"bertscore": ("BERTSCORE_subset_check", "BERTC"), "bleurt": ("BLEURT_subset_check", "BLEURTC")}
 
 
-def official_scores(reference: Path, submission: Path, scorers: Mapping[str, Scorer] = SCORERS) -> dict[str, float]:
+def official_scores(
+    reference: Path, submission: Path, scorers: Mapping[str, Scorer] = SCORERS
+) -> dict[str, float | None]:
     """What the published script prints, under the names it prints.
 
     Args:
@@ -76,14 +78,14 @@ def _scores(
     reference: Mapping[Any, tuple[str, str, str]],
     submission: Mapping[Any, tuple[str, str, str]],
     scorers: Mapping[str, Scorer],
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     from rouge import Rouge
 
     total = len(reference)
     answered = [(right, submission[text_id]) for text_id, right in reference.items() if text_id in submission]
     pairs = [(right[2], said[2]) for right, said in answered if NA not in (right[2], said[2])]
     both_na = sum(right[2] == said[2] == NA for right, said in answered)
-    result = {
+    result: dict[str, float | None] = {
         "Error Flags Accuracy": sum(right[0] == said[0] for right, said in answered) / total,
         "Error Sentence Detection Accuracy": sum(right[1] == said[1] for right, said in answered) / total,
     }
@@ -110,5 +112,6 @@ def _scores(
 _ROUGE = {"R1F": "rouge-1", "R2F": "rouge-2", "RLF": "rouge-l"}
 
 
-def _mean(values: Any) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+def _mean(values: Any) -> float | None:
+    """None where the script prints ``nan``."""
+    return float(values.mean()) if len(values) else None

@@ -48,8 +48,8 @@ class ReferenceNote:
 
     @property
     def error_position(self) -> str | None:
-        """Where the wrong sentence stands: ``first``, ``middle`` or ``last``; None without an error."""
-        if not self.flag:
+        """Where the wrong sentence stands: ``first``, ``middle`` or ``last``; None without an error or a list."""
+        if not self.flag or not self.sentences:
             return None
         if self.sentence_id >= self.last_sentence.id:
             return "last"

@@ -180,7 +180,7 @@ def floors_above(scores: Scores, found: Sequence[Floor]) -> dict[str, tuple[str,
         theirs = [(floor.name, floor.scores.measures[name].value) for floor in found if floor.scores]
         return tuple(floor for floor, other in theirs if other is not None and value < other)
 
-    values = {name: scores.measures[name].value for name in COMPARED}
+    values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
     return {name: above(name, value) for name, value in values.items() if value is not None}
 
 

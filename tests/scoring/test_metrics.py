@@ -1,0 +1,268 @@
+"""Every measure against a second formulation, and what intervals, pools and comparisons promise."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy.stats import binomtest
+from scoring.builders import VALIDATION, gold, guesses, note, real_file, scored, validation
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
+
+from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS, NotComputed, rouge_1
+from medserl_agentloop.scoring.grading import grade
+from medserl_agentloop.scoring.metrics import compare, score, summarise
+from medserl_agentloop.scoring.reference import ReferenceNote
+from medserl_agentloop.scoring.submission import Prediction
+
+
+def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]) -> dict[str, float]:
+    """The measures in scikit-learn's words; NaN where a denominator is 0."""
+    given = {p.text_id: p for p in predictions if p.parsed}
+    truth = [int(n.flag) for n in notes]
+    answer = [int(given[n.text_id].flag) if n.text_id in given else 1 - n.flag for n in notes]
+    said = [int(n.text_id in given and given[n.text_id].flag) for n in notes]
+    sentences = [given[n.text_id].sentence_id if n.text_id in given else -2 for n in notes]
+    right = [n.correction for n in notes]
+    wrote = [
+        p.correction if (p := given.get(n.text_id)) and p.flag and p.correction not in (None, "NA") else None
+        for n in notes
+    ]
+    both = [(r, w) for r, w in zip(right, wrote, strict=True) if r is not None and w is not None]
+    overlap = [_unigram_f1(r, w) for r, w in both]
+    both_na = sum(r is None and w is None and n.text_id in given for r, w, n in zip(right, wrote, notes, strict=True))
+    nan = math.nan
+    specificity = recall_score(truth, said, pos_label=0, zero_division=nan)
+    return {
+        "readable": len(given) / len(notes),
+        "flag_accuracy": accuracy_score(truth, answer),
+        "precision": precision_score(truth, said, zero_division=nan),
+        "recall": recall_score(truth, said, zero_division=nan),
+        "f1": f1_score(truth, said, zero_division=nan),
+        "false_positive_rate": 1 - specificity,
+        "sentence_accuracy": accuracy_score([n.sentence_id for n in notes], sentences),
+        "rouge_1": float(np.mean(overlap)) if overlap else nan,
+        "rouge_1_composite": (sum(overlap) + both_na) / len(notes),
+    }
+
+
+def _unigram_f1(reference: str, prediction: str) -> float:
+    words = CountVectorizer(binary=True, token_pattern=r"\S+", lowercase=False)
+    there, here = words.fit_transform([reference, prediction]).toarray()
+    return float(f1_score(there, here))
+
+
+@settings(max_examples=60)
+@given(scored())
+def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+    notes, predictions = case
+    found = score(notes, predictions, resamples=0).measures
+    expected = by_scikit_learn(notes, predictions)
+    assert {name for name, measure in found.items() if measure.value is not None} <= expected.keys()
+    for name, value in expected.items():
+        if math.isnan(value):
+            assert found[name].value is None and found[name].why, name
+        else:
+            assert found[name].value == pytest.approx(value, abs=1e-7), name
+
+
+@settings(max_examples=50)
+@given(scored())
+def test_order_changes_nothing(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+    notes, predictions = case
+    expected = score(notes, predictions, resamples=20)
+    shuffled = random.Random(0)
+    shuffled.shuffle(notes)
+    shuffled.shuffle(predictions)
+    assert score(notes, predictions, resamples=20) == expected
+
+
+@settings(max_examples=30)
+@given(scored())
+def test_a_group_has_the_score_of_its_notes(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+    notes, predictions = case
+    groups = score(notes, predictions, resamples=0).groups
+    for kind in ("notes", "length"):
+        assert sum(group.notes for group in groups[kind].values()) == len(notes)
+    for name, group in groups["error type"].items():
+        alone = [n for n in notes if n.error_type is not None and n.error_type.value == name]
+        assert group.notes == len(alone)
+        expected = by_scikit_learn(alone, predictions)
+        for measure in ("flag_accuracy", "sentence_accuracy"):
+            assert group.measures[measure].value == pytest.approx(expected[measure])
+
+
+def test_gold_predictions_on_the_validation_set_are_perfect() -> None:
+    notes = validation(real_file(VALIDATION)).notes
+    assert len(notes) == 574 and sum(n.flag for n in notes) == 319
+    found = score(notes, gold(notes)).measures
+    for name in ("flag_accuracy", "sentence_accuracy", "precision", "recall", "f1", "readable"):
+        assert found[name].value == found[name].low == found[name].high == 1.0
+    assert found["false_positive_rate"].value == 0.0
+    assert found["rouge_1"].value is not None and found["rouge_1"].value >= 0.996
+    assert found["rouge_1_composite"].value is not None and found["rouge_1_composite"].value >= 0.997
+
+
+def test_an_unreadable_or_missing_answer_is_wrong_in_everything() -> None:
+    notes = [note(n, n < 2, "A correction." if n < 2 else None) for n in range(4)]
+    predictions = [Prediction(notes[0].text_id, True, 0, "A correction.", parsed=False), *gold(notes)[1:3]]
+    found = score(notes, predictions, resamples=0)
+    assert (found.unreadable, found.missing) == (1, 1)
+    values = {name: measure.value for name, measure in found.measures.items()}
+    assert values["flag_accuracy"] == values["sentence_accuracy"] == 0.5
+    assert values["recall"] == 0.5 and values["precision"] == 1.0 and values["false_positive_rate"] == 0.0
+    assert values["rouge_1_composite"] == pytest.approx(0.5)
+
+
+def test_a_flag_of_0_forces_no_correction() -> None:
+    notes = [note(0, True, "A correction."), note(1, False)]
+    predictions = [Prediction("ms-test-0", False, 0, "A correction."), Prediction("ms-test-1", False, -1, "Another.")]
+    found = score(notes, predictions, resamples=0).measures
+    assert found["rouge_1"].value is None and found["rouge_1_composite"].value == 0.5
+    assert found["sentence_accuracy"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "expected"),
+    [
+        (".", "A correction.", 0.0),
+        ("A correction.", "...", 0.0),
+        (".", ".", 1.0),
+        ('C:\\1 \\g<0> "quoted"', 'C:\\1 \\g<0> "quoted"', 1.0),
+        ("A\ncorrection.", "A correction.", 1.0),
+        ("<b>5 µg</b>", "<b>5 µg</b>", 1.0),
+    ],
+)
+def test_no_correction_breaks_the_score(text: str, reference: str, expected: float) -> None:
+    notes = [note(0, True, reference)]
+    found = score(notes, [Prediction("ms-test-0", True, 0, text)], resamples=0).measures
+    assert found["rouge_1"].value == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_score_that_cannot_be_computed_says_why_and_is_never_0() -> None:
+    notes = [note(0, True, "A correction."), note(1, False)]
+    found = score(notes, gold(notes), resamples=0).measures
+    for name in ("bertscore", "bleurt", "bertscore_composite", "bleurt_composite"):
+        assert found[name].value is None and found[name].why == "ask for it with --neural"
+    assert found["aggregate"].value is None and found["aggregate"].why == "needs bertscore and bleurt"
+
+
+def test_neural_scores_without_their_packages_or_models_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ModuleType("bleurt_pytorch")  # as with transformers 5, which lacks a name that this package imports
+    monkeypatch.setitem(sys.modules, "bert_score", None)
+    monkeypatch.setitem(sys.modules, "bleurt_pytorch", broken)
+    notes = [note(0, True, "A correction."), note(1, False)]
+    found = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
+    assert found["bertscore"].why == (
+        "the package bert-score is not installed: pip install 'medserl-agentloop[eval-neural]'"
+    )
+    assert (found["bleurt"].why or "").startswith("the package bleurt-pytorch cannot be imported: cannot import name")
+
+
+def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
+    notes = [note(0, True, "A correction."), note(1, True, "Another one."), note(2, False)]
+    halves = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
+    found = score(notes, gold(notes), scorers={**SCORERS, **halves}, resamples=0).measures
+    assert found["aggregate"].value == pytest.approx((1 + 0.5 + 0.25) / 3, abs=1e-6)
+    assert found["aggregate_composite"].value == pytest.approx(((1 + 0.5 + 0.25) / 3 * 2 + 1) / 3, abs=1e-6)
+    assert found["bertscore_composite"].value == pytest.approx((0.5 * 2 + 1) / 3)
+
+
+def test_rouge_without_its_package_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge", None)
+    with pytest.raises(NotComputed, match="package rouge is not installed"):
+        rouge_1(["A"], ["A"])
+
+
+def test_the_intervals_cover_the_truth() -> None:
+    """The system finds an error with 0.8 and raises a false alarm with 0.3; a hard case moves both of its notes."""
+    draw = np.random.default_rng(0)
+    notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(160)]
+    truth = {"flag_accuracy": 0.75, "recall": 0.8, "f1": 2 * 0.8 / (0.8 + 0.3 + 1)}
+    covered = dict.fromkeys(truth, 0)
+    simulations = 150
+    for _ in range(simulations):
+        hardness = np.repeat(draw.choice([-0.2, 0.2], size=80), 2)
+        says = draw.random(160) < np.where([n.flag for n in notes], 0.8 + hardness, 0.3 + hardness)
+        predictions = [Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, says, strict=True)]
+        found = score(notes, predictions, scorers={}, resamples=200).measures
+        for name, value in truth.items():
+            low, high = found[name].low, found[name].high
+            assert low is not None and high is not None
+            covered[name] += low <= value <= high
+    # 95 % of 150, give or take three standard deviations of 2.7.
+    assert all(134 <= count <= 150 for count in covered.values()), covered
+
+
+def test_a_system_that_says_the_same_of_both_twins_is_known_exactly() -> None:
+    """One of every pair is right whatever it says; drawing notes in place of cases would see chance here."""
+    notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(20)]
+    found = score(notes, [Prediction(n.text_id, True, 0) for n in notes]).measures["flag_accuracy"]
+    assert found.value == found.low == found.high == 0.5
+
+
+def test_pooled_seeds_have_their_mean_and_their_spread() -> None:
+    notes = [note(n, n % 2 == 0, "A correction." if n % 2 == 0 else None) for n in range(40)]
+    seeds = [grade(notes, guesses(notes, seed)) for seed in range(3)]
+    alone = [summarise([seed]).measures["flag_accuracy"].value for seed in seeds]
+    pooled = summarise(seeds)
+    found = pooled.measures["flag_accuracy"]
+    assert pooled.seeds == 3
+    assert found.value == pytest.approx(np.mean(alone)) and found.spread == pytest.approx(np.std(alone, ddof=1))
+    assert found.low is not None and found.high is not None and found.low < found.value < found.high
+    assert summarise([seeds[0]]).measures["flag_accuracy"].spread is None
+
+
+def test_two_systems_are_compared_note_by_note() -> None:
+    notes = [note(n, n % 2 == 0, "A correction." if n % 2 == 0 else None) for n in range(60)]
+    better, worse = grade(notes, gold(notes)), grade(notes, guesses(notes, 0))
+    found = compare([better], [worse])
+    wrong = sum(p.flag != n.flag for p, n in zip(guesses(notes, 0), notes, strict=True))
+    exact = found.mcnemar["flag_accuracy"]
+    assert (exact.only_first, exact.only_second) == (wrong, 0)
+    assert exact.p_value == pytest.approx(2 * 0.5**wrong)
+    difference = found.differences["flag_accuracy"]
+    assert difference.value == pytest.approx(wrong / 60)
+    assert difference.low is not None and 0 < difference.low < difference.value
+    assert difference.p_value is not None and 0 < difference.p_value < 0.01
+    assert compare([worse], [better]).differences["flag_accuracy"].value == pytest.approx(-wrong / 60)
+    assert found.differences["aggregate"].value is None
+    same = compare([worse], [worse])
+    assert same.differences["f1"].value == 0 and same.differences["f1"].p_value == 1.0
+    assert same.mcnemar["flag_accuracy"].p_value == 1.0
+
+
+@pytest.mark.parametrize(("only_first", "only_second"), [(0, 0), (1, 0), (3, 3), (5, 14), (40, 1), (300, 260)])
+def test_mcnemar_is_scipys_exact_test(only_first: int, only_second: int) -> None:
+    notes = [note(n, True) for n in range(only_first + only_second + 1)]
+    right, wrong = (Prediction("", flag) for flag in (True, False))
+    first = [replace(right if n < only_first else wrong, text_id=of.text_id) for n, of in enumerate(notes)]
+    second = [replace(wrong if n < only_first else right, text_id=of.text_id) for n, of in enumerate(notes)][:-1]
+    found = compare([grade(notes, first)], [grade(notes, second)], resamples=0).mcnemar["flag_accuracy"]
+    assert (found.only_first, found.only_second) == (only_first, only_second)
+    expected = binomtest(only_first, only_first + only_second).pvalue if only_first else 1.0
+    assert found.p_value == pytest.approx(expected)
+
+
+def test_pools_are_compared_without_mcnemar() -> None:
+    notes = [note(n, n % 2 == 0) for n in range(20)]
+    seeds = [grade(notes, guesses(notes, seed)) for seed in range(2)]
+    assert compare(seeds, seeds[:1]).mcnemar == {}
+
+
+def test_different_notes_are_never_mixed() -> None:
+    one, other = ([note(n, n % 2 == 0) for n in range(size)] for size in (4, 5))
+    with pytest.raises(ValueError, match="different notes"):
+        compare([grade(one, gold(one))], [grade(other, gold(other))])
+    with pytest.raises(ValueError, match="different notes"):
+        summarise([grade(one, gold(one)), grade(other, gold(other))])
+    with pytest.raises(ValueError, match="no notes"):
+        score([], [])

@@ -1,0 +1,142 @@
+"""``--official-bugs`` against a second writing of what the published script does, digit for digit."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rouge import Rouge
+from scoring.builders import VALIDATION, gold, guesses, note, real_file, validation, write_reference
+
+from medserl_agentloop.scoring.metrics import score
+from medserl_agentloop.scoring.official import official_scores
+from medserl_agentloop.scoring.reference import read_reference
+from medserl_agentloop.scoring.submission import read_submission, write_submission
+
+ESCAPES = {"\\": "\\", "n": "\n", "t": "\t", "r": "\r"}
+
+
+def published(reference: Path, submission: Path) -> dict[str, float | None]:
+    """The published script's behaviour, told from its description and without pandas."""
+    with reference.open(encoding="utf-8", newline="") as file:
+        records = list(csv.DictReader(file))
+    spoilt = any(record["Error Flag"] == "" for record in records)
+    flags, sentences, corrections = {}, {}, {}
+    for record in records:
+        number = float if spoilt else int
+        key = record["Text ID"]
+        flags[key] = str(number(record["Error Flag"])) if record["Error Flag"] else "nan"
+        sentences[key] = str(number(record["Error Sentence ID"])) if record["Error Sentence ID"] else "nan"
+        corrections[key] = record["Corrected Sentence"] or "NA"
+    said = {}
+    for line in submission.read_text(encoding="utf-8").splitlines():
+        line = line.strip()
+        if re.fullmatch(r"[a-z0-9-]+\s\d+\s-?\d+\s.+", line):
+            key, flag, sentence, *words = _template(line).split()
+            text = " ".join(words)
+            text = text.lstrip('"') if text.strip('"') else '"'
+            text = text.rstrip('"') if text.strip('"') else '"'
+            said[key] = (flag, sentence, "NA" if flag == "0" else text)
+    total, pairs, both_na, right_flags, right_sentences = 0, [], 0, 0, 0
+    for key, correction in corrections.items():
+        total += 1
+        if key not in said:
+            continue
+        flag, sentence, text = said[key]
+        right_flags += flag == flags[key]
+        right_sentences += sentence == sentences[key]
+        both_na += text == correction == "NA"
+        if text != "NA" and correction != "NA":
+            pairs.append((text, correction))
+    result: dict[str, float | None] = {
+        "Error Flags Accuracy": right_flags / total,
+        "Error Sentence Detection Accuracy": right_sentences / total,
+    }
+    for short, name in (("R1F", "rouge-1"), ("R2F", "rouge-2"), ("RLF", "rouge-l")):
+        f = np.array([Rouge([name]).get_scores(text, correction)[0][name]["f"] for text, correction in pairs])
+        result[f"{short}_subset_check"] = float(f.mean()) if pairs else None
+        result[f"{short}C"] = float((f.sum() + both_na) / total)
+    return result
+
+
+def _template(line: str) -> str:
+    """The line as the template of a replacement: escapes of whole texts are decoded, the others raise."""
+
+    def decoded(match: re.Match[str]) -> str:
+        if match[1] not in ESCAPES:
+            raise ValueError(f"bad escape {match[0]}")
+        return ESCAPES[match[1]]
+
+    return re.sub(r"\\(.)", decoded, line)
+
+
+@pytest.mark.parametrize("blank", [0, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_numbers_are_the_published_scripts(tmp_path: Path, seed: int, blank: int) -> None:
+    notes = [note(n, n % 3 > 0, f"Sentence {n % 3} of a right note, {n % 5} mg." if n % 3 else None) for n in range(40)]
+    reference = write_reference(tmp_path / "notes.csv", notes, blank)
+    path = tmp_path / "s.txt"
+    write_submission(path, guesses(notes, seed))
+    with path.open("a") as file:
+        file.write('\nms-test-0 0 -1\nms-test-1 1 0 ""quoted""\nmade-up-1 1 1 A\nms-test-2  1 1 "two blanks"\n')
+        file.write('ms-test-4 1 1 "A\\\\B\\nC \\t"\nMS-test-5 1 1 A\nms-test-7 1 2 tail" "\n')
+    found = official_scores(reference, path)
+    assert found == published(reference, path)
+    assert blank == 0 or found["Error Flags Accuracy"] == found["Error Sentence Detection Accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("blank", [0, 328])
+def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, blank: int) -> None:
+    real = real_file(VALIDATION)
+    notes = validation(real).notes
+    reference = tmp_path / "notes.csv"
+    reference.write_bytes(real.read_bytes().rstrip() + b"\r\n" + b",,,,,,,,\r\n" * blank)
+    write_submission(tmp_path / "s.txt", gold(notes))
+    found = official_scores(reference, tmp_path / "s.txt")
+    assert found == published(reference, tmp_path / "s.txt")
+    assert found["Error Flags Accuracy"] == found["Error Sentence Detection Accuracy"] == (0.0 if blank else 1.0)
+    ours = read_reference([reference])
+    assert ours.dropped_empty == blank and ours.notes == notes
+    submission = read_submission(tmp_path / "s.txt", [n.text_id for n in ours.notes])
+    assert score(ours.notes, submission.predictions.values(), resamples=0).measures["flag_accuracy"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('ms-test-1 1 1 "see \\1"', "invalid group reference"),
+        ('ms-test-1 1 1 "a \\d"', "bad escape"),
+        ('ms-test-1 1 1 "."', "Hypothesis is empty"),
+        ('ms-test-1 1 1 "5 \xb5g"', "UnicodeDecodeError"),
+    ],
+)
+def test_where_the_published_script_stops_it_is_said_how(tmp_path: Path, line: str, reason: str) -> None:
+    reference = write_reference(tmp_path / "notes.csv", [note(1, True, "A correction.")])
+    path = tmp_path / "s.txt"
+    path.write_bytes(line.encode("cp1252"))
+    with pytest.raises(ValueError, match=f"the published script stops on s.txt with .*{reason}"):
+        official_scores(reference, path)
+    submission = read_submission(path, ["ms-test-1"])
+    assert score([note(1, True, "A correction.")], submission.predictions.values(), resamples=0).measures
+
+
+def test_what_is_written_is_read_by_the_published_script_as_it_was_meant(tmp_path: Path) -> None:
+    """It stops on a raw backslash; its mistake decodes the backslashes that ``write_submission`` doubles."""
+    texts = ["give \\1 and \\d", "two\nlines", "C:\\new\\table", 'he said "no" to it']
+    notes = [note(n, True, text) for n, text in enumerate(texts)]
+    write_submission(tmp_path / "s.txt", gold(notes))
+    reference = write_reference(tmp_path / "notes.csv", notes)
+    assert official_scores(reference, tmp_path / "s.txt")["R1F_subset_check"] == pytest.approx(1.0)
+
+
+def test_bertscore_and_bleurt_join_the_aggregate(tmp_path: Path) -> None:
+    notes = [note(n, n < 3, "A correction." if n < 3 else None) for n in range(4)]
+    write_submission(tmp_path / "s.txt", gold(notes))
+    scorers = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
+    found = official_scores(write_reference(tmp_path / "notes.csv", notes), tmp_path / "s.txt", scorers)
+    assert found["BERTC"] == (0.5 * 3 + 1) / 4 and found["BLEURT_subset_check"] == 0.25
+    assert found["aggregate_subset_check"] == pytest.approx(1.75 / 3, abs=1e-6)
+    assert found["AggregateC"] == pytest.approx((1.75 + 1) / 4, abs=1e-6)

@@ -1,0 +1,167 @@
+"""``medserl score`` from its files to its tables and its JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scoring.builders import gold, guesses, note, run, write_reference
+
+from medserl_agentloop.scoring.reference import read_reference
+from medserl_agentloop.scoring.submission import write_submission
+
+NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
+SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Path:
+    return write_reference(tmp_path / "notes.csv", NOTES, blank=5)
+
+
+@pytest.fixture
+def submissions(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"guess{seed}.txt" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        write_submission(path, guesses(NOTES, seed))
+    return paths
+
+
+def results(path: Path) -> Any:
+    return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_submission_is_scored_beside_floors_and_published_results(
+    reference: Path, submissions: list[Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    found = run(submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output)
+    assert found.exit_code == 0, found.output
+    for part in (
+        "30 notes, 15 with an error; 5 blank",
+        "not computed: ask for it with --neural",
+        "floor: bag of words",
+    ):
+        assert part in " ".join(found.output.split())
+    assert "quoted: GPT-4.1, zero-shot [3]" in found.output and "[3] arXiv 2511.19858" in found.output
+    (system,) = results(output)["systems"].values()
+    measure = system["measures"]["flag_accuracy"]
+    assert f"{measure['value']:.3f} [{measure['low']:.3f}, {measure['high']:.3f}]" in found.output
+    assert system["measures"]["bleurt"]["value"] is None
+    floors = {floor["name"]: floor["scores"] for floor in results(output)["floors"]}
+    assert len(floors) == 5 and all(floors.values())
+    below = system["below_floors"]["sentence_accuracy"]
+    assert below and ", sentence accuracy: below always no error;" in " ".join(found.output.split())
+
+
+def test_two_submissions_are_compared(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
+    write_submission(submissions[0], gold(NOTES))
+    output = tmp_path / "results.json"
+    found = run(*submissions[:2], "--reference", reference, "--output", output)
+    assert found.exit_code == 0, found.output
+    assert "p, McNemar" in found.output
+    (comparison,) = results(output)["comparisons"]
+    assert (comparison["first"], comparison["second"]) == tuple(map(str, submissions[:2]))
+    assert comparison["mcnemar"]["flag_accuracy"]["only_second"] == 0
+    assert comparison["differences"]["flag_accuracy"]["low"] > 0
+
+
+def test_seeds_are_pooled_on_request_and_in_folders(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
+    output, other = tmp_path / "out" / "results.json", tmp_path / "other" / "submission.txt"
+    for path in (output, other):
+        path.parent.mkdir()
+    found = run(*submissions, "--pool", "--reference", reference, "--output", output)
+    assert found.exit_code == 0, found.output
+    pooled = results(output)["systems"]["pooled"]
+    assert pooled["seeds"] == 3 and pooled["measures"]["f1"]["spread"] > 0 and " sd 0." in found.output
+    folder = tmp_path / "seeds"
+    folder.mkdir()
+    for path in submissions:
+        path.rename(folder / path.name)
+    write_submission(other, gold(NOTES))
+    found = run(folder, other.parent, "--reference", reference, "--output", output)
+    assert found.exit_code == 0, found.output
+    assert results(output)["systems"][str(folder)] == pooled
+    assert results(output)["comparisons"][0]["mcnemar"] == {}
+
+
+def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> None:
+    path, output = tmp_path / "s[b].txt", tmp_path / "results.json"
+    write_submission(path, gold(NOTES[:5]))
+    with path.open("a") as file:
+        file.write("nonsense\n")
+    found = run(path, "--reference", reference, "--output", output)
+    assert found.exit_code == 0, found.output
+    assert f"{path}: line 6: 'nonsense' is not the id of a note" in found.stderr
+    assert "6 more problems; --output holds all of them" in found.stderr
+    assert len(results(output)["files"][str(path)]["problems"]) == 26
+    assert results(output)["systems"][str(path)]["missing"] == 25
+
+
+def test_official_bugs_print_what_the_published_script_says(
+    reference: Path, submissions: list[Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    found = run(submissions[0], "--reference", reference, "--official-bugs")
+    assert found.exit_code == 0, found.output
+    assert "Error Flags Accuracy" in found.output and "0.0" in found.output
+    submissions[0].write_text("ms-test-0 0 -1 NA\n")
+    assert run(submissions[0], "--reference", reference, "--official-bugs", "--output", output).exit_code == 0
+    assert results(output)["published_script"][str(submissions[0])]["R1F_subset_check"] is None
+    submissions[0].write_text('ms-test-0 1 1 "\\1"\n')
+    found = run(submissions[0], "--reference", reference, "--official-bugs")
+    assert found.exit_code == 0 and "the published script stops on guess0.txt" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["missing.txt"], "missing.txt: cannot be read"),
+        (["{folder}"], "the folder holds no .txt files"),
+        (["{submission}", "{submission}"], "is given twice"),
+        (["{reference}"], "none of its lines begins with the id"),
+        (["{submission}", "--reference", "{submission}"], "evaluation rows are made from MEDEC's .csv files"),
+        (["{submission}", "--reference", "{reference}", "--official-bugs"], "--official-bugs reads one --reference"),
+        (["{submission}", "--train", "{reference}"], "every note of the training file is in the reference too"),
+        (["{submission}", "--output", "{folder}"], "Is a directory"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    reference: Path, submissions: list[Path], tmp_path: Path, arguments: list[str], part: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    names = {"folder": tmp_path / "empty", "submission": submissions[0], "reference": reference}
+    found = run(*(a.format(**names) for a in arguments), "--reference", reference)
+    assert found.exit_code == 2, found.output
+    assert found.stderr.startswith("medserl: ") and found.stderr.count("\n") == 1 and part in found.stderr
+
+
+def test_the_sample_notes_are_a_reference() -> None:
+    notes = read_reference([SAMPLE]).notes
+    assert {note.error_position for note in notes} <= {None, "first", "middle", "last"}
+    assert len({note.case for note in notes}) < len(notes)
+
+
+def test_scoring_imports_no_framework_and_nothing_that_plays_or_trains() -> None:
+    code = """
+import importlib, pkgutil, sys
+import medserl_agentloop.scoring as scoring
+for module in pkgutil.iter_modules(scoring.__path__):
+    importlib.import_module(f"{scoring.__name__}.{module.name}")
+parts = {name.split(".")[1] for name in sys.modules if name.startswith("medserl_agentloop.")}
+print(sorted(parts & {"training", "play", "judges", "toy", "evaluation"}), {"torch", "verl", "ray"} & {*sys.modules})
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[] set()\n"
+
+
+def test_help_loads_neither_scikit_learn_nor_the_scores() -> None:
+    code = (
+        "import sys, medserl_agentloop.cli; "
+        "print([m for m in ('sklearn', 'rouge', 'pandas', 'medserl_agentloop.scoring.metrics') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

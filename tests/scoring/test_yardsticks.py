@@ -1,0 +1,112 @@
+"""The floors and the published results that every score stands beside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scoring.builders import VALIDATION, gold, note, real_file, validation, write_reference
+
+from medserl_agentloop.scoring.metrics import score
+from medserl_agentloop.scoring.reference import ReferenceNote
+from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, TrainingNotes, floors, floors_above, read_training
+
+
+def values(notes: list[ReferenceNote], training: TrainingNotes | None = None) -> dict[str, dict[str, float | None]]:
+    return {
+        floor.name: {name: measure.value for name, measure in floor.scores.measures.items()} if floor.scores else {}
+        for floor in floors(notes, training)
+    }
+
+
+def test_constant_answers_are_floors() -> None:
+    notes = [note(n, n < 6, f"Sentence {n % 3} of note {n}.", sentences=3) for n in range(10)]
+    found = values(notes)
+    assert found["always no error"]["flag_accuracy"] == found["always no error"]["sentence_accuracy"] == 0.4
+    assert found["always no error"]["f1"] == 0.0
+    assert found["always error (first sentence)"]["flag_accuracy"] == 0.6
+    assert found["always error (first sentence)"]["sentence_accuracy"] == 0.2
+    assert found["last sentence is wrong"]["recall"] == 1.0
+    assert found["last sentence is wrong"]["sentence_accuracy"] == 0.2
+    # The sentence is copied, and for the two notes whose last sentence was wrong the copy is the reference.
+    assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
+
+
+def test_without_training_notes_the_classifiers_are_not_computed() -> None:
+    absent = {f.name: f.why for f in floors([note(0, True), note(1, False)], None) if f.scores is None}
+    assert absent == dict.fromkeys(("bag of words", "white space and length"), "--train names no training set")
+
+
+def test_each_classifier_sees_what_it_is_meant_to_see() -> None:
+    def training(errors: str, clean: str) -> TrainingNotes:
+        return TrainingNotes((errors, clean) * 20, (True, False) * 20, 0)
+
+    notes = [note(n, n % 2 == 0) for n in range(8)]
+    words = [ReferenceNote(n.text_id, "warfarin" if n.flag else "aspirin", n.flag) for n in notes]
+    found = values(words, training("took warfarin", "took aspirins aspirin"))
+    assert found["bag of words"]["flag_accuracy"] == 1.0
+    blanks = [ReferenceNote(n.text_id, "same words " if n.flag else "same words", n.flag) for n in notes]
+    found = values(blanks, training("other words ", "other words"))
+    assert found["white space and length"]["flag_accuracy"] == 1.0
+    assert found["bag of words"]["flag_accuracy"] == 0.5
+
+
+def test_training_on_one_kind_of_note_is_said_to_be_impossible() -> None:
+    found = {
+        f.name: f.why
+        for f in floors([note(0, True), note(1, False)], TrainingNotes(("one note", "another note"), (True, True), 0))
+    }
+    assert "class" in (found["bag of words"] or "")
+
+
+def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_path: Path) -> None:
+    reference = [note(0, True), note(1, False)]
+    csv_file = write_reference(tmp_path / "train.csv", [note(1, False), note(2, False)])
+    pairs = tmp_path / "pairs.jsonl"
+    pair = {"note_id": "ms-train-8", "incorrect_note": "He took warfarin. ", "correct_note": "He took aspirin.\n"}
+    pairs.write_text(json.dumps(pair) + "\n")
+    found = read_training([csv_file, pairs], reference)
+    assert found.texts == (note(2, False).text, "He took warfarin. ", "He took aspirin.\n")
+    assert found.flags == (False, True, False) and found.left_out == 1
+    with pytest.raises(ValueError, match="every note of the training file is in the reference too"):
+        read_training([write_reference(tmp_path / "same.csv", reference)], reference)
+    game = tmp_path / "game.jsonl"
+    game.write_text(
+        json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n", encoding="utf-8"
+    )
+    with pytest.raises(ValueError, match="holds no pairs"):
+        read_training([game], reference)
+
+
+def test_a_system_below_a_floor_is_marked() -> None:
+    notes = [note(n, n < 6, "A correction." if n < 6 else None) for n in range(10)]
+    computed = floors(notes, None)
+    assert not any(floors_above(score(notes, gold(notes), resamples=0), computed).values())
+    silent = score(notes, [Prediction(n.text_id) for n in notes], resamples=0)
+    assert floors_above(silent, computed)["flag_accuracy"] == (
+        "always error (first sentence)",
+        "last sentence is wrong",
+    )
+    assert "always no error" not in floors_above(silent, computed)["sentence_accuracy"]
+
+
+def test_published_results_name_their_source_and_what_differs() -> None:
+    known = score([note(0, True, "A."), note(1, False)], [], resamples=0).measures
+    for published in PUBLISHED:
+        assert published.source and published.differs and published.measures.keys() <= known.keys()
+        assert all(0 < value < 1 for value in published.measures.values())
+    assert set(COMPARED) <= known.keys()
+
+
+def test_floors_of_the_validation_set() -> None:
+    notes = validation(real_file(VALIDATION)).notes
+    training = read_training([real_file("medec_ms_train_pairs.jsonl")], notes)
+    assert len(training.texts) == 2438
+    found = values(list(notes), training)
+    assert found["always error (first sentence)"]["flag_accuracy"] == pytest.approx(319 / 574)
+    assert found["last sentence is wrong"]["sentence_accuracy"] == pytest.approx(197 / 574)
+    # Words of a note say nothing about its error; its white space says a little.
+    assert abs((found["bag of words"]["flag_accuracy"] or 0) - 0.5) < 0.05
+    assert (found["white space and length"]["flag_accuracy"] or 0) > 0.55
