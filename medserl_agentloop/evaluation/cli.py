@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 if TYPE_CHECKING:
-    from medserl_agentloop.evaluation.answering import Assessor, Sampling
+    from rich.console import Console
+
+    from medserl_agentloop.evaluation.answering import Assessor, Question, Sampling
+    from medserl_agentloop.play.driver import Reply
+    from medserl_agentloop.play.endpoint import EndpointOptions
     from medserl_agentloop.prompting import PromptProfile
+
+_WORTH_THREADS = 20_000_000
+"""Parameters from which on threads speed a model up. Below, they wait for each other, on a busy machine for long."""
 
 
 def evaluate(
@@ -50,47 +59,27 @@ def evaluate(
     An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
     prompts and settings on the validation set; the test set is for one final run.
     """
-    import asyncio
-    import json
-
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     from medserl_agentloop.evaluation import evaluate as evaluation
-    from medserl_agentloop.evaluation.answering import AnswerCache, Sampling, ask
-    from medserl_agentloop.evaluation.robustness import (
-        SHORTCUTS,
-        compare_shortcuts,
-        read_twins,
-        robustness_tables,
-        score_twins,
-    )
+    from medserl_agentloop.evaluation.answering import Sampling
+    from medserl_agentloop.evaluation.robustness import read_twins, robustness_tables
     from medserl_agentloop.play.endpoint import EndpointOptions, api_key_in
     from medserl_agentloop.prompting import load_profile
     from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS
-    from medserl_agentloop.scoring.grading import grade
     from medserl_agentloop.scoring.reference import read_reference
-    from medserl_agentloop.scoring.report import as_json, report_on, tables
-    from medserl_agentloop.scoring.submission import write_submission
+    from medserl_agentloop.scoring.report import tables
     from medserl_agentloop.scoring.yardsticks import read_training
 
     console = Console()
     sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
     try:
         if samples > 1 and temperature == 0:
-            raise ValueError(f"--samples {samples} with --temperature 0 asks for {samples} equal answers; raise it")
+            raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
         reference = read_reference(notes)
         sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts=shortcuts)
         training = read_training(train, reference.notes) if train else None
         prompts = load_profile(profile)
-        output.mkdir(parents=True, exist_ok=True)
         if model.startswith(("http://", "https://")):
             options = EndpointOptions(
                 url=model,
@@ -103,15 +92,12 @@ def evaluate(
                 tries=tries,
                 concurrency=concurrency,
             )
-            assessor, facts = asyncio.run(_served(options, prompts))
+            assessor, facts = _served(options, prompts)
         else:
             assessor, facts = _local(Path(model), prompts, sampling, concurrency)
+        output.mkdir(parents=True, exist_ok=True)
         questions = evaluation.questions(sets, samples)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(TextColumn("answers"), *columns, console=console) as progress:
-            bar = progress.add_task("", total=len(set(questions)))
-            cache = AnswerCache(output / evaluation.CACHE)
-            replies, failed = asyncio.run(ask(assessor, questions, sampling, cache, lambda: progress.advance(bar)))
+        replies, failed = _answers(assessor, questions, sampling, output / evaluation.CACHE, console)
         if failed and not allow_missing:
             reason = next(iter(failed.values()))
             raise ValueError(
@@ -121,35 +107,48 @@ def evaluate(
         answered = {
             name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
         }
-        published = evaluation.predictions(answered[evaluation.PUBLISHED])
-        graded = grade(reference.notes, published, NEURAL_SCORERS if neural else SCORERS)
-        report = report_on(reference, {facts["name"]: [graded]}, training, seed=seed)
-        twin_scores = score_twins(evaluation.twin_predictions(answered[evaluation.TWINS])) if twins else None
-        changed = {name: evaluation.predictions(found) for name, found in answered.items() if name in SHORTCUTS}
-        moved = compare_shortcuts(reference.notes, changed, published)
-        results: dict[str, Any] = {
-            **as_json(report),
+        conclusion = evaluation.conclude(
+            facts["name"], reference, answered, training, NEURAL_SCORERS if neural else SCORERS, seed
+        )
+        settings = {
             "model": facts,
             "prompts": evaluation.prompt_facts(prompts),
-            "sampling": evaluation.to_json(sampling),
-            "versions": evaluation.versions(),
+            "sampling": asdict(sampling),
             "requests_without_answer": len(failed),
-            "twins": twin_scores and evaluation.to_json(twin_scores),
-            "shortcuts": {name: evaluation.to_json(found) for name, found in moved.items()},
         }
-        write_submission(output / evaluation.SUBMISSION, published)
-        evaluation.write_answers(output / evaluation.ANSWERS, answered)
-        (output / evaluation.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        evaluation.write(output, answered, conclusion, settings)
     except (ValueError, OSError) as error:
         typer.echo(f"medserl: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the answers so far are in {output}, and the same command goes on", err=True)
         raise typer.Exit(130) from None
-    console.print(tables(report))
-    console.print(robustness_tables(twin_scores, moved))
-    written = ", ".join((evaluation.SUBMISSION, evaluation.ANSWERS, evaluation.RESULTS))
-    typer.echo(f"{output}: {written}")
+    console.print(tables(conclusion.report))
+    console.print(robustness_tables(conclusion.twins, conclusion.shortcuts))
+    typer.echo(f"{output}: {evaluation.SUBMISSION}, {evaluation.ANSWERS}, {evaluation.RESULTS}")
+
+
+def _answers(
+    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: Path, console: Console
+) -> tuple[dict[Question, Reply], dict[Question, str]]:
+    """Ask under a progress bar."""
+    import asyncio
+
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from medserl_agentloop.evaluation.answering import AnswerCache, ask
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("answers"), *columns, console=console) as progress:
+        bar = progress.add_task("", total=len(set(questions)))
+        return asyncio.run(ask(assessor, questions, sampling, AnswerCache(cache), lambda: progress.advance(bar)))
 
 
 def _served_name(name: str | None) -> str:
@@ -158,18 +157,26 @@ def _served_name(name: str | None) -> str:
     return name
 
 
-async def _served(options: Any, prompts: PromptProfile) -> tuple[Assessor, dict[str, Any]]:
+def _served(options: EndpointOptions, prompts: PromptProfile) -> tuple[Assessor, dict[str, Any]]:
+    import asyncio
     from contextlib import aclosing
 
     from medserl_agentloop.evaluation.answering import ServedAssessor
     from medserl_agentloop.play.endpoint import EndpointPlayer
 
-    async with aclosing(EndpointPlayer(options, prompts)) as player:
-        await player.check()
+    player = EndpointPlayer(options, prompts)
+
+    async def check() -> None:
+        async with aclosing(player):
+            await player.check()
+
+    asyncio.run(check())
     return ServedAssessor(player), {"name": player.name, "server": player.url}
 
 
 def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int) -> tuple[Assessor, dict[str, Any]]:
+    import torch
+
     from medserl_agentloop.evaluation.answering import LocalAssessor
     from medserl_agentloop.evaluation.checkpoints import find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
@@ -180,6 +187,8 @@ def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int)
     weights = find_weights(folder)
     sha256 = fingerprint(weights)
     loaded, tokenizer = load_model(weights)
+    if loaded.num_parameters() < _WORTH_THREADS:
+        torch.set_num_threads(1)
     player = Player(str(folder), loaded, tokenizer, ChatEncoder(tokenizer, prompts))
     facts = {"name": player.name, "checkpoint": str(weights.relative_to(folder)), "sha256": sha256}
     return LocalAssessor(player, sha256, sampling, batch), facts

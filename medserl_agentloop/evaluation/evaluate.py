@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.evaluation.answering import Question
-from medserl_agentloop.evaluation.robustness import SHORTCUTS, Twins
+from medserl_agentloop.evaluation.robustness import SHORTCUTS, Twins, TwinScores, compare_shortcuts, score_twins
 from medserl_agentloop.game.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.play.driver import Reply
 from medserl_agentloop.prompting import PromptProfile
 from medserl_agentloop.scoring.answers import predict, quoted_sentence
+from medserl_agentloop.scoring.corrections import Scorer
+from medserl_agentloop.scoring.grading import grade
+from medserl_agentloop.scoring.metrics import Comparison
 from medserl_agentloop.scoring.reference import Reference, ReferenceNote
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.report import Report, as_json, report_on
+from medserl_agentloop.scoring.submission import Prediction, write_submission
+from medserl_agentloop.scoring.yardsticks import TrainingNotes
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
@@ -75,21 +80,72 @@ def read_answers(
     return found
 
 
-def predictions(answered: Sequence[Answered]) -> list[Prediction]:
-    """Those that there are, in order."""
-    return [one.prediction for one in answered if one.prediction is not None]
+@dataclass(frozen=True)
+class Conclusion:
+    """What the answers amount to.
+
+    Attributes:
+        report: The official scores beside floors and published results.
+        twins: Where both notes of each case were asked about.
+        shortcuts: How far accuracy moves, by the change of the notes.
+        predictions: On the published notes.
+    """
+
+    report: Report
+    twins: TwinScores | None
+    shortcuts: dict[str, Comparison]
+    predictions: tuple[Prediction, ...]
 
 
-def twin_predictions(answered: Sequence[Answered]) -> list[tuple[Prediction, Prediction]]:
-    """The predictions on the two notes of each case; a missing one counts as unreadable."""
+def conclude(
+    name: str,
+    reference: Reference,
+    answered: Mapping[str, Sequence[Answered]],
+    training: TrainingNotes | None,
+    scorers: Mapping[str, Scorer],
+    seed: int,
+) -> Conclusion:
+    """Score the answers.
+
+    Args:
+        name: The model's, for the tables.
+        reference: The published notes.
+        answered: The answers on every set of notes.
+        training: For the classifiers among the floors.
+        scorers: Of the corrections.
+        seed: Of the bootstrap.
+    """
+    given = {asked: [one.prediction for one in found if one.prediction] for asked, found in answered.items()}
+    published = given[PUBLISHED]
+    return Conclusion(
+        report_on(reference, {name: [grade(reference.notes, published, scorers)]}, training, seed=seed),
+        score_twins(_pairs(answered[TWINS])) if TWINS in answered else None,
+        compare_shortcuts(reference.notes, {n: given[n] for n in SHORTCUTS if n in given}, published),
+        tuple(published),
+    )
+
+
+def _pairs(answered: Sequence[Answered]) -> list[tuple[Prediction, Prediction]]:
+    """The predictions on the two notes of each case; a missing one is unreadable."""
     given = [one.prediction or Prediction(one.note.text_id, parsed=False) for one in answered]
     return list(zip(given[::2], given[1::2], strict=True))
 
 
-def write_answers(path: Path, sets: Mapping[str, Sequence[Answered]]) -> None:
-    """One JSON line per answer, without the note it is about."""
-    lines = (line for name, answered in sets.items() for one in answered for line in _lines(name, one))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+def write(
+    folder: Path, answered: Mapping[str, Sequence[Answered]], conclusion: Conclusion, settings: Mapping[str, Any]
+) -> None:
+    """Write the three files. The notes are in none of them; answers may quote them."""
+    write_submission(folder / SUBMISSION, conclusion.predictions)
+    lines = (json.dumps(line) for name, found in answered.items() for one in found for line in _lines(name, one))
+    (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    results = {
+        **as_json(conclusion.report),
+        **settings,
+        "versions": _versions(),
+        "twins": conclusion.twins and asdict(conclusion.twins),
+        "shortcuts": {name: asdict(found) for name, found in conclusion.shortcuts.items()},
+    }
+    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
@@ -117,7 +173,7 @@ def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Of Python and of the packages that answers depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
@@ -126,8 +182,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def to_json(value: Any) -> Any:
-    """A dataclass as JSON; NaN never occurs, absent numbers are None."""
-    return json.loads(json.dumps(asdict(value)))

@@ -107,10 +107,14 @@ def score_twins(cases: Sequence[tuple[Prediction, Prediction]]) -> TwinScores:
     )
 
 
-def _numbered(note: ReferenceNote) -> str:
-    """Every sentence on a line with its number, counted from one that is drawn for the note."""
-    first = random.Random(note.text_id).choice(_FIRST_NUMBERS)
+def _numbered(note: ReferenceNote, first: int = 0) -> str:
+    """Every sentence on a line with its number."""
     return "\n".join(f"{number} {sentence}" for number, sentence in enumerate(_sentences(note), start=first))
+
+
+def _renumbered(note: ReferenceNote) -> str:
+    """The same, counted from a number that is drawn for the note."""
+    return _numbered(note, random.Random(note.text_id).choice(_FIRST_NUMBERS))
 
 
 def _last_moved(note: ReferenceNote) -> str:
@@ -127,7 +131,8 @@ def _sentences(note: ReferenceNote) -> list[str]:
 
 SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
     "white space normalised": lambda note: one_line(note.text),
-    "sentences renumbered": _numbered,
+    "sentences numbered from 0": _numbered,
+    "sentences renumbered": _renumbered,
     "last sentence moved": _last_moved,
 }
 """By name, the same note with something changed that has nothing to do with medicine."""
