@@ -1,6 +1,6 @@
-"""Asking a model for the assessor's turn on many notes: a served one, or one in memory. No answer is asked for twice.
+"""Asking a model for the assessor's turn on many notes. No answer is asked for twice.
 
-Called by ``evaluate``.
+Called by ``medserl evaluate``. A model on this machine is in ``local_models``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.game.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointPlayer
 
-_ANY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on the category
+ANY_CATEGORY = Category.VANILLA_BENIGN
+"""The assessor's prompt does not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,14 @@ class ServedAssessor:
     def prompt(self, note: str) -> Any:
         """The messages, and how they begin the answer."""
         profile = self._player.profile
-        return [*profile.messages(Role.ASSESSOR, _ANY, note), profile.settings.assistant_prefix]
+        return [*profile.messages(Role.ASSESSOR, ANY_CATEGORY, note), profile.settings.assistant_prefix]
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers as they come; as many requests are in flight as the player's options say."""
 
         async def one(question: Question) -> tuple[Question, Reply | NoReplyError]:
             try:
-                return question, await self._player.reply(Role.ASSESSOR, _ANY, question.note, question.sample)
+                return question, await self._player.reply(Role.ASSESSOR, ANY_CATEGORY, question.note, question.sample)
             except NoReplyError as reason:
                 return question, reason
 
@@ -96,41 +95,6 @@ class ServedAssessor:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class LocalAssessor:
-    """A model in this process.
-
-    Args:
-        player: The model.
-        identity: Hash of its weights.
-        sampling: How answers are drawn.
-        batch: Notes answered at a time.
-    """
-
-    def __init__(self, player: Player, identity: str, sampling: Sampling, batch: int) -> None:
-        self.identity = identity
-        self._player, self._sampling, self._batch = player, sampling, batch
-
-    def prompt(self, note: str) -> Any:
-        """Token ids."""
-        return self._player.encoder.opening(Role.ASSESSOR, _ANY, note).ids
-
-    async def answers(self, questions: Sequence[Question]) -> Answers:
-        """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
-        waiting = sorted(questions, key=lambda question: len(question.note))
-        settings = SamplingSettings(temperature=self._sampling.temperature)
-        for start in range(0, len(waiting), self._batch):
-            part = waiting[start : start + self._batch]
-            replies = self._player.replies(
-                Role.ASSESSOR,
-                [self._player.encoder.opening(Role.ASSESSOR, _ANY, question.note) for question in part],
-                [int(_hash([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
-                settings,
-                budget=self._sampling.max_tokens,
-            )
-            for question, reply in zip(part, replies, strict=True):
-                yield question, reply
 
 
 class AnswerCache:
@@ -146,7 +110,8 @@ class AnswerCache:
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
             if line.endswith(b"\n"):
                 values = json.loads(line)
-                self._replies[values.pop("key")] = Reply(**values)
+                key = values.pop("key")
+                self._replies[key] = Reply(**values)
             else:
                 with path.open("r+b") as file:
                     file.truncate(path.stat().st_size - len(line))
@@ -182,7 +147,7 @@ async def ask(
         The answers, and for every question without one the reason.
     """
     keys = {
-        question: _hash(
+        question: hash_of(
             [assessor.identity, assessor.prompt(question.note), sampling.temperature, sampling.max_tokens]
             + ([sampling.seed, question.sample] if sampling.temperature else [])
         )
@@ -206,5 +171,6 @@ async def ask(
     return replies, failed
 
 
-def _hash(values: list[Any]) -> str:
+def hash_of(values: list[Any]) -> str:
+    """Hash of JSON-able values."""
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()

@@ -177,8 +177,7 @@ def _served(options: EndpointOptions, prompts: PromptProfile) -> tuple[Assessor,
 def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int) -> tuple[Assessor, dict[str, Any]]:
     import torch
 
-    from medserl_agentloop.evaluation.answering import LocalAssessor
-    from medserl_agentloop.evaluation.checkpoints import find_weights, fingerprint, load_model
+    from medserl_agentloop.evaluation.local_models import LocalAssessor, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
     from medserl_agentloop.rollout.encoding import ChatEncoder
 

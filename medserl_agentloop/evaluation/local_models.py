@@ -1,7 +1,7 @@
-"""A model's folder, whatever wrote it -> the model in fp32 on this machine's CPU. Called by ``medserl evaluate``.
+"""A model's folder, whatever wrote it -> a model in fp32 on this machine's CPU that assesses notes.
 
-Read are Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its
-steps, or of a step's actor.
+Called by ``medserl evaluate``. It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the
+folder of a run, of one of its steps, or of a step's actor.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -21,6 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
+from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
+from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.game.types import Role
 from medserl_agentloop.medec.writing import sha256_of
 
 _LATEST = "latest_checkpointed_iteration.txt"  # verl's name
@@ -67,7 +72,10 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         folder = weights
         if any(weights.glob(_SHARDS)):
             folder = Path(temporary)
-            _merge(weights, folder)
+            try:
+                _merge(weights, folder)
+            except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
+                raise ValueError(f"{weights} cannot be merged: {error}") from None
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
         base: Path | str = folder
         if adapter == folder:
@@ -80,14 +88,49 @@ def load_model(weights: Path) -> tuple[Any, Any]:
             raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, ...): a checkpoint "
-                "of the adapter alone, or one of LoRA with hf_model in checkpoint.save_contents, cannot be evaluated"
+                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, ...); verl writes "
+                "such a folder for LoRA with hf_model in checkpoint.save_contents: take the checkpoint above it"
             )
         if adapter is not None:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
+
+
+class LocalAssessor:
+    """A model in this process.
+
+    Args:
+        player: The model.
+        identity: Hash of its weights.
+        sampling: How answers are drawn.
+        batch: Notes answered at a time.
+    """
+
+    def __init__(self, player: Player, identity: str, sampling: Sampling, batch: int) -> None:
+        self.identity = identity
+        self._player, self._sampling, self._batch = player, sampling, batch
+
+    def prompt(self, note: str) -> Any:
+        """Token ids."""
+        return self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, note).ids
+
+    async def answers(self, questions: Sequence[Question]) -> Answers:
+        """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
+        waiting = sorted(questions, key=lambda question: len(question.note))
+        settings = SamplingSettings(temperature=self._sampling.temperature)
+        for start in range(0, len(waiting), self._batch):
+            part = waiting[start : start + self._batch]
+            replies = self._player.replies(
+                Role.ASSESSOR,
+                [self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, question.note) for question in part],
+                [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
+                settings,
+                budget=self._sampling.max_tokens,
+            )
+            for question, reply in zip(part, replies, strict=True):
+                yield question, reply
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -116,6 +159,11 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         files = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         folder = Path(self.config.local_dir)
         shards = [torch.load(folder / file, map_location="cpu", weights_only=False) for file in files]
+        if all("lora_" in name for name in shards[0]):
+            raise ValueError(
+                f"{folder} holds a LoRA adapter without its model (checkpoint.save_lora_only); "
+                "save checkpoints with save_lora_only=False to evaluate them"
+            )
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]
