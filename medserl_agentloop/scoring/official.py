@@ -34,8 +34,12 @@ def official_scores(
         ValueError: The script stops on this submission; says how.
     """
     try:
+        import rouge  # noqa: F401
+    except ImportError:
+        raise ValueError("the package rouge is not installed: pip install 'medserl-agentloop[eval]'") from None
+    try:
         return _scores(_reference(reference), _submission(submission), scorers)
-    except (re.error, AssertionError, ValueError) as error:
+    except (re.error, AssertionError, ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ValueError(f"the published script stops on {submission.name} with {reason}") from None
 

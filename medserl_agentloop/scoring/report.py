@@ -166,7 +166,7 @@ def _groups(name: str, scores: Scores, several: bool) -> Table:
 
 def _comparison(first: str, second: str, comparison: Comparison) -> Table:
     title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
-    table = _table(title, "", "difference", "p, bootstrap", "p, McNemar", "1st : 2nd")
+    table = _table(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
     for name, title in TITLES.items():
         found = comparison.differences.get(name)
         if found is None or found.value is None:
@@ -205,7 +205,7 @@ def _beside(report: Report) -> Iterator[RenderableType]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, column in enumerate(columns):
-        table.add_column(_text(column), min_width=0 if at else 16, no_wrap=at > 0 and len(columns) > 2)
+        table.add_column(_text(column), min_width=0 if at else 16, overflow="fold")
     return table
 
 

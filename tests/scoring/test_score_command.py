@@ -63,7 +63,7 @@ def test_two_submissions_are_compared(reference: Path, submissions: list[Path], 
     output = tmp_path / "results.json"
     found = run(*submissions[:2], "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
-    assert "p, McNemar" in found.output
+    assert "McNemar p" in found.output
     (comparison,) = results(output)["comparisons"]
     assert (comparison["first"], comparison["second"]) == tuple(map(str, submissions[:2]))
     assert comparison["mcnemar"]["flag_accuracy"]["only_second"] == 0
@@ -100,6 +100,18 @@ def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> 
     assert "6 more problems; --output holds all of them" in found.stderr
     assert len(results(output)["files"][str(path)]["problems"]) == 26
     assert results(output)["systems"][str(path)]["missing"] == 25
+
+
+def test_neural_scores_are_asked_for_and_may_be_missing(
+    reference: Path, submissions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("bert_score", "bleurt_pytorch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    found = run(submissions[0], "--reference", reference, "--neural")
+    assert found.exit_code == 0, found.output
+    output = " ".join(found.output.split())
+    assert "BERTScore F1 not computed: the package bert-score is not installed" in output
+    assert "AggregateScore not computed: needs bertscore and bleurt" in output
 
 
 def test_official_bugs_print_what_the_published_script_says(
