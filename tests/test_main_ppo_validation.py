@@ -40,11 +40,12 @@ def run(folder: Path, *command: Any) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some of the sample notes: the CSV, and as rows for training and for validation."""
     folder = tmp_path_factory.mktemp("validation")
-    with (REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv").open(newline="") as sample:
-        rows = list(csv.reader(sample))[: 1 + NOTES]
+    sample = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
+    with sample.open(newline="") as file:
+        rows = list(csv.reader(file))[: 1 + NOTES]
     with (folder / "notes.csv").open("w", newline="") as notes:
         csv.writer(notes).writerows(rows)
-    run(folder, REPOSITORY / "data_prep" / "medec_to_parquet.py", "--input", "notes.csv", "--output", "data")
+    run(folder, REPOSITORY / "data_prep" / "medec_to_parquet.py", "--input", sample, "--output", "data")
     run(folder, REPOSITORY / "data_prep" / "medec_eval_to_parquet.py", "--input", "notes.csv", "--output", "e.parquet")
     return folder
 

@@ -53,6 +53,10 @@ def evaluate(
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Score although notes have no answer; they count as wrong.")
     ] = False,
+    i_have_the_uw_agreement: Annotated[
+        bool,
+        typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement."),
+    ] = False,
 ) -> None:
     """Ask a model about every note of a MEDEC set, score its answers and write them down.
 
@@ -77,6 +81,12 @@ def evaluate(
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
         reference = read_reference(notes)
+        uw = sum(note.subset == "medec_uw" for note in reference.notes)
+        if uw and not i_have_the_uw_agreement:
+            raise ValueError(
+                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you have "
+                "signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
+            )
         sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts=shortcuts)
         training = read_training(train, reference.notes) if train else None
         prompts = load_profile(profile)

@@ -301,6 +301,13 @@ def test_what_cannot_be_asked_is_refused(
     assert done.exit_code == 2 and says in done.output
 
 
+def test_notes_under_agreement_are_sent_to_no_model_unasked(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "uw.csv").write_text(notes.read_text().replace("toy-val-", "uw-val-"))
+    done = evaluate(server.url, tmp_path / "uw.csv", tmp_path, "--model", MODEL)
+    assert done.exit_code == 2 and "16 of MEDEC-UW" in done.output and not server.prompts
+    results(server, tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
+
+
 def test_notes_without_errors_have_no_twins(server: MockServer, tmp_path: Path) -> None:
     rows = list(csv.reader(write_notes(tmp_path / "notes.csv").open(newline="")))
     with (tmp_path / "clean.csv").open("w", newline="") as file:
