@@ -31,7 +31,7 @@ def main() -> None:
         for name, weight in worker.actor.engine.module.named_parameters():
             if weight.requires_grad:
                 own = weight.to_local() if hasattr(weight, "to_local") else weight
-                own += torch.randn_like(own) * CHANGE * (10 if "lora_" in name else 1)
+                own += torch.randn_like(own) * CHANGE * (4 if "lora_" in name else 1)
     worker.save_checkpoint(f"{folder}/actor", global_step=1)
 
 
