@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.training.validation import metric_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -97,7 +98,7 @@ def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path) -> None:
     for floor in results["floors"]:
         if floor["scores"]:
             value = floor["scores"]["measures"]["flag_accuracy"]["value"]
-            assert official[f"floor/{floor['name'].replace(',', '').replace(' ', '_')}/flag_accuracy"] == value
+            assert official[metric_name(f"floor/{floor['name']}/flag_accuracy")] == value
     assert f"[medserl] validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}" in log
 
     untrained, _ = evaluated(resource("assets") / "tiny_player", folder)

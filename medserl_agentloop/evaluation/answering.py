@@ -73,9 +73,10 @@ class ServedAssessor:
         self.identity = f"{player.url} {player.name}"
 
     def prompt(self, note: str) -> Any:
-        """The messages, and how they begin the answer."""
-        profile = self._player.profile
-        return [*profile.messages(Role.ASSESSOR, ANY_CATEGORY, note), profile.settings.assistant_prefix]
+        """The messages, how they begin the answer, and the arguments of the chat template."""
+        player, profile = self._player, self._player.profile
+        messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, note)
+        return [messages, profile.settings.assistant_prefix, dict(player.template_kwargs)]
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers as they come; as many requests are in flight as the player's options say."""

@@ -33,6 +33,10 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
     served: Annotated[Optional[str], typer.Option("--model", help="Name of the model that a server serves.")] = None,  # noqa: UP045
     profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
+    template: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Argument of the chat template, e.g. enable_thinking=false; may be repeated."),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
@@ -63,6 +67,7 @@ def evaluate(
     An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
     prompts and settings on the validation set; the test set is for one final run.
     """
+    from omegaconf import OmegaConf
     from rich.console import Console
 
     from medserl_agentloop.evaluation import evaluate as evaluation
@@ -90,6 +95,7 @@ def evaluate(
         sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts=shortcuts)
         training = read_training(train, reference.notes) if train else None
         prompts = load_profile(profile)
+        template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
         if model.startswith(("http://", "https://")):
             options = EndpointOptions(
                 url=model,
@@ -101,10 +107,13 @@ def evaluate(
                 timeout_s=timeout,
                 tries=tries,
                 concurrency=concurrency,
+                template_kwargs=template_kwargs,
             )
             assessor, facts = _served(options, prompts)
+        elif served is not None:
+            raise ValueError(f"--model names the model of a server, and {model} is no address of one")
         else:
-            assessor, facts = _local(Path(model), prompts, sampling, concurrency)
+            assessor, facts = _local(Path(model), prompts, template_kwargs, sampling, concurrency)
         output.mkdir(parents=True, exist_ok=True)
         questions = evaluation.questions(sets, samples)
         replies, failed = _answers(assessor, questions, sampling, output / evaluation.CACHE, console)
@@ -122,7 +131,7 @@ def evaluate(
         )
         settings = {
             "model": facts,
-            "prompts": evaluation.prompt_facts(prompts),
+            "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
             "sampling": asdict(sampling),
             "requests_without_answer": len(failed),
         }
@@ -184,8 +193,11 @@ def _served(options: EndpointOptions, prompts: PromptProfile) -> tuple[Assessor,
     return ServedAssessor(player), {"name": player.name, "server": player.url}
 
 
-def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int) -> tuple[Assessor, dict[str, Any]]:
+def _local(
+    folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any], sampling: Sampling, batch: int
+) -> tuple[Assessor, dict[str, Any]]:
     import torch
+    import transformers
 
     from medserl_agentloop.evaluation.local_models import LocalAssessor, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
@@ -193,11 +205,14 @@ def _local(folder: Path, prompts: PromptProfile, sampling: Sampling, batch: int)
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    # Bars and advice of no use to who evaluates.
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
     weights = find_weights(folder)
     sha256 = fingerprint(weights)
     loaded, tokenizer = load_model(weights)
     if loaded.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    player = Player(str(folder), loaded, tokenizer, ChatEncoder(tokenizer, prompts))
+    player = Player(str(folder), loaded, tokenizer, ChatEncoder(tokenizer, prompts, template_kwargs))
     facts = {"name": player.name, "checkpoint": str(weights.relative_to(folder)), "sha256": sha256}
     return LocalAssessor(player, sha256, sampling, batch), facts

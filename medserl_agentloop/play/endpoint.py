@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from medserl_agentloop.chat import ChatClient
@@ -29,6 +31,7 @@ class EndpointOptions:
         tries: Requests for one turn before the game is void.
         concurrency: Most requests in flight.
         backoff_s: First pause between two tries; it doubles up to 20 seconds.
+        template_kwargs: Arguments of the server's chat template, e.g. ``{"enable_thinking": False}``.
     """
 
     url: str = field(repr=False)
@@ -41,6 +44,7 @@ class EndpointOptions:
     tries: int = 4
     concurrency: int = 16
     backoff_s: float = 0.5
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def base(self) -> str:
@@ -73,7 +77,7 @@ class EndpointPlayer:
     """
 
     def __init__(self, options: EndpointOptions, profile: PromptProfile) -> None:
-        self.name = options.model
+        self.name, self.template_kwargs = options.model, options.template_kwargs
         self.parser = profile.parser
         self._options = options
         self.profile = profile
@@ -122,6 +126,7 @@ class EndpointPlayer:
             "temperature": options.temperature,
             # Of role and note and not of the order of the requests, which differs from run to run.
             "seed": zlib.crc32(of.encode(errors="replace")) >> 1,
+            "chat_template_kwargs": options.template_kwargs or None,
         }
         try:
             answer = await self._chat.complete(self.profile.messages(role, category, note), fields, prefix)

@@ -7,6 +7,7 @@ the evaluation rows (``medec/eval_rows.py``) among those of ``data.val_files``; 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +83,7 @@ def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> 
         of_floor = floor.scores.measures if floor.scores else {}
         values |= {f"floor/{floor.name}/{measure}": of_floor[measure].value for measure in COMPARED if of_floor}
     metrics = {
-        f"val-{'core' if key in _CORE else 'aux'}/{name}/{key.replace(',', '').replace(' ', '_')}": value
+        f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
         for key, value in values.items()
         if value is not None
     }
@@ -90,6 +91,11 @@ def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> 
     below = [f"{key.replace('_', ' ')} below {', '.join(names)}" for key, names in floors_above(scores, found).items()
              if names]  # fmt: skip
     return metrics, f"validation on {name}, {scores.notes} notes: {', '.join([*said, *below])}"
+
+
+def metric_name(text: str) -> str:
+    """``text`` as a name that every logger takes; MLflow refuses parentheses and commas."""
+    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
 
 
 def _data_set(data_source: str) -> str:

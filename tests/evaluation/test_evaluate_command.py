@@ -162,6 +162,13 @@ def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path,
     assert measures(single)["f1"] == 1.0
 
 
+def test_the_chat_template_gets_its_arguments(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    results(server, notes, tmp_path / "without")
+    found = results(server, notes, tmp_path, "--template", "enable_thinking=false")
+    assert "chat_template_kwargs" not in server.bodies[0]
+    assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False} == found["prompts"]["chat_template"]
+
+
 def test_samples_that_must_be_equal_are_refused(server: MockServer, notes: Path, tmp_path: Path) -> None:
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--samples", 3)
     assert done.exit_code == 2 and "--temperature above 0" in done.output and not server.prompts
@@ -190,7 +197,14 @@ def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, 
 
 
 @pytest.mark.parametrize(
-    "changed", [("--max-tokens", 900), ("--temperature", 0.5), ("--profile", "classic"), ("--model", MODEL)]
+    "changed",
+    [
+        ("--max-tokens", 900),
+        ("--temperature", 0.5),
+        ("--profile", "classic"),
+        ("--template", "enable_thinking=false"),
+        ("--model", MODEL),
+    ],
 )
 def test_another_request_is_not_answered_from_the_cache(
     server: MockServer, notes: Path, tmp_path: Path, changed: tuple[Any, ...]
@@ -287,6 +301,7 @@ def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: P
 @pytest.mark.parametrize(
     ("model", "more", "says"),
     [
+        ("nowhere", ("--model", "x"), "--model names the model of a server"),
         ("nowhere", (), "neither a folder nor an address"),
         ("http://127.0.0.1:9", (), "a server needs --model"),
         ("http://127.0.0.1:9", ("--model", "x"), "no server answers at http://127.0.0.1:9/v1/models"),
