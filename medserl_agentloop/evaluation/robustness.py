@@ -52,7 +52,8 @@ class TwinScores:
         both_called_right: Share in which it sees none in either.
         swapped: Share in which it sees one in the correct note only.
         unreadable: Share with an answer that cannot be read; no part of the others.
-        bias: Share of the notes of readable cases that it calls wrong, minus one half; 0 is the truth.
+        bias: Share of the notes of readable cases that it calls wrong, minus one half; 0 is the truth. None where no
+            case is readable.
     """
 
     cases: int
@@ -61,7 +62,7 @@ class TwinScores:
     both_called_right: tuple[float, float, float]
     swapped: tuple[float, float, float]
     unreadable: tuple[float, float, float]
-    bias: tuple[float, float, float]
+    bias: tuple[float, float, float] | None
 
 
 def read_twins(paths: Sequence[Path]) -> list[Twins]:
@@ -90,7 +91,7 @@ def read_twins(paths: Sequence[Path]) -> list[Twins]:
 def score_twins(cases: Sequence[tuple[Prediction, Prediction]]) -> TwinScores:
     """How the notes with an error and the correct notes of the same cases were judged."""
     read = [(wrong.flag, right.flag) for wrong, right in cases if wrong.parsed and right.parsed]
-    bias = [(wrong + right) / 2 - 0.5 for wrong, right in read] or [0.0]
+    bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
     spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
 
     def share(count: int) -> tuple[float, float, float]:
@@ -103,7 +104,7 @@ def score_twins(cases: Sequence[tuple[Prediction, Prediction]]) -> TwinScores:
         both_called_right=share(read.count((False, False))),
         swapped=share(read.count((False, True))),
         unreadable=share(len(cases) - len(read)),
-        bias=(fmean(bias), fmean(bias) - spread, fmean(bias) + spread),
+        bias=(fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None,
     )
 
 
@@ -150,24 +151,20 @@ def robustness_tables(twins: TwinScores | None, shortcuts: Mapping[str, Comparis
     """What was computed of the two, for a terminal."""
     parts: list[RenderableType] = []
     if twins is not None:
-        table = Table("", "of cases", title=f"Both notes of {twins.cases} cases", title_justify="left")
+        table = _table(f"Both notes of {twins.cases} cases", "", "of cases")
         for name, title in _TWIN_TITLES.items():
-            value, low, high = getattr(twins, name)
+            share = getattr(twins, name)
             form = "+.3f" if name == "bias" else ".3f"
-            table.add_row(title, f"{value:{form}} [{low:{form}}, {high:{form}}]")
+            table.add_row(title, "-" if share is None else "{0:{3}} [{1:{3}}, {2:{3}}]".format(*share, form))
         parts += [table, ""]
     if shortcuts:
-        table = Table("change of the notes", title="How far accuracy moves", title_justify="left")
-        for name in _MOVED:
-            table.add_column(TITLES[name])
-            table.add_column("p, McNemar")
+        table = _table("How far accuracy moves", "", *(TITLES[name] for name in _MOVED))
         for change, found in shortcuts.items():
-            cells = []
-            for name in _MOVED:
-                moved = found.differences[name]
-                assert moved.value is not None and moved.low is not None and moved.high is not None
-                cells += [f"{moved.value:+.3f} [{moved.low:+.3f}, {moved.high:+.3f}]"]
-                cells += [f"{found.mcnemar[name].p_value:.2g}"]
-            table.add_row(change, *cells)
+            moved = (found.differences[name] for name in _MOVED)
+            table.add_row(change, *(f"{m.value:+.3f} [{m.low:+.3f}, {m.high:+.3f}]" for m in moved))
         parts += [table, ""]
     return Group(*parts)
+
+
+def _table(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)

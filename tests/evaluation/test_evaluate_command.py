@@ -253,6 +253,12 @@ def test_twins_tell_medicine_from_suspicion(
     assert sum(twins[part][0] for part in parts) == pytest.approx(1.0)
 
 
+def test_twins_of_which_nothing_can_be_read_have_no_bias(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda prompt: "?"
+    twins = results(server, notes, tmp_path, "--twins")["twins"]
+    assert twins["unreadable"][0] == 1.0 and twins["bias"] is None
+
+
 def test_the_notes_of_a_case_differ_in_the_error_alone(server: MockServer, notes: Path, tmp_path: Path) -> None:
     results(server, notes, tmp_path, "--twins")
     asked = {note_of(prompt) for prompt in server.asked} - {note.text for note in read_reference([notes]).notes}
@@ -264,7 +270,9 @@ def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tm
     server.answer = lambda prompt: (
         knows(prompt) if note_of(prompt).strip().endswith("home.") and not note_of(prompt)[0].isdigit() else "?"
     )
-    found = results(server, notes, tmp_path, "--shortcuts")["shortcuts"]
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--shortcuts")
+    assert "last sentence moved        -1.000 [-1.000, -1.000]" in done.output
+    found = json.loads((tmp_path / "results.json").read_text())["shortcuts"]
     moved = {name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()}
     assert moved == {
         "white space normalised": 0.0,
