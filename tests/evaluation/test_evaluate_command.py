@@ -337,3 +337,11 @@ def test_notes_without_errors_have_no_twins(server: MockServer, tmp_path: Path) 
         csv.writer(file).writerows(row for row in rows if row[3] in ("Error Flag", "0"))
     done = evaluate(server.url, tmp_path / "clean.csv", tmp_path, "--model", MODEL, "--twins")
     assert done.exit_code == 2 and "no note with an error and its correction" in done.output
+
+
+def test_a_served_model_is_evaluated_without_verl_and_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, medserl_agentloop.evaluation.cli, medserl_agentloop.evaluation.evaluate;"
+        "sys.exit(any(name in sys.modules for name in ('verl', 'torch', 'transformers')))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
