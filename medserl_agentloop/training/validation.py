@@ -87,10 +87,14 @@ def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> 
         for key, value in values.items()
         if value is not None
     }
-    said = [f"{key.replace('_', ' ')} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    below = [f"{key.replace('_', ' ')} below {', '.join(names)}" for key, names in floors_above(scores, found).items()
-             if names]  # fmt: skip
-    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join([*said, *below])}"
+    said = [f"{_words(key)} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    above = floors_above(scores, found).items()
+    said += [f"{_words(key)} is below {', '.join(names)}" for key, names in above if names]
+    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(said)}"
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def metric_name(text: str) -> str:
