@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.paths import PACKAGE, resource
@@ -68,8 +70,12 @@ def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dic
     return {answer["text_id"]: answer for answer in answers}, json.loads((output / "results.json").read_text())
 
 
-def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path) -> None:
-    step = checkpoint(folder, "full")
+@pytest.fixture(scope="module")
+def step(folder: Path) -> Path:
+    return checkpoint(folder, "full")
+
+
+def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, step: Path) -> None:
     log = run(
         folder,
         *("-m", "verl.trainer.main_ppo", "+recipes=quickstart", "trainer.val_only=True"),
@@ -103,6 +109,23 @@ def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path) -> None:
 
     untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
     assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
+
+
+def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, step: Path) -> None:
+    merged = folder / "merged" / "model"
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(step / "actor"),
+        hf_model_config_path=str(step / "actor" / "huggingface"),
+        target_dir=str(merged),
+    )
+    FSDPModelMerger(config).merge_and_save()
+    sharded, _ = evaluated(step, folder)
+    rounded, results = evaluated(merged, folder)
+    assert results["model"]["checkpoint"] == "."
+    alike = sum(sharded[text_id]["verdict"] == answer["verdict"] for text_id, answer in rounded.items())
+    assert alike >= 0.9 * NOTES  # verl's merger rounds to bf16
 
 
 def test_a_lora_checkpoint_is_evaluated_with_its_adapter(folder: Path) -> None:
