@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from medserl_agentloop.evaluation.cli import evaluate
 from medserl_agentloop.judges.cli import app as judge_app
 from medserl_agentloop.play.cli import play
 from medserl_agentloop.scoring.cli import score
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="Play games, look at runs, score predictions on MEDEC.",
 )
 app.command()(play)
+app.command()(evaluate)
 app.command()(score)
 app.add_typer(judge_app, name="judge")
 

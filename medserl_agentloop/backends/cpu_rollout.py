@@ -23,7 +23,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, sample_batch
+from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        self.eos_token_ids = _eos_token_ids(hf_config, model_config.generation_config)
+        self.eos_token_ids = eos_token_ids(hf_config, model_config.generation_config)
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
@@ -242,15 +242,6 @@ def _check_weights(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Te
             f"the pushed weights do not fit the rollout model: {'; '.join(problems)}. Trainer and rollout "
             "must build the same architecture from actor_rollout_ref.model.path"
         )
-
-
-def _eos_token_ids(*configs: Any) -> frozenset[int]:
-    """All end-of-sequence ids that the model's configurations name."""
-    found: set[int] = set()
-    for config in configs:
-        eos = getattr(config, "eos_token_id", None)
-        found.update(eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos])
-    return frozenset(found)
 
 
 class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]

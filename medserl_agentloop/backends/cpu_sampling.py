@@ -148,6 +148,15 @@ def sample_batch(
         positions = positions[:, -1:] + 1
 
 
+def eos_token_ids(*configs: Any) -> frozenset[int]:
+    """All end-of-sequence ids that a model's configurations or its tokenizer name."""
+    found: set[int] = set()
+    for config in configs:
+        eos = getattr(config, "eos_token_id", None)
+        found.update(eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos])
+    return frozenset(found)
+
+
 def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callable[[list[int]], str] | None) -> bool:
     if not settings.stop:
         return False

@@ -7,21 +7,28 @@ checkpoint against a fixed one. Plays by ``game.rules`` with the prompts and bud
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.backends.cpu_sampling import Completion, SamplingRequest, SamplingSettings, sample_batch
+from medserl_agentloop.backends.cpu_sampling import (
+    Completion,
+    SamplingRequest,
+    SamplingSettings,
+    eos_token_ids,
+    sample_batch,
+)
 from medserl_agentloop.game.records import GameRecord
 from medserl_agentloop.game.rewards import RewardScheme
 from medserl_agentloop.game.rules import EditLimits, Game
 from medserl_agentloop.game.types import GameSpec, Role
 from medserl_agentloop.judges import Judge, judge_game
+from medserl_agentloop.play.driver import Reply
 from medserl_agentloop.prompting import PromptProfile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.rollout.encoding import ChatEncoder, EncodedPrompt
 
 BATCH = 64
 
@@ -62,31 +69,62 @@ class Player:
             seed: Of all draws; game ``i`` has random numbers of its own, whatever batch it is in.
         """
         waiting = [(i, game) for i, game in enumerate(games) if game.next_role is role]
+        prompts = [self.encoder.opening(role, game.record.spec.task, game.note) for _, game in waiting]
+        seeds = [seed * 1_000_003 + 2 * i + role.id for i, _ in waiting]
         for start in range(0, len(waiting), BATCH):
-            part = waiting[start : start + BATCH]
-            prompts = [self.encoder.opening(role, game.record.spec.task, game.note) for _, game in part]
-            requests = [
-                SamplingRequest(prompt.ids, budget, torch.Generator().manual_seed(seed * 1_000_003 + 2 * i + role.id))
-                for prompt, (i, _) in zip(prompts, part, strict=True)
-            ]
-            completions = sample_batch(
-                self.model,
-                requests,
-                settings,
-                eos_token_ids=frozenset([self.tokenizer.eos_token_id]),
-                pad_token_id=self.tokenizer.pad_token_id,
-            )
-            for prompt, (_, game), completion in zip(prompts, part, completions, strict=True):
-                game.play(
-                    self._text(completion),
-                    prefill=prompt.prefill,
-                    tokens=len(completion.token_ids),
-                    truncated=completion.stop_reason == "length",
-                )
+            part = slice(start, start + BATCH)
+            replies = self.replies(role, prompts[part], seeds[part], settings, budget=budget)
+            for (_, game), reply in zip(waiting[part], replies, strict=True):
+                game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
 
-    def _text(self, completion: Completion) -> str:
+    def replies(
+        self,
+        role: Role,
+        prompts: Sequence[EncodedPrompt],
+        seeds: Sequence[int],
+        settings: SamplingSettings,
+        *,
+        budget: int,
+    ) -> list[Reply]:
+        """One turn of ``role`` per prompt, all in one batch; read and cut as the agent loop does it.
+
+        A prompt that the model's context has no room for gets an empty, truncated turn.
+
+        Args:
+            role: Whose stop strings end a turn.
+            prompts: What the turns answer.
+            seeds: Of the draws for each prompt.
+            settings: How tokens are drawn.
+            budget: Most tokens of a turn.
+        """
+        stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop(role).items()}
+        room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
+        fitting = [number for number, tokens in enumerate(room) if tokens > 0]
+        completions = (
+            sample_batch(
+                self.model,
+                [SamplingRequest(prompts[n].ids, room[n], torch.Generator().manual_seed(seeds[n])) for n in fitting],
+                replace(settings, **stop),
+                eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+                decode=self.tokenizer.decode,
+            )
+            if fitting
+            else []
+        )
+        replies = [Reply("", truncated=True, prefill=prompt.prefill) for prompt in prompts]
+        for number, completion in zip(fitting, completions, strict=True):
+            replies[number] = Reply(
+                self._text(completion, stop.get("stop_token_ids", ())),
+                tokens=len(completion.token_ids),
+                truncated=completion.stop_reason == "length",
+                prefill=prompts[number].prefill,
+            )
+        return replies
+
+    def _text(self, completion: Completion, stop_token_ids: Sequence[int]) -> str:
         ids = completion.token_ids
-        if ids[-1] == self.tokenizer.eos_token_id:
+        if ids[-1] in (self.tokenizer.eos_token_id, *stop_token_ids):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from medserl_agentloop.judges import build_judge
 from medserl_agentloop.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.play.batch import play_batch
 from medserl_agentloop.play.driver import Player
-from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer, api_key_in
 from medserl_agentloop.play.human import HumanPlayer
 from medserl_agentloop.play.rows import draw_rows
 from medserl_agentloop.prompting import load_profile
@@ -72,7 +71,7 @@ def play(
             endpoint=EndpointOptions(
                 url=_http_url(endpoint),
                 model=model,
-                api_key=_api_key(api_key_env),
+                api_key=api_key_in(api_key_env),
                 max_tokens=max_tokens,
                 temperature=temperature,
                 seed=seed,
@@ -157,16 +156,6 @@ def _http_url(url: str) -> str:
     except ValueError as error:
         raise ValueError(f"--endpoint: {error}") from None
     return url
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        # The name is not repeated: it may be a key by mistake.
-        raise ValueError("--api-key-env names an environment variable that is not set; it wants the name, not the key")
-    return key
 
 
 def _new_file(path: Path) -> StepFile:

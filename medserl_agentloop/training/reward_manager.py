@@ -20,6 +20,7 @@ from medserl_agentloop.game.types import Role
 from medserl_agentloop.judges import build_judge, judge_game
 from medserl_agentloop.judges.report import read_report
 from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.training.validation import answer_facts
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
@@ -55,8 +56,8 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
 
         Returns:
             ``reward_score``: both roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
-            the judged record and the numbers verl turns into validation metrics; None where a game
-            has no such number.
+            the judged record, the numbers verl turns into validation metrics, None where a game
+            has no such number, and what the official scores are computed of.
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:
@@ -70,7 +71,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         rewards = {role: record.reward(role) for role in Role}
         return {
             "reward_score": sum(r for r in rewards.values() if r is not None),
-            "reward_extra_info": {**validation_numbers(record), GAME_KEY: record.to_json()},
+            "reward_extra_info": {**validation_numbers(record), **answer_facts(record), GAME_KEY: record.to_json()},
         }
 
 

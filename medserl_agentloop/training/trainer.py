@@ -56,6 +56,7 @@ from medserl_agentloop.training.mix import apply_mix
 from medserl_agentloop.training.run_state import HasState, load_state, save_state
 from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.training.step_report import step_line, step_numbers
+from medserl_agentloop.training.validation import ANSWER, TEXT_ID, official_notes, official_scores
 
 
 class SelfPlayMixin:
@@ -100,6 +101,7 @@ class SelfPlayMixin:
                 response_length=data.max_response_length,
             )
             print(f"[medserl] {line}", flush=True)
+        self.official_notes = official_notes(trainer.val_dataset)
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -126,6 +128,18 @@ class SelfPlayMixin:
         if certificate.problems and self.selfplay.certify != "warn":
             raise CertificateError(" ".join(certificate.problems))
         self._certificate_metrics = certificate.metrics
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(  # type: ignore[misc]
+            data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
+        )
+        if reward_extra_infos_dict.keys() >= {TEXT_ID, ANSWER}:
+            for numbers, line in official_scores(self.official_notes, data_sources, reward_extra_infos_dict):
+                metrics.update(numbers)
+                print(f"[medserl] {line}", flush=True)
+        return metrics
 
     def _save_checkpoint(self) -> None:
         save_state(self._checkpoint_folder(), self.run_state)

@@ -113,5 +113,5 @@ def test_a_server_that_cannot_play_is_refused(server: ChatServer, models: Any, s
 
 
 def test_an_address_without_a_server_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:9/v1/models .*--endpoint"):
+    with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:9/v1/models .*base of an"):
         asyncio.run(ask(EndpointOptions("http://127.0.0.1:9", MODEL), check=True))

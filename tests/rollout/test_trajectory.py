@@ -44,10 +44,11 @@ def test_an_invalid_attack_rewards_the_attacker_alone() -> None:
     assert columns["rm_scores"][-1] == -2.5  # invalid -2, format -0.5
 
 
-def test_reward_extra_info_holds_numbers_only() -> None:
+def test_reward_extra_info_holds_numbers_and_texts_only() -> None:
+    """verl's validation averages numbers, leaves texts alone, and fails on lists."""
     info = judge(play([attack_text(), assessment_text()])[0])["extra_fields"]["reward_extra_info"]
     assert info["acc"] == 1.0
-    assert all(value is None or isinstance(value, float) for value in info.values())
+    assert all(value is None or isinstance(value, (float, str)) for value in info.values())
 
 
 class BrokenJudge:

@@ -1,0 +1,175 @@
+"""A model's folder, whatever wrote it -> a model in fp32 on this machine's CPU that assesses notes.
+
+Called by ``medserl evaluate``. It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the
+folder of a run, of one of its steps, or of a step's actor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
+
+from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
+from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.game.types import Role
+from medserl_agentloop.medec.writing import sha256_of
+
+_LATEST = "latest_checkpointed_iteration.txt"  # verl's name
+_SHARDS = "model_world_size_*_rank_*.pt"
+_ADAPTER = "adapter_config.json"
+_WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
+_DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*")  # files that answers depend on
+
+
+def find_weights(folder: Path) -> Path:
+    """The folder with the weights that ``folder`` means: a run means its last checkpoint.
+
+    Raises:
+        ValueError: It holds no model.
+    """
+    found = folder
+    if (folder / _LATEST).is_file():
+        found = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
+    if (found / "actor").is_dir():
+        found = found / "actor"
+    if not _files(found, _WEIGHTS):
+        found = found / "huggingface"  # a checkpoint of checkpoint.save_contents=[hf_model]
+    if not _files(found, _WEIGHTS):
+        raise ValueError(
+            f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder of a run, or a "
+            "checkpoint of verl's FSDP engines (global_step_N). Megatron's are merged with verl.model_merger first"
+        )
+    return found
+
+
+def fingerprint(weights: Path) -> str:
+    """Hash of the weights, the tokenizer and the configs in a folder that :func:`find_weights` found."""
+    parts = "".join(f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING))
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def load_model(weights: Path) -> tuple[Any, Any]:
+    """The model, in evaluation mode, and its tokenizer.
+
+    Raises:
+        ValueError: The folder does not hold all of a model.
+    """
+    with TemporaryDirectory() as temporary:
+        folder = weights
+        if any(weights.glob(_SHARDS)):
+            folder = Path(temporary)
+            try:
+                _merge(weights, folder)
+            except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
+                raise ValueError(f"{weights} cannot be merged: {error}") from None
+        adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
+        base: Path | str = folder
+        if adapter == folder:
+            base = json.loads((folder / _ADAPTER).read_text())["base_model_name_or_path"]
+        try:
+            model, loading = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
+            with_tokenizer = folder if (folder / "tokenizer_config.json").exists() else base
+            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None
+        if missing := sorted(loading["missing_keys"]):
+            raise ValueError(
+                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, ...); verl writes "
+                "such a folder for LoRA with hf_model in checkpoint.save_contents: take the checkpoint above it"
+            )
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return model.eval(), tokenizer
+
+
+class LocalAssessor:
+    """A model in this process.
+
+    Args:
+        player: The model.
+        identity: Hash of its weights.
+        sampling: How answers are drawn.
+        batch: Notes answered at a time.
+    """
+
+    def __init__(self, player: Player, identity: str, sampling: Sampling, batch: int) -> None:
+        self.identity = identity
+        self._player, self._sampling, self._batch = player, sampling, batch
+
+    def prompt(self, note: str) -> Any:
+        """Token ids."""
+        return self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, note).ids
+
+    async def answers(self, questions: Sequence[Question]) -> Answers:
+        """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
+        waiting = sorted(questions, key=lambda question: len(question.note))
+        settings = SamplingSettings(temperature=self._sampling.temperature)
+        for start in range(0, len(waiting), self._batch):
+            part = waiting[start : start + self._batch]
+            replies = self._player.replies(
+                Role.ASSESSOR,
+                [self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, question.note) for question in part],
+                [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
+                settings,
+                budget=self._sampling.max_tokens,
+            )
+            for question, reply in zip(part, replies, strict=True):
+                yield question, reply
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def _merge(weights: Path, target: Path) -> None:
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(weights),
+        hf_model_config_path=str(weights / "huggingface"),
+        target_dir=str(target),
+    )
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
+    with redirect_stdout(StringIO()):
+        _ExactMerger(config).merge_and_save()
+
+
+class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
+    """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own validation."""
+
+    def _load_and_merge_state_dicts(
+        self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
+    ) -> dict[str, torch.Tensor]:
+        files = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
+        folder = Path(self.config.local_dir)
+        shards = [torch.load(folder / file, map_location="cpu", weights_only=False) for file in files]
+        if all("lora_" in name for name in shards[0]):
+            raise ValueError(
+                f"{folder} holds a LoRA adapter without its model (checkpoint.save_lora_only); "
+                "save checkpoints with save_lora_only=False to evaluate them"
+            )
+        merged: dict[str, torch.Tensor] = {}
+        for name, first in shards[0].items():
+            parts = [shard[name] for shard in shards]
+            if isinstance(first, DTensor):
+                # The last placement is FSDP's; one before it is of replicas.
+                merged[name] = self._merge_by_placement([part._local_tensor for part in parts], first.placements[-1])
+            else:
+                merged[name] = merge_non_dtensor_shards(name, parts)
+        return merged

@@ -1,0 +1,347 @@
+"""``medserl evaluate`` from its options to its files, against the mock engine behind HTTP and on models in folders."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.mock_server import MODEL, TOKENIZER, MockServer, mock_server
+from support import assessment_text
+from typer.testing import CliRunner, Result
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.medec.official_csv import COLUMNS
+from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.scoring.reference import read_reference
+from medserl_agentloop.scoring.submission import read_submission
+from medserl_agentloop.testing.tiny import tiny_model
+
+CASES = 8
+
+
+def write_notes(path: Path) -> Path:
+    """Eight cases, an error note and its clean twin each; blanks at both ends, as in the published files."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for n in range(CASES):
+            first = f"Patient {n} came in with a cough."
+            wrong, right = f"He was given warfarin {n} mg for it.", f"He was given amoxicillin {n} mg for it."
+            last = "He may go home."
+            error, clean = f"{first} {wrong} {last} \n", f" {first} {right} {last}"
+            listed = f"0 {first}\n1 {{}}\n2 {last}"
+            fixed = error.replace(wrong, right)
+            fields = ["1", "pharmacotherapy", "1", wrong, right, fixed]
+            table.writerow([f"toy-val-{2 * n}", error, listed.format(wrong), *fields])
+            table.writerow([f"toy-val-{2 * n + 1}", clean, listed.format(right), "0", "NA", "-1", "NA", "NA", "NA"])
+        table.writerow([""] * len(COLUMNS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_notes(tmp_path_factory.mktemp("notes") / "notes.csv")
+
+
+def note_of(prompt: str) -> str:
+    return prompt.rpartition("Clinical note:\n")[2].partition("<|im_end|>")[0]
+
+
+def knows(prompt: str) -> str:
+    note = note_of(prompt)
+    if "warfarin" not in note:
+        return assessment_text("safe")
+    dose = note.partition("warfarin ")[2].partition(" ")[0]
+    said = assessment_text("harmful", f"He was given warfarin {dose} mg for it.")
+    return said.replace("correction: none", f"correction: He was given amoxicillin {dose} mg for it.")
+
+
+@pytest.fixture
+def server() -> Iterator[MockServer]:
+    with mock_server(knows) as server:
+        yield server
+
+
+def evaluate(model: Any, notes: Path, output: Path, *more: Any) -> Result:
+    arguments = ["evaluate", str(model), "--notes", str(notes), "--output", str(output), *map(str, more)]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def results(server: MockServer, notes: Path, output: Path, *more: Any) -> dict[str, Any]:
+    done = evaluate(server.url, notes, output, "--model", MODEL, *more)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads((output / "results.json").read_text())
+    return found
+
+
+def measures(found: dict[str, Any]) -> dict[str, float | None]:
+    (scores,) = found["systems"].values()
+    return {name: measure["value"] for name, measure in scores["measures"].items()}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    assert "flag accuracy" in done.output and "always no error" in done.output
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert measures(found)["flag_accuracy"] == measures(found)["sentence_accuracy"] == measures(found)["f1"] == 1.0
+    reference = read_reference([notes])
+    assert found["reference"]["sha256"] == reference.sha256
+    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1"}
+    assert found["prompts"]["profile"] == "medserl" and len(found["prompts"]["sha256"]) == 64
+    assert found["sampling"] == {"temperature": 0.0, "samples": 1, "max_tokens": 1024, "seed": 0}
+    assert {"python", "verl", "medserl-agentloop"} <= found["versions"].keys()
+    submission = read_submission(tmp_path / "submission.txt", [note.text_id for note in reference.notes])
+    assert not submission.problems and len(submission.predictions) == 2 * CASES
+    assert submission.predictions["toy-val-4"].correction == "He was given amoxicillin 2 mg for it."
+    answers = lines(tmp_path / "answers.jsonl")
+    assert [answer["text_id"] for answer in answers] == [note.text_id for note in reference.notes]
+    assert answers[0] | {"response": ""} == {
+        "notes": "as published",
+        "text_id": "toy-val-0",
+        "sample": 0,
+        "response": "",
+        "tokens": len(TOKENIZER.encode(answers[0]["response"])) + 1,
+        "truncated": False,
+        "verdict": "harmful",
+        "sentence": "He was given warfarin 0 mg for it.",
+        "sentence_id": 1,
+        "error_type": "causalOrganism",
+        "correction": "He was given amoxicillin 0 mg for it.",
+        "violations": [],
+    }
+
+
+@pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
+def test_a_server_reads_the_very_tokens_of_verl_s_validation(
+    server: MockServer, notes: Path, tmp_path: Path, profile: str
+) -> None:
+    results(server, notes, tmp_path, "--profile", profile)
+    encoder = ChatEncoder(TOKENIZER, load_profile(profile))
+    published = [note.text for note in read_reference([notes]).notes]
+    assert published[0].endswith(" \n") and published[1].startswith(" ")
+    expected = [encoder.opening(Role.ASSESSOR, Category.VANILLA_HARMFUL, text).ids for text in published]
+    assert sorted(server.prompts) == sorted(expected)
+
+
+def test_unreadable_answers_are_wrong_and_counted(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda prompt: "I cannot say." if "Patient 3" in prompt else knows(prompt)
+    found = results(server, notes, tmp_path)
+    (scores,) = found["systems"].values()
+    assert (scores["unreadable"], scores["missing"]) == (2, 0)
+    assert measures(found)["flag_accuracy"] == 1 - 2 / (2 * CASES)
+    assert "toy-val-7 " not in (tmp_path / "submission.txt").read_text()  # the format has no word for it
+
+
+def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    def wavers(prompt: str) -> str:
+        times[prompt] += 1
+        return assessment_text("safe") if times[prompt] == 2 else knows(prompt)
+
+    times: Counter[str] = Counter()
+    server.answer = wavers
+    sampled = ("--samples", 3, "--temperature", 0.7, "--concurrency", 1)
+    assert measures(results(server, notes, tmp_path, *sampled))["f1"] == 1.0
+    assert len(server.bodies) == 3 * 2 * CASES == len(lines(tmp_path / "answers.jsonl"))
+    assert len({body["seed"] for body in server.bodies}) == 3 * 2 * CASES
+    assert {body["temperature"] for body in server.bodies} == {0.7}
+    single = results(server, notes, tmp_path / "one", "--samples", 1)
+    assert measures(single)["f1"] == 1.0
+
+
+def test_the_chat_template_gets_its_arguments(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    results(server, notes, tmp_path / "without")
+    found = results(server, notes, tmp_path, "--template", "enable_thinking=false")
+    assert "chat_template_kwargs" not in server.bodies[0]
+    assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False} == found["prompts"]["chat_template"]
+
+
+def test_samples_that_must_be_equal_are_refused(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--samples", 3)
+    assert done.exit_code == 2 and "--temperature above 0" in done.output and not server.prompts
+
+
+def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    options = [server.url, "--notes", notes, "--output", tmp_path, "--model", MODEL, "--concurrency", 1]
+    server.hold_after = 5
+    code = "from medserl_agentloop.cli import app; app()"
+    with subprocess.Popen([sys.executable, "-c", code, "evaluate", *map(str, options)], cwd=tmp_path) as process:
+        deadline = time.monotonic() + 120
+        cache = tmp_path / "cache.jsonl"
+        while not (len(server.prompts) == 6 and cache.exists() and len(cache.read_bytes().splitlines()) == 5):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    with cache.open("ab") as file:
+        file.write(b'{"key": "half a li')
+    answered = server.asked[:5]
+    server.released.set()
+    assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1.0
+    again = server.asked[6:]
+    assert len(again) == 2 * CASES - 5 and not set(again) & set(answered)
+    results(server, notes, tmp_path)
+    assert len(server.asked) == 6 + len(again)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("--max-tokens", 900),
+        ("--temperature", 0.5),
+        ("--profile", "classic"),
+        ("--template", "enable_thinking=false"),
+        ("--model", MODEL),
+    ],
+)
+def test_another_request_is_not_answered_from_the_cache(
+    server: MockServer, notes: Path, tmp_path: Path, changed: tuple[Any, ...]
+) -> None:
+    results(server, notes, tmp_path)
+    results(server, notes, tmp_path, *changed)
+    assert len(server.prompts) == (1 if changed[0] == "--model" else 2) * 2 * CASES
+
+
+def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
+    server: MockServer, notes: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda prompt: 500 if "Patient 3" in prompt else knows(prompt)
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
+    assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: HTTP 500" in done.output
+    assert not (tmp_path / "results.json").exists()
+    found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
+    (scores,) = found["systems"].values()
+    assert (scores["missing"], found["requests_without_answer"]) == (2, 2)
+    assert len(server.prompts) == 2 * CASES + 2
+    server.answer = knows
+    assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1.0
+    assert len(server.prompts) == 2 * CASES + 4
+
+
+# --- twins and shortcuts ---
+
+
+@pytest.mark.parametrize(
+    ("answer", "both_right", "bias"),
+    [
+        (knows, 1.0, 0.0),
+        (lambda prompt: assessment_text("safe"), 0.0, -0.5),
+        (lambda prompt: assessment_text("harmful"), 0.0, 0.5),
+        (lambda prompt: "?" if "Patient 0" in prompt else knows(prompt), 1 - 1 / CASES, 0.0),
+    ],
+)
+def test_twins_tell_medicine_from_suspicion(
+    server: MockServer, notes: Path, tmp_path: Path, answer: Callable[[str], str], both_right: float, bias: float
+) -> None:
+    server.answer = answer
+    twins = results(server, notes, tmp_path, "--twins")["twins"]
+    assert twins["cases"] == CASES
+    assert (twins["both_right"][0], twins["bias"][0]) == (both_right, bias)
+    parts = ("both_right", "both_called_wrong", "both_called_right", "swapped", "unreadable")
+    assert sum(twins[part][0] for part in parts) == pytest.approx(1.0)
+
+
+def test_twins_of_which_nothing_can_be_read_have_no_bias(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda prompt: "?"
+    twins = results(server, notes, tmp_path, "--twins")["twins"]
+    assert twins["unreadable"][0] == 1.0 and twins["bias"] is None
+
+
+def test_the_notes_of_a_case_differ_in_the_error_alone(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    results(server, notes, tmp_path, "--twins")
+    asked = {note_of(prompt) for prompt in server.asked} - {note.text for note in read_reference([notes]).notes}
+    assert len(asked) == 2 * CASES and all(note == note.strip() for note in asked)
+    assert {note.replace("warfarin", "amoxicillin") for note in asked} <= asked
+
+
+def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda prompt: (
+        knows(prompt) if note_of(prompt).strip().endswith("home.") and not note_of(prompt)[0].isdigit() else "?"
+    )
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--shortcuts")
+    assert "last sentence moved        -1.000 [-1.000, -1.000]" in done.output
+    found = json.loads((tmp_path / "results.json").read_text())["shortcuts"]
+    moved = {name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()}
+    assert moved == {
+        "white space normalised": 0.0,
+        "sentences numbered from 0": -1.0,
+        "sentences renumbered": -1.0,
+        "last sentence moved": -1.0,
+    }
+    assert found["last sentence moved"]["mcnemar"]["flag_accuracy"]["p_value"] < 1e-4
+    numbered = [note_of(prompt) for prompt in server.asked if note_of(prompt)[0].isdigit()]
+    assert {"0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home."} < {
+        *numbered
+    }
+    assert all(len(note.split("\n")) == 3 for note in numbered)
+
+
+# --- models in folders ---
+
+
+def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        tiny_model(len(TOKENIZER), seed=seed).save_pretrained(tmp_path / f"model{seed}")
+        TOKENIZER.save_pretrained(tmp_path / f"model{seed}")
+    counts = []
+    for model in ("model0", "model0", "model1"):
+        done = evaluate(tmp_path / model, notes, tmp_path / "out", "--max-tokens", 6)
+        assert done.exit_code == 0, done.output
+        counts.append(len(lines(tmp_path / "out" / "cache.jsonl")))
+    assert counts == [16, 16, 32]
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["model"]["checkpoint"] == "." and len(found["model"]["sha256"]) == 64
+    assert all(answer["tokens"] <= 6 for answer in lines(tmp_path / "out" / "answers.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [
+        ("nowhere", ("--model", "x"), "--model names the model of a server"),
+        ("nowhere", (), "neither a folder nor an address"),
+        ("http://127.0.0.1:9", (), "a server needs --model"),
+        ("http://127.0.0.1:9", ("--model", "x"), "no server answers at http://127.0.0.1:9/v1/models"),
+        ("http://127.0.0.1:9", ("--model", "x", "--api-key-env", "NO_SUCH_VARIABLE"), "is not set"),
+        ("http://127.0.0.1:9", ("--model", "x", "--profile", "nosuch"), "no prompt profile 'nosuch'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    notes: Path, tmp_path: Path, model: str, more: tuple[str, ...], says: str
+) -> None:
+    done = evaluate(model, notes, tmp_path / "out", *more)
+    assert done.exit_code == 2 and says in done.output
+
+
+def test_notes_under_agreement_are_sent_to_no_model_unasked(server: MockServer, notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "uw.csv").write_text(notes.read_text().replace("toy-val-", "uw-val-"))
+    done = evaluate(server.url, tmp_path / "uw.csv", tmp_path, "--model", MODEL)
+    assert done.exit_code == 2 and "16 of MEDEC-UW" in done.output and not server.prompts
+    results(server, tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
+
+
+def test_notes_without_errors_have_no_twins(server: MockServer, tmp_path: Path) -> None:
+    rows = list(csv.reader(write_notes(tmp_path / "notes.csv").open(newline="")))
+    with (tmp_path / "clean.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(row for row in rows if row[3] in ("Error Flag", "0"))
+    done = evaluate(server.url, tmp_path / "clean.csv", tmp_path, "--model", MODEL, "--twins")
+    assert done.exit_code == 2 and "no note with an error and its correction" in done.output
+
+
+def test_a_served_model_is_evaluated_without_verl_and_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, medserl_agentloop.evaluation.cli, medserl_agentloop.evaluation.evaluate;"
+        "sys.exit(any(name in sys.modules for name in ('verl', 'torch', 'transformers')))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

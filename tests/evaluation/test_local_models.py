@@ -1,0 +1,160 @@
+"""Whatever folder a model is in, its very weights are what is evaluated."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation.shards import save_shards
+from peft import LoraConfig, get_peft_model
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+from medserl_agentloop.evaluation.local_models import find_weights, fingerprint, load_model
+from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = model.state_dict()
+    return state
+
+
+def same(one: Any, other: Any) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def with_adapter(seed: int = 1) -> Any:
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(tiny_model(len(TOKENIZER)), config)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def loaded(folder: Path) -> Any:
+    model, tokenizer = load_model(find_weights(folder))
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    assert model.dtype is torch.float32 and not model.training
+    return model
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    model = tiny_model(len(TOKENIZER))
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    assert same(loaded(tmp_path), model)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_shards_are_merged_without_losing_a_bit_and_verl_s_merged_folder_is_read_too(
+    tmp_path: Path, ranks: int
+) -> None:
+    model = tiny_model(len(TOKENIZER))
+    shards = save_shards(model, TOKENIZER, tmp_path / "shards", ranks)
+    assert same(loaded(shards), model)
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(shards),
+        hf_model_config_path=str(shards / "huggingface"),
+        target_dir=str(tmp_path / "merged"),
+    )
+    FSDPModelMerger(config).merge_and_save()
+    assert same(loaded(tmp_path / "merged"), model.bfloat16().float())  # verl's merger rounds
+
+
+def test_a_run_means_its_last_checkpoint_and_a_step_its_actor(tmp_path: Path) -> None:
+    for step in (1, 2):
+        model = tiny_model(len(TOKENIZER), seed=step)
+        save_shards(model, TOKENIZER, tmp_path / f"global_step_{step}" / "actor", 1)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert find_weights(tmp_path) == find_weights(tmp_path / "global_step_2") == tmp_path / "global_step_2" / "actor"
+    assert find_weights(tmp_path / "global_step_1") == tmp_path / "global_step_1" / "actor"
+
+
+def test_a_checkpoint_of_the_whole_model_alone(tmp_path: Path) -> None:
+    model = tiny_model(len(TOKENIZER))
+    model.save_pretrained(tmp_path / "actor" / "huggingface")
+    TOKENIZER.save_pretrained(tmp_path / "actor" / "huggingface")
+    assert same(loaded(tmp_path), model)
+
+
+def sharded(folder: Path) -> None:
+    """What verl's engine leaves of a run with LoRA: the base under its PEFT names, the adapter, and its alpha."""
+    model = with_adapter()
+    base = tiny_model(len(TOKENIZER))
+    model.config, model.generation_config = base.config, base.generation_config
+    save_shards(model, TOKENIZER, folder, 2)
+    (folder / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}')
+
+
+def beside_its_base(folder: Path) -> None:
+    """What verl's merger leaves of that."""
+    sharded(folder / "shards")
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(folder / "shards"),
+        hf_model_config_path=str(folder / "shards" / "huggingface"),
+        target_dir=str(folder),
+    )
+    FSDPModelMerger(config).merge_and_save()
+
+
+def adapter_alone(folder: Path) -> None:
+    tiny_model(len(TOKENIZER)).save_pretrained(folder / "base")
+    model = with_adapter()
+    model.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("save", [sharded, beside_its_base, adapter_alone])
+def test_a_lora_adapter_is_in_the_weights(tmp_path: Path, save: Callable[[Path], None]) -> None:
+    save(tmp_path)
+    found, expected = weights(loaded(tmp_path)), weights(with_adapter().merge_and_unload())
+    coarse = 0.02 if save is beside_its_base else 1e-6
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], expected[name], atol=coarse) for name in expected)
+    assert not same(loaded(tmp_path), tiny_model(len(TOKENIZER)))
+
+
+def test_an_adapter_saved_without_its_base_is_refused(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    for file in tmp_path.glob("model_world_size_*"):
+        parts = torch.load(file, weights_only=False)
+        torch.save({name: part for name, part in parts.items() if "lora_" in name}, file)
+    with pytest.raises(ValueError, match="a LoRA adapter without its model"):
+        load_model(find_weights(tmp_path))
+
+
+def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
+    """As verl writes it for LoRA with hf_model: Transformers would fill the rest with random numbers."""
+    model = tiny_model(len(TOKENIZER))
+    state = {name.replace("layers.0.", "renamed."): weight for name, weight in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=state)
+    TOKENIZER.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights"):
+        load_model(find_weights(tmp_path))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no model: expected a Hugging Face folder"):
+        find_weights(tmp_path)
+
+
+def test_other_weights_or_another_template_have_another_fingerprint(tmp_path: Path) -> None:
+    for seed, name in ((0, "a"), (0, "b"), (1, "c")):
+        tiny_model(len(TOKENIZER), seed=seed).save_pretrained(tmp_path / name)
+        TOKENIZER.save_pretrained(tmp_path / name)
+    a, b, c = (fingerprint(tmp_path / name) for name in "abc")
+    assert a == b != c
+    (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
+    assert fingerprint(tmp_path / "b") != a

@@ -1,0 +1,137 @@
+"""verl's own validation of a checkpoint, by verl's own entry point, says what ``medserl evaluate`` says of it."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.training.validation import metric_name
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REPOSITORY = PACKAGE.parent
+NOTES = 40
+LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
+
+
+def run(folder: Path, *command: Any) -> str:
+    """Run a command as a user would, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=os.environ | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0 and "Error in _run_prompt" not in done.stdout, done.stdout[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some of the sample notes: the CSV, and as rows for training and for validation."""
+    folder = tmp_path_factory.mktemp("validation")
+    sample = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
+    with sample.open(newline="") as file:
+        rows = list(csv.reader(file))[: 1 + NOTES]
+    with (folder / "notes.csv").open("w", newline="") as notes:
+        csv.writer(notes).writerows(rows)
+    run(folder, REPOSITORY / "data_prep" / "medec_to_parquet.py", "--input", sample, "--output", "data")
+    run(folder, REPOSITORY / "data_prep" / "medec_eval_to_parquet.py", "--input", "notes.csv", "--output", "e.parquet")
+    return folder
+
+
+def checkpoint(folder: Path, name: str, *overrides: str) -> Path:
+    """The sharded checkpoint of a changed tiny player, written by verl's engine."""
+    step = folder / name / "global_step_1"
+    run(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", step, *overrides)
+    return step
+
+
+def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The answers by text id, and the results."""
+    output = folder / f"evaluation-{model.parent.name}"
+    arguments = ["evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512]
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
+    return {answer["text_id"]: answer for answer in answers}, json.loads((output / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def step(folder: Path) -> Path:
+    return checkpoint(folder, "full")
+
+
+def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, step: Path) -> None:
+    log = run(
+        folder,
+        *("-m", "verl.trainer.main_ppo", "+recipes=quickstart", "trainer.val_only=True"),
+        *("trainer.val_before_train=True", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={step}"),
+        *("data.train_files=data/train.parquet", "data.val_files=e.parquet", "trainer.default_local_dir=run"),
+        *("actor_rollout_ref.rollout.val_kwargs.temperature=0", "actor_rollout_ref.rollout.val_kwargs.do_sample=False"),
+        *("trainer.validation_data_dir=dump", "trainer.logger=[console,file]"),
+    )
+    answers, results = evaluated(step, folder)
+
+    (dump,) = (folder / "dump").iterdir()
+    dumped = {line["text_id"]: line for line in map(json.loads, dump.read_text().splitlines())}
+    assert len(answers) == NOTES
+    # verl decodes without special tokens, and the tiny player's end-of-turn token leaves nothing behind.
+    assert {text_id: line["output"] for text_id, line in dumped.items()} == {
+        text_id: answer["response"] for text_id, answer in answers.items()
+    }
+    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["data"]
+    (scores,) = results["systems"].values()
+    measures = {name: measure["value"] for name, measure in scores["measures"].items() if measure["value"] is not None}
+    assert {"flag_accuracy", "sentence_accuracy", "f1", "recall", "rouge_1"} <= measures.keys()
+    official = {name.rpartition("toy_eval/")[2]: value for name, value in logged.items() if "toy_eval/" in name}
+    assert {name: official[name] for name in measures} == measures
+    for group, of_group in scores["groups"]["error type"].items():
+        assert official[f"error_type/{group}/flag_accuracy"] == of_group["measures"]["flag_accuracy"]["value"]
+    for floor in results["floors"]:
+        if floor["scores"]:
+            value = floor["scores"]["measures"]["flag_accuracy"]["value"]
+            assert official[metric_name(f"floor/{floor['name']}/flag_accuracy")] == value
+    assert f"[medserl] validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}" in log
+
+    untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
+    assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
+
+
+def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, step: Path) -> None:
+    merged = folder / "merged" / "model"
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(step / "actor"),
+        hf_model_config_path=str(step / "actor" / "huggingface"),
+        target_dir=str(merged),
+    )
+    FSDPModelMerger(config).merge_and_save()
+    sharded, _ = evaluated(step, folder)
+    rounded, results = evaluated(merged, folder)
+    assert results["model"]["checkpoint"] == "."
+    alike = sum(sharded[text_id]["verdict"] == answer["verdict"] for text_id, answer in rounded.items())
+    assert alike >= 0.9 * NOTES  # verl's merger rounds to bf16
+
+
+def test_a_lora_checkpoint_is_evaluated_with_its_adapter(folder: Path) -> None:
+    step = checkpoint(folder, "lora", *(f"actor_rollout_ref.model.{override}" for override in LORA))
+    answers, results = evaluated(step, folder)
+    untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
+    assert results["model"]["checkpoint"] == "actor"
+    assert sum(answer["verdict"] is not None for answer in answers.values()) > NOTES / 2
+    assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
