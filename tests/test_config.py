@@ -131,6 +131,7 @@ def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
         check_run(compose_run())
 
 
+@pytest.mark.slow
 def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
     """Hydra would turn an ordinary exception into a warning and go on."""
     run = subprocess.run(

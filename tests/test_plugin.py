@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WRONG_VERSION = """
 import builtins, io
 real_open = builtins.open

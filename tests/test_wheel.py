@@ -9,6 +9,8 @@ import pytest
 
 from medserl_agentloop.paths import PACKAGE
 
+pytestmark = pytest.mark.xdist_group("wheel")
+
 REPOSITORY = PACKAGE.parent
 
 
@@ -38,6 +40,7 @@ def test_the_wheel_brings_its_hydra_plugin_and_its_entry_points(wheel: Path) -> 
     assert b"medserl = medserl_agentloop.plugin" in archive.read(entry_points)
 
 
+@pytest.mark.slow
 def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

@@ -51,6 +51,7 @@ def report_of_a_fresh_process(**environment: str) -> dict[str, object]:
     return report
 
 
+@pytest.mark.slow
 def test_verl_platform_cpu_activates_platform_engines_and_rollout() -> None:
     report = report_of_a_fresh_process(VERL_PLATFORM="cpu")
     assert report["device"] == "cpu"
@@ -58,6 +59,7 @@ def test_verl_platform_cpu_activates_platform_engines_and_rollout() -> None:
     assert report["rollout"] is True
 
 
+@pytest.mark.slow
 def test_without_verl_platform_nothing_is_active_and_nothing_heavy_is_imported() -> None:
     report = report_of_a_fresh_process()
     assert report == {"device": "cuda", "engines": [], "rollout": False, "transformers_models": False}

@@ -14,6 +14,8 @@ from support import extra_info
 
 from medserl_agentloop.toy.clinic import sample_clean_note
 
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 SHORT_FORMS = {
@@ -55,6 +57,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SHORT_FORMS)
 def test_a_benchmark_runs_to_its_end(
     script: str, notes: Path, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

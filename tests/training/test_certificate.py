@@ -16,7 +16,7 @@ from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState
 from medserl_agentloop.training.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
 from medserl_agentloop.training.credit import CreditSettings
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("certificate")]
 
 DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -58,6 +58,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
     return {name: {measure["claim"]: measure for measure in measures} for name, measures in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in LEAKS])
 def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str) -> None:
     isolation = measured[variant]["isolation"]
@@ -66,6 +67,7 @@ def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str)
     assert isolation["gap_to_joined"] > 0.1  # there was something to leak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", sorted(LEAKS))
 def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> None:
     isolation = measured[variant]["isolation"]
@@ -77,6 +79,7 @@ def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> No
     assert cause in isolation["problem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "qwen2_vl"])
 def test_the_loss_is_certified_unless_it_takes_one_number_over_both_roles(measured: Any, variant: str) -> None:
     loss = measured[variant]["loss"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("update")]
+
 BASE = {"attacker": 1.0, "assessor": 1.0}
 OTHER_ATTACKER = {"attacker": 5.0, "assessor": 1.0}
 OTHER_ASSESSOR = {"attacker": 1.0, "assessor": -3.0}
