@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from real_runs import environment
 from training.model_families import ISOLATED, LEAKING, save
 
 from medserl_agentloop.game.types import Role
@@ -52,7 +53,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
     }
     (folder / "variants.json").write_text(json.dumps(variants))
     program = Path(__file__).with_name("certify_worker.py")
-    done = subprocess.run([sys.executable, program, folder / "variants.json"], capture_output=True, text=True)
+    command = [sys.executable, program, folder / "variants.json"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: {measure["claim"]: measure for measure in measures} for name, measures in found.items()}
