@@ -22,7 +22,7 @@ print("verl went on")
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in environment().items() if not k.startswith(("MEDSERL_", "VERL_"))}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True, timeout=280
     )
 
 

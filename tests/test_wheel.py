@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("not a checkout: there is nothing to build a wheel from")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=280)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -56,7 +56,7 @@ def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/tiny_player")

@@ -44,7 +44,7 @@ def report_of_a_fresh_process(**environment: str) -> dict[str, object]:
     env = {**base, "VERL_USE_EXTERNAL_PLUGINS": "none", **environment}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, env.get("PYTHONPATH", "")]))
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REPORT], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", REPORT], env=env, capture_output=True, text=True, timeout=280
     )
     assert result.returncode == 0, result.stderr
     report: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
