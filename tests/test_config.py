@@ -139,7 +139,7 @@ def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert run.returncode != 0
     assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in run.stderr

@@ -88,7 +88,7 @@ def test_the_assessor_alone_is_trained_with_role_grpo_in_the_shared_context(
 
 def test_isolated_on_a_padded_engine_stops_before_ray_starts(tmp_path: Path, data: tuple[str, ...]) -> None:
     run = Run(tmp_path, *data, "actor_rollout_ref.model.use_remove_padding=False")
-    assert run.process.wait(timeout=120) != 0
+    assert run.process.wait(timeout=280) != 0
     log = run.log.read_text()
     assert "use_remove_padding=True" in log and "selfplay.context=shared" in log
     assert "Started a local Ray instance" not in log
