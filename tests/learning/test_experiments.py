@@ -19,6 +19,7 @@ from medserl_agentloop.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", learning.EXPERIMENTS)
 def test_every_command_composes_and_passes_the_start_up_check(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
