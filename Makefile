@@ -22,8 +22,8 @@ RUN := runs/$(RECIPE)
 DATA := data/quickstart
 SAMPLE := data_prep/sample/medserl_sample.csv
 
-# Two processes, which take the tests in the order and the groups of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Two processes, which take the files of tests in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help quickstart test test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
 

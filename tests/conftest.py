@@ -36,11 +36,9 @@ def _remember_composed_runs() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real runs come first and go to whoever is free; other tests stay together by file, with their fixtures."""
-    for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Files with real runs come first: one of them begun last would keep one process busy alone."""
+    with_runs = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in with_runs)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from real_runs import GAMES_PER_STEP, Run
 from medserl_agentloop.game.records import JUDGE_FAILED
 from medserl_agentloop.training.step_file import GAMES_FILE, read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("health")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

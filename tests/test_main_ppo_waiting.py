@@ -19,7 +19,7 @@ from support import attack_text
 from medserl_agentloop.training.run_state import STATE_FILE
 from medserl_agentloop.training.step_file import GAMES_FILE, read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("waiting")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOTICED_WITHIN_S = 30.0
 """Checks are 5 s apart; the rest is for a busy machine."""

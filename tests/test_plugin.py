@@ -6,7 +6,7 @@ import sys
 import pytest
 from real_runs import environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("plugin")]
+pytestmark = pytest.mark.slow
 
 WRONG_VERSION = """
 import builtins, io

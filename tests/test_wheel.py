@@ -9,8 +9,6 @@ import pytest
 
 from medserl_agentloop.paths import PACKAGE
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 REPOSITORY = PACKAGE.parent
 
 

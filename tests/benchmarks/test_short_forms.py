@@ -14,8 +14,6 @@ from support import extra_info
 
 from medserl_agentloop.toy.clinic import sample_clean_note
 
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 SHORT_FORMS = {

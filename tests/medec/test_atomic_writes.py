@@ -16,8 +16,6 @@ from medec.builders import SAMPLE, assert_found, assert_one_sentence, good_rows,
 from medserl_agentloop.medec import conversion
 from medserl_agentloop.medec.verify_rows import Check
 
-pytestmark = pytest.mark.xdist_group("atomic_writes")
-
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
 
 

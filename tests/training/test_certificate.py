@@ -17,7 +17,7 @@ from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState
 from medserl_agentloop.training.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
 from medserl_agentloop.training.credit import CreditSettings
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("certificate")]
+pytestmark = pytest.mark.timeout(600)
 
 DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from real_runs import environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("update")]
+pytestmark = pytest.mark.slow
 
 BASE = {"attacker": 1.0, "assessor": 1.0}
 OTHER_ATTACKER = {"attacker": 5.0, "assessor": 1.0}
