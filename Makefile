@@ -22,7 +22,10 @@ RUN := runs/$(RECIPE)
 DATA := data/quickstart
 SAMPLE := data_prep/sample/medserl_sample.csv
 
-.PHONY: help quickstart test test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
+# Two processes, which take the files of tests in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help quickstart test test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
 
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
@@ -39,7 +42,11 @@ quickstart: $(RUN)/.complete
 
 test: $(VENV)/.dev
 	@echo "== tests"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST)
+
+test-fast: $(VENV)/.dev
+	@echo "== tests without real runs"
+	$(PYTEST) -m 'not slow and not learn and not mutate'
 
 test-mutations: $(VENV)/.dev
 	@echo "== 600,000 mutated texts through parsers, rules and judge clients"

@@ -1,8 +1,53 @@
 """Shared by all tests. Two seams are faked: the LLM server client, and the tokenizer where exact ids matter."""
 
+import functools
+import gc
+import os
+import pickle
+from pathlib import Path
+
 import hypothesis
-import verl  # noqa: F401  # loads the plugin, as every run does
+import pytest
+
+# Two processes of tests share the cores; threads of one more would only wait for each other. Read while torch loads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine says nothing about the code; benchmarks/ measures speed.
 hypothesis.settings.register_profile("without_deadline", deadline=None)
 hypothesis.settings.load_profile("without_deadline")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(100_000)  # a fifth of the time of an import goes into counting objects that stay
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests:
+        import verl  # noqa: F401  # loads the plugin, as every run does
+
+        _remember_composed_runs()
+
+
+def _remember_composed_runs() -> None:
+    """Composing a run takes half a second of reading YAML, and hundreds of tests ask for the same few runs."""
+    from medserl_agentloop.testing import tiny
+
+    compose = functools.cache(lambda *overrides, **names: pickle.dumps(_compose(*overrides, **names)))
+    _compose = tiny.compose_run
+    tiny.compose_run = lambda *overrides, **names: pickle.loads(compose(*overrides, **names))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with real runs come first: one of them begun last would keep one process busy alone."""
+    with_runs = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in with_runs)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Overrides that name the sample data as parquet."""
+    from medec.builders import run
+    from real_runs import SAMPLE
+
+    folder: Path = tmp_path_factory.mktemp("data")
+    done = run("medec_to_parquet", "--input", SAMPLE, "--output", folder)
+    assert done.exit_code == 0, done.output
+    return f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet"

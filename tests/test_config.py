@@ -131,6 +131,7 @@ def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
         check_run(compose_run())
 
 
+@pytest.mark.slow
 def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
     """Hydra would turn an ordinary exception into a warning and go on."""
     run = subprocess.run(
@@ -138,7 +139,7 @@ def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert run.returncode != 0
     assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in run.stderr

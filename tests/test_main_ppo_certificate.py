@@ -2,18 +2,16 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_main_ppo import Run, data
+from real_runs import NO_CHECKPOINT, Run, environment
 
 from medserl_agentloop.training.certificate import CERTIFICATE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-__all__ = ["data"]  # a fixture
 
 MODULES = Path(__file__).parent / "training"
 BF16 = (
@@ -22,23 +20,22 @@ BF16 = (
 )
 ONE_STEP = (
     "trainer.total_training_steps=1",
-    "trainer.save_freq=-1",
+    NO_CHECKPOINT,
     "data.train_batch_size=16",
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
 )
 
 
-def with_module(name: str) -> dict[str, str]:
+def with_module(name: str, **changes: str) -> dict[str, str]:
     """Environment of a run that loads a module of the tests in all its processes."""
-    path = os.pathsep.join(filter(None, (str(MODULES), os.environ.get("PYTHONPATH"))))
-    return {"VERL_USE_EXTERNAL_MODULES": name, "PYTHONPATH": path}
+    return environment(MODULES, VERL_USE_EXTERNAL_MODULES=name, **changes)
 
 
 def certify(folder: Path, *overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("medserl"), "certify", "quickstart", *overrides]
     command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
-    return subprocess.run(command, cwd=folder, env=os.environ | (env or {}), capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, env=env or environment(), capture_output=True, text=True)
 
 
 def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_without_training(
@@ -92,6 +89,7 @@ def test_a_run_that_couples_the_roles_stops_and_names_each_cause(tmp_path: Path,
 def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_same_share(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
+    """Also the attacker alone, with role_rloo, while the assessor is held to the reference policy."""
     counts = tmp_path / "mini_batches"
     run = Run(
         tmp_path,
@@ -99,7 +97,12 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
         *BF16,
         *ONE_STEP,
         "selfplay.alarms.patience=1",
-        env=with_module("mini_batches") | {"MINI_BATCHES": str(counts)},
+        "algorithm.adv_estimator=role_rloo",
+        "selfplay.train=attacker",
+        "selfplay.anchor.assessor=0.1",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0.0",
+        env=with_module("mini_batches", MINI_BATCHES=str(counts)),
     )
     run.wait()
     (step,) = run.metrics
@@ -107,6 +110,10 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
     assert step["training/rollout_probs_diff_max"] > 1e-3  # it is bf16
     assert step["selfplay/context_leak_games"] >= 8
     assert step["selfplay/certificate/isolation/actor"] < 0.1
+
+    assert step["actor/grad_norm"] > 0
+    assert step["selfplay/attacker/trained_tokens"] > 0 == step["selfplay/assessor/trained_tokens"]
+    assert step["actor/anchor_kl_loss"] > 0  # from the second mini-batch on the policy differs from the reference
 
     batches = [tuple(map(int, line.split())) for line in counts.read_text().splitlines()]
     assert [rows for _, rows in batches] == [16] * 4

@@ -1,41 +1,65 @@
-"""A real run that watches itself: it stops where it is told to, with nothing of the step lost."""
+"""A real run without a judge that watches itself: it invents nothing, and stops where it is told to."""
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from test_main_ppo import Run, data
+from real_runs import GAMES_PER_STEP, Run
 
-from medserl_agentloop.training.step_file import METRICS_FILE, StepFile
+from medserl_agentloop.game.records import JUDGE_FAILED
+from medserl_agentloop.training.step_file import GAMES_FILE, read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-__all__ = ["data"]  # a fixture
 
 
-def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(
-    data: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run = Run(
-        tmp_path,
-        *data,
-        "trainer.total_training_steps=3",
-        "trainer.logger=[console,wandb]",
-        "selfplay.on_alarm=stop",
-        "selfplay.alarms.patience=1",
-        "selfplay.alarms.probs_diff=1e-12",  # float32 noise is above it
-        "selfplay.alarms.no_signal=null",
-    )
-    assert run.process.wait(timeout=400) != 0
+@pytest.fixture(scope="module")
+def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With only the attacker trained, every game that could be trained on is void."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        run = Run(
+            tmp_path_factory.mktemp("health"),
+            *data,
+            "selfplay.judge=http",
+            "selfplay.judge_server.url=http://127.0.0.1:9",
+            "selfplay.judge_server.retries=0",
+            "selfplay.train=attacker",
+            "trainer.total_training_steps=4",
+            "trainer.logger=[console,wandb]",
+            "selfplay.on_alarm=stop",
+            "selfplay.alarms.patience=2",
+            "selfplay.alarms.probs_diff=1e-12",  # float32 noise is above it
+            "selfplay.alarms.no_signal=null",
+            "selfplay.alarms.voids=null",
+            "selfplay.alarms.judge_answers=null",
+        )
+    run.process.wait(timeout=400)
+    return run
+
+
+def test_a_run_whose_judge_is_down_goes_on_and_invents_nothing(run: Run) -> None:
+    assert "Error in _run_prompt" not in run.log.read_text()
+    games = list(read_games(run.folder / "run" / GAMES_FILE))
+    assert len(games) == 2 * GAMES_PER_STEP
+    asked = [g for g in games if g.attack is not None and g.attack.invalid is None]
+    assert asked
+    assert all(g.void is not None and g.void.startswith(JUDGE_FAILED) and not g.rewards for g in asked)
+    assert all(g.void is None for g in games if g not in asked)
+    assert any("the judge's server does not answer" in line for line in run.lines())
+    for step in run.metrics:
+        assert step["selfplay/judge/failure_rate"] == 1.0
+
+
+def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(run: Run) -> None:
+    assert run.process.returncode != 0
     log = run.log.read_text()
-    assert "HealthError: stopped after step 1 (selfplay.on_alarm=stop). rollout_mismatch: training/rollout" in log
+    assert "HealthError: stopped after step 2 (selfplay.on_alarm=stop). rollout_mismatch: training/rollout" in log
     assert "start the same command with selfplay.on_alarm=warn" in re.sub(r"\s+", " ", log)
     assert sum(line.startswith("alarm rollout_mismatch: ") for line in run.lines()) == 1
 
-    (step,) = StepFile(tmp_path / "run" / METRICS_FILE).read()
-    assert step["selfplay/alarm/rollout_mismatch"] == 1.0
-    assert step["selfplay/lost_rate"] == 0.0
-    assert (tmp_path / "run" / "global_step_1" / "actor").is_dir()
-    (path,) = tmp_path.glob("wandb/offline-run-*/files/media/table/selfplay/games_table_*.json")
-    assert len(json.loads(path.read_text())["data"]) == 8
+    first, second = run.metrics
+    assert "selfplay/alarm/rollout_mismatch" not in first and second["selfplay/alarm/rollout_mismatch"] == 1.0
+    assert second["selfplay/lost_rate"] == 0.0
+    assert (run.folder / "run" / "global_step_2" / "actor").is_dir()
+    tables = list(run.folder.glob("wandb/offline-run-*/files/media/table/selfplay/games_table_*.json"))
+    assert [len(json.loads(table.read_text())["data"]) for table in tables] == [8, 8]

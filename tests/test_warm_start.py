@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from medec.builders import run as in_this_process
+from real_runs import REPOSITORY, SAMPLE, environment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-REPOSITORY = PACKAGE.parent
 STEPS = 6
 
 
@@ -24,6 +24,7 @@ def run(folder: Path, *command: Any) -> str:
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -36,9 +37,8 @@ def run(folder: Path, *command: Any) -> str:
 @pytest.fixture
 def player(tmp_path: Path) -> Path:
     """A folder with data and a model of random weights, where a run can be started."""
-    sample = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
-    script = REPOSITORY / "data_prep" / "sft_to_parquet.py"
-    run(tmp_path, script, "--input", sample, "--output", "data/warm_start")
+    done = in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data" / "warm_start")
+    assert done.exit_code == 0, done.output
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path / "player")
     tiny_model(len(tokenizer)).save_pretrained(tmp_path / "player")

@@ -33,7 +33,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
     command: list[Any] = [sys.executable, REPOSITORY / "data_prep" / "sft_to_parquet.py", "--output", folder]
     command += ["--input", REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=280)
     return folder
 
 

@@ -18,7 +18,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("not a checkout: there is nothing to build a wheel from")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=280)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -38,6 +38,7 @@ def test_the_wheel_brings_its_hydra_plugin_and_its_entry_points(wheel: Path) -> 
     assert b"medserl = medserl_agentloop.plugin" in archive.read(entry_points)
 
 
+@pytest.mark.slow
 def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
@@ -53,7 +54,7 @@ def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/tiny_player")

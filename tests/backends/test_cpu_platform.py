@@ -44,13 +44,14 @@ def report_of_a_fresh_process(**environment: str) -> dict[str, object]:
     env = {**base, "VERL_USE_EXTERNAL_PLUGINS": "none", **environment}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, env.get("PYTHONPATH", "")]))
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REPORT], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", REPORT], env=env, capture_output=True, text=True, timeout=280
     )
     assert result.returncode == 0, result.stderr
     report: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
     return report
 
 
+@pytest.mark.slow
 def test_verl_platform_cpu_activates_platform_engines_and_rollout() -> None:
     report = report_of_a_fresh_process(VERL_PLATFORM="cpu")
     assert report["device"] == "cpu"
@@ -58,6 +59,7 @@ def test_verl_platform_cpu_activates_platform_engines_and_rollout() -> None:
     assert report["rollout"] is True
 
 
+@pytest.mark.slow
 def test_without_verl_platform_nothing_is_active_and_nothing_heavy_is_imported() -> None:
     report = report_of_a_fresh_process()
     assert report == {"device": "cuda", "engines": [], "rollout": False, "transformers_models": False}

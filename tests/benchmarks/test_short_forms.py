@@ -55,6 +55,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SHORT_FORMS)
 def test_a_benchmark_runs_to_its_end(
     script: str, notes: Path, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,12 +1,12 @@
 """What holds for the turns of every prompt profile: nothing raises, nothing but the note crosses, and what
 is written is read."""
 
-import string
+import random
 from collections.abc import Callable
 
 import pytest
 from game.builders import CLEAN_NOTE, spec
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from medserl_agentloop.game.parsing import PARSERS, TurnFormat, UnwritableTurn, load_parser
@@ -22,9 +22,7 @@ PIECES = [
     "final_answer:", "Explanation:", "changes_made:", '"CORRECT"', "INCORRECT", "Safe", "Harmful", "<|im_end|>",
     "{{ note }}", "He has gout.", "x",
 ]  # fmt: skip
-_LETTERS = dict(zip(string.ascii_letters, PIECES, strict=False))
-# A letter of st.text stands for a piece: 20,000 lists of pieces would take hypothesis a minute.
-model_text = st.text("".join(_LETTERS), max_size=16).map(lambda letters: "".join(_LETTERS[c] for c in letters))
+model_text = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 SUBTLE = CLEAN_NOTE.replace("500", "5000")
 SECRET = "SECRET"
@@ -41,13 +39,7 @@ TURNS: dict[str, Callable[[str, str], str]] = {
 }
 
 
-# One test for two laws: drawing 20,000 texts is what costs the time.
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(text=model_text)
-@example(text="<answer></")
-@example(text="</answer><answer>")
-@example(text="generated_note:")
-def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses(text: str) -> None:
+def check_text(text: str) -> None:
     prefill = PREFILLS[len(text) % len(PREFILLS)]
     secret = f"{text} {SECRET} {text}".replace("</think>", "")
     for name, turns in PARSERS.items():
@@ -57,6 +49,14 @@ def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses(text: str
         assert attack.reasoning in text and assessment.reasoning in text
         # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of the note.
         assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE)).note or "")
+
+
+def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses() -> None:
+    rng = random.Random(0)
+    for text in ("<answer></", "</answer><answer>", "generated_note:"):
+        check_text(text)
+    for _ in range(20_000):
+        check_text("".join(rng.choices(PIECES, k=rng.randrange(17))))
 
 
 @FORMATS
@@ -113,14 +113,14 @@ def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> boo
     return True
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(prefill=st.sampled_from(PREFILLS), reasoning=texts, note=texts)
 def test_an_attack_is_read_as_it_was_written_or_not_written(prefill: str, reasoning: str, note: str) -> None:
     for turns in PARSERS.values():
         read_back(turns, prefill, reasoning, note)
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     prefill=st.sampled_from(PREFILLS),
     reasoning=texts,

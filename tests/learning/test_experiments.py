@@ -11,6 +11,7 @@ import learning
 import pytest
 from game.builders import finished
 from learning_results import Rates, Share, in_training, with_tables
+from real_runs import environment
 
 from medserl_agentloop.game.records import Outcome
 from medserl_agentloop.game.rewards import medserl
@@ -18,6 +19,7 @@ from medserl_agentloop.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", learning.EXPERIMENTS)
 def test_every_command_composes_and_passes_the_start_up_check(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +52,8 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
         "trainer.total_training_steps=2",
     ]
     command = [sys.executable, learning.__file__, "headline", *options]
-    printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    process = {"cwd": tmp_path, "env": environment(), "check": True, "capture_output": True, "text": True}
+    printed = subprocess.run(command, **process).stdout
     assert "headline 4: step 2/2" in printed
     rates = Rates.of("headline", results)
     assert (rates.seeds, rates.steps) == ([4], [0, 2])
@@ -63,7 +66,7 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
             assert float(row["training/rollout_probs_diff_max"]) < 1e-4
             assert float(row["actor/grad_norm"]) > 0
             assert float(row[learning.GAME_SUM]) < 1e-6
-    again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    again = subprocess.run(command, **process).stdout
     assert "step" not in again
 
 

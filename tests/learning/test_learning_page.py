@@ -13,9 +13,7 @@ from learning_results import (
     RESULTS,
     TABLES,
     Rates,
-    headline_sentence,
     in_training,
-    source_hash,
     with_tables,
 )
 
@@ -26,28 +24,12 @@ EXPERIMENTS = [
     *(f"{name}_{role}" for name, role in product(ESTIMATORS, ("attacker", "assessor"))),
 ]
 NOBODY_READS = ("rules_alone", "unchecked")
-PICTURES = {
-    "headline": ["headline"],
-    "ablations": list(ABLATIONS),
-    "estimators": EXPERIMENTS[len(ABLATIONS) + 1 :],
-}
 
 
 def test_every_table_of_the_page_is_made_from_the_files() -> None:
     page = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(TABLES)
     assert with_tables(page) == page
-
-
-def test_the_readme_quotes_the_headline() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert headline_sentence() in readme
-    assert "docs/learning/headline.svg" in readme
-
-
-@pytest.mark.parametrize("picture", PICTURES)
-def test_a_picture_was_drawn_from_the_files_beside_it(picture: str) -> None:
-    assert source_hash(*PICTURES[picture]) in (RESULTS / f"{picture}.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -108,6 +108,7 @@ def old_and_new(tmp_path_factory, source):
     return old, new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "part", "number", "replaced"),
     [
@@ -141,11 +142,13 @@ def test_killed_run_leaves_whole_files_and_a_mixture_is_told(
         assert contents(tmp_path / "out") == new
 
 
+@pytest.mark.slow
 def test_run_killed_before_a_new_folder_is_complete_leaves_none(tmp_path, source):
     assert process(tmp_path, source, "-c", KILLED, "os.rename", ".tmp", "1", seed=2).wait() == -signal.SIGKILL
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_run_killed_while_it_writes_rows_leaves_the_old_files(tmp_path, write_pairs, pair):
     source = write_pairs(*(pair(n) for n in range(6000)))
     (tmp_path / "out").mkdir()

@@ -132,14 +132,15 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: Oppone
         ({"answer": lambda _: 401}, "HTTP 401"),
         ({"answer": lambda _: {"choices": []}}, "the answer is no chat completion"),
         ({"answer": lambda _: chat_completion("")}, "the answer is empty"),
-        ({"delay_s": 1.0}, "ReadTimeout"),
+        ({"delay_s": 0.5}, "ReadTimeout"),
         ({}, "ConnectError"),
     ],
 )
 def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: dict[str, Any], reason: str) -> None:
     for name, value in fault.items():
         setattr(server, name, value)
-    run = against(server, "assessor", timeout_s=0.2, url=server.url if fault else "http://127.0.0.1:9")
+    timeout_s = 0.2 if reason == "ReadTimeout" else 20.0
+    run = against(server, "assessor", timeout_s=timeout_s, url=server.url if fault else "http://127.0.0.1:9")
     output, record, engine = play([], run=run)
     assert not engine.calls
     assert record.void == f"opponent failed: {reason}"

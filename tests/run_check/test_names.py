@@ -11,6 +11,7 @@ from run_check.runs import refusal, run
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, agg_loss, get_kl_controller, kl_penalty
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.workers.config import FSDPOptimizerConfig
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.run_check.names import AGGREGATIONS, CHECKPOINT_CONTENTS, KL_ESTIMATORS, STRATEGIES
 
@@ -81,7 +82,8 @@ def test_what_a_user_has_registered_is_accepted(tmp_path: Path, monkeypatch: pyt
     del ADV_ESTIMATOR_REGISTRY["estimator_of_mine"]
 
 
-def test_the_cpu_server_is_known_to_runs_on_the_cpu_only() -> None:
+def test_the_cpu_server_is_known_to_runs_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_ROLLOUT_REGISTRY, ("cpu_hf", "async"), raising=False)  # other tests register it
     assert refusal({}) == ""
     assert f"{ROLLOUT}.name=cpu_hf: verl knows no such name" in refusal({f"{ROLLOUT}.name": "cpu_hf"}, "qwen3_4b")
 

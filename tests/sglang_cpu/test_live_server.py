@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_main_ppo import data  # noqa: F401  # a fixture
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
@@ -48,7 +47,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def rows(data: tuple[str, ...]) -> Rows:  # noqa: F811
+def rows(data: tuple[str, ...]) -> Rows:
     rows: Rows = pq.read_table(data[0].partition("=")[2]).to_pylist()
     return rows
 

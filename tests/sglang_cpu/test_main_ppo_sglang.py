@@ -1,6 +1,5 @@
 """Real runs of verl's own entry point with rollouts by the real SGLang engine: nothing is faked here."""
 
-import os
 import re
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from test_main_ppo import GAMES_PER_STEP, Run, data  # noqa: F401  # data is a fixture
+from real_runs import GAMES_PER_STEP, Run, environment
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.paths import resource
@@ -19,11 +18,11 @@ AGREEMENT = 1e-4
 """Largest difference between rollout and actor that counts as none, in probability and in log-probability."""
 
 
-def start(folder: Path, data: tuple[str, ...], *overrides: str, **probe: str) -> Run:  # noqa: F811
+def start(folder: Path, data: tuple[str, ...], *overrides: str, **probe: str) -> Run:
     env = {"PROBE_" + name.upper(): value for name, value in probe.items()}
     if env:
         env["VERL_USE_EXTERNAL_MODULES"] = "probe"
-        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    env = environment(Path(__file__).parent, **env)
     return Run(folder, *data, *overrides, recipe="quickstart_sglang", env=env)
 
 
@@ -36,7 +35,7 @@ def kill_scheduler(run: Run) -> psutil.Process:
 
 def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
     tmp_path: Path,
-    data: tuple[str, ...],  # noqa: F811
+    data: tuple[str, ...],
 ) -> None:
     tensors = tmp_path / "step1.pt"
     first = start(tmp_path, data, "trainer.total_training_steps=50", tensors=str(tensors))
@@ -84,7 +83,7 @@ def check_log_probs(tensors: Path) -> None:
 @pytest.mark.parametrize("push", ["off", "no-flush"])
 def test_the_difference_shows_a_push_that_is_missing_or_leaves_the_prefix_cache(
     tmp_path: Path,
-    data: tuple[str, ...],  # noqa: F811
+    data: tuple[str, ...],
     push: str,
 ) -> None:
     run = start(tmp_path, data, "trainer.total_training_steps=3", "trainer.save_freq=-1", push=push)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_main_ppo import GAMES_PER_STEP, Run, data  # noqa: F401  # data is a fixture
+from real_runs import GAMES_PER_STEP, Run
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -78,7 +78,7 @@ def judge_model(tmp_path: Path) -> Path:
 @pytest.mark.timeout(600)
 def test_games_are_judged_by_the_model_that_verl_serves_and_void_where_it_answers_prose(
     tmp_path: Path,
-    data: tuple[str, ...],  # noqa: F811
+    data: tuple[str, ...],
     judge_model: Path,
 ) -> None:
     run = Run(

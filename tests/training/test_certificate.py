@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from real_runs import environment
 from training.model_families import ISOLATED, LEAKING, save
 
 from medserl_agentloop.game.types import Role
@@ -52,12 +53,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
     }
     (folder / "variants.json").write_text(json.dumps(variants))
     program = Path(__file__).with_name("certify_worker.py")
-    done = subprocess.run([sys.executable, program, folder / "variants.json"], capture_output=True, text=True)
+    command = [sys.executable, program, folder / "variants.json"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: {measure["claim"]: measure for measure in measures} for name, measures in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in LEAKS])
 def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str) -> None:
     isolation = measured[variant]["isolation"]
@@ -66,6 +69,7 @@ def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str)
     assert isolation["gap_to_joined"] > 0.1  # there was something to leak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", sorted(LEAKS))
 def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> None:
     isolation = measured[variant]["isolation"]
@@ -77,6 +81,7 @@ def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> No
     assert cause in isolation["problem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "qwen2_vl"])
 def test_the_loss_is_certified_unless_it_takes_one_number_over_both_roles(measured: Any, variant: str) -> None:
     loss = measured[variant]["loss"]

@@ -65,6 +65,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         log_games(games(step), step, 5, ["console", "wandb"])
         tracking.log({"selfplay/games": 21.0}, step=step)
     tracking.finish()
+    wandb.teardown()  # W&B writes its file in another process, which has ended then
 
     rows = list(history(offline))
     assert [r["_step"] for r in rows] == [0, 1, 2, 3]

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_runs import environment
+
+pytestmark = pytest.mark.slow
 
 BASE = {"attacker": 1.0, "assessor": 1.0}
 OTHER_ATTACKER = {"attacker": 5.0, "assessor": 1.0}
@@ -29,7 +32,8 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     variants = tmp_path_factory.mktemp("update") / "variants.json"
     variants.write_text(json.dumps(VARIANTS))
     program = Path(__file__).with_name("one_update.py")
-    done = subprocess.run([sys.executable, program, variants], capture_output=True, text=True, timeout=250)
+    command = [sys.executable, program, variants]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -1,0 +1,102 @@
+"""Real runs of verl's own entry points on the CPU backend, as a user would type them: nothing is faked here."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
+
+REPOSITORY = PACKAGE.parent
+SAMPLE = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
+GAMES_PER_STEP = 16
+SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2")
+# Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
+RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+NO_CHECKPOINT = "trainer.save_freq=-1"
+
+
+def environment(*modules: Path, **changes: str) -> dict[str, str]:
+    """Environment of a run; its processes find the modules in the given folders."""
+    folders = (*modules, Path(__file__).parent / "quick_start", os.environ.get("PYTHONPATH", ""))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, map(str, folders)))} | RAY | changes
+
+
+class Run:
+    """A run in a folder of its own."""
+
+    def __init__(
+        self, folder: Path, *overrides: str, recipe: str = "quickstart", env: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.log = folder / f"log{len(list(folder.glob('log*')))}.txt"
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
+        command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment() if env is None else env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]
+        assert "Error in _run_prompt" not in self.log.read_text()
+
+    def lines(self) -> Iterator[str]:
+        yield from re.findall(r"\[medserl\] (.*)", self.log.read_text())
+
+    @property
+    def reached(self) -> int:
+        """The last step that has been checkpointed; 0 without any."""
+        tracker = self.folder / "run" / "latest_checkpointed_iteration.txt"
+        return int(tracker.read_text() or 0) if tracker.exists() else 0
+
+    def wait_for_checkpoint(self, step: int) -> None:
+        deadline = time.monotonic() + 300
+        while self.reached < step:
+            assert self.process.poll() is None, self.log.read_text()[-5000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-5000:]
+            time.sleep(0.2)
+
+    def copy_after_step(self, step: int, folder: Path) -> None:
+        """Copy to ``folder`` what a SIGKILL to the whole run would leave, once it has checkpointed ``step``."""
+        self.wait_for_checkpoint(step)
+        run = psutil.Process(self.process.pid)
+        stopped = [run, *run.children(recursive=True)]
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            shutil.copytree(self.folder / "run", folder / "run")
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+    def kill(self) -> None:
+        """SIGKILL to the run and all it started, if it is still there."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(StepFile(self.folder / "run" / METRICS_FILE).read())
+
+    def steps_of_games(self) -> Counter[int]:
+        return Counter(game.step for game in read_games(self.folder / "run" / GAMES_FILE))
