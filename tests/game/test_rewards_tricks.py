@@ -16,7 +16,7 @@ each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda 
 def test_the_page_shows_the_table_of_today() -> None:
     page = reward_tricks.PAGE.read_text(encoding="utf-8")
     assert "| typing error |" in page
-    assert with_table(page) == page, "run python benchmarks/reward_tricks.py"
+    assert with_table(page) == page, "run python docs/reward_tricks.py"
 
 
 def test_there_are_sixty_different_tricks_and_more() -> None:

@@ -1,6 +1,6 @@
 """What an attacker earns by tricks: a table for ``docs/rewards.md``, by reward scheme and by judge.
 
-``python benchmarks/reward_tricks.py`` plays every trick against each answer that an assessor can give, and writes
+``python docs/reward_tricks.py`` plays every trick against each answer that an assessor can give, and writes
 the best that the attacker gets into the page. ``tests/game/test_rewards_tricks.py`` holds the page to it.
 """
 
@@ -22,7 +22,7 @@ from medserl_agentloop.game.types import Category, GameSpec, Label, Role, Vanill
 from medserl_agentloop.judges import judge_game
 from medserl_agentloop.judges.labels import LabelJudge
 
-PAGE = Path(__file__).parents[1] / "docs" / "rewards.md"
+PAGE = Path(__file__).with_name("rewards.md")
 
 DOSE = "He receives warfarin 5 mg by mouth twice daily."
 WRONG_DOSE = "He receives warfarin 50 mg by mouth twice daily."
