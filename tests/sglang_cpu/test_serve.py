@@ -1,17 +1,20 @@
-"""SGLang's OpenAI-compatible server on the CPU: it starts with one command and binds answers to a JSON schema."""
+"""SGLang's OpenAI-compatible server on the CPU: it starts with one command, and games and evaluations can ask it."""
 
-import asyncio
+import csv
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 from verl.utils.net_utils import get_free_port
 
+from medserl_agentloop.cli import app
 from medserl_agentloop.client import HttpClient, Unreachable
 from medserl_agentloop.paths import resource
 
@@ -32,25 +35,48 @@ QUESTION = {
 }
 
 
-def test_a_served_model_answers_in_the_schema_that_it_is_asked_for(tmp_path: Path) -> None:
+PLAYER = str(resource("assets/tiny_player"))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the tiny player's server."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
     port, _ = get_free_port("127.0.0.1")
     command = [sys.executable, "-m", "medserl_agentloop.backends.sglang_cpu", "--served-model-name", "player"]
-    command += ["--model-path", str(resource("assets/tiny_player")), "--port", str(port), "--max-total-tokens", "8192"]
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+    command += ["--model-path", PLAYER, "--port", str(port), "--max-total-tokens", "16384", "--context-length", "8192"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         client = HttpClient(f"http://127.0.0.1:{port}/v1", timeout_s=120)
         for _ in range(200):
-            assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
+            assert server.poll() is None, log.read_text()[-2000:]
             try:
                 client.blocking(client.get("/models"))
                 break
             except Unreachable:
                 time.sleep(1)
-        answer = asyncio.run(client.post("/chat/completions", QUESTION))
-        assert json.loads(answer["choices"][0]["message"]["content"])["error"] in ("present", "absent")
+        yield f"http://127.0.0.1:{port}"
     finally:
         for process in [*psutil.Process(server.pid).children(recursive=True), server]:
             process.kill()
+
+
+def test_a_served_model_answers_in_the_schema_that_it_is_asked_for(url: str) -> None:
+    client = HttpClient(f"{url}/v1", timeout_s=120)
+    answer = client.blocking(client.post("/chat/completions", QUESTION))
+    assert json.loads(answer["choices"][0]["message"]["content"])["error"] in ("present", "absent")
+
+
+def test_evaluated_through_its_server_a_model_says_what_its_folder_says(url: str, tmp_path: Path) -> None:
+    with (resource("data_prep") / "sample" / "medserl_sample.csv").open(newline="") as sample:
+        rows = list(csv.reader(sample))[:25]
+    with (tmp_path / "notes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    for model, output in (([url, "--model", "player"], "server"), ([PLAYER], "folder")):
+        options = ["--notes", tmp_path / "notes.csv", "--output", tmp_path / output, "--max-tokens", 256]
+        done = CliRunner().invoke(app, ["evaluate", *model, *map(str, options)])
+        assert done.exit_code == 0, done.output
+    served, local = ((tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder"))
+    assert served == local and len(served.splitlines()) == 24
