@@ -112,7 +112,7 @@ async def judge_game(judge: Judge, record: GameRecord) -> None:
 
 
 class LabelsForUntouchedNotes:
-    """Any judge, asked about rewritten notes alone: what the data knows, nobody is asked."""
+    """Asks a judge about rewritten notes only. The labels of untouched notes come from the data."""
 
     def __init__(self, judge: Judge) -> None:
         self.name = judge.name

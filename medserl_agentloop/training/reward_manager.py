@@ -56,8 +56,8 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
 
         Returns:
             ``reward_score``: both roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
-            the judged record, the numbers verl turns into validation metrics, None where a game
-            has no such number, and what the official scores are computed of.
+            the judged record, the texts that the official scores need, and the numbers that verl turns
+            into validation metrics (None where a game has no such number).
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:
