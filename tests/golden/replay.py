@@ -1,0 +1,88 @@
+"""Plays the games of the golden batch again: rows and replies in, verl's columns and advantages out."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import TOKENIZER, judge, run_with
+
+from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
+from medserl_agentloop.testing.tiny import build_agent_loop
+from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.training.columns import restarted
+from medserl_agentloop.training.credit import CreditSettings
+
+FILE = Path(__file__).parent / "medical_64.json.gz"
+
+RUNS: dict[str, dict[str, Any]] = {
+    "medserl": {"selfplay__judge": "labels"},
+    "brief": {"selfplay__judge": "labels", "selfplay__profile": "brief", "selfplay__reward": "zero_sum"},
+    "shared": {"selfplay__judge": "labels", "selfplay__context": "shared"},
+    "copy": {"selfplay__judge": "labels", "selfplay__vanilla_attacker": "copy"},
+}
+
+
+def play_game(game: dict[str, Any], number: int) -> dict[str, Any]:
+    """One game through agent loop, reward manager and ``as_dict``."""
+    run = run_with(**RUNS[game["run"]])
+    scripted = [
+        MockReply(log_probs=[-0.01 * (i % 7) for i in range(len(_ids(reply)))], **reply) for reply in game["replies"]
+    ]
+    engine = MockSGLangEngine(scripted, TOKENIZER)
+
+    async def played() -> Any:
+        loop = build_agent_loop(engine, TOKENIZER, run)
+        row = {"uid": game["uid"], "session_id": number % 2, "global_steps": 3}
+        return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info=game["extra_info"], **row)
+
+    output = asyncio.run(played())
+    columns = judge(output, run)
+    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    tensors = {
+        name: torch.as_tensor(columns[name]).tolist()
+        for name in ("prompts", "responses", "response_mask", "role_ids", "context_lengths", "rm_scores",
+                     "rollout_log_probs")
+    }  # fmt: skip
+    return {
+        **tensors,
+        "position_ids": restarted(columns["context_lengths"]).tolist(),
+        "max_tokens": [call.sampling_params["max_tokens"] for call in engine.calls],
+        "outcome": record.outcome.value,
+        "rewards": {str(getattr(role, "value", role)): parts for role, parts in record.rewards.items()},
+    }
+
+
+def _ids(reply: dict[str, Any]) -> list[int]:
+    ids = list(TOKENIZER.encode(reply["text"], add_special_tokens=False))
+    return ids if reply.get("abort") else [*ids, 0]
+
+
+def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
+    """The columns of each game, and the advantages (of trained tokens, in order) of the batch by estimator."""
+    columns = [play_game(game, number) for number, game in enumerate(games)]
+    width = max(len(c["responses"]) for c in columns)
+
+    def padded(name: str) -> torch.Tensor:
+        return torch.tensor([[*c[name], *[0] * (width - len(c[name]))] for c in columns])
+
+    mask = padded("response_mask")
+    batch = RoleBatch(
+        rewards=padded("rm_scores"),
+        mask=mask,
+        role_ids=padded("role_ids"),
+        groups=[game["uid"] for game in games],
+        categories=[game["extra_info"]["category"] for game in games],
+        values=torch.sin(padded("responses").double()),
+        gamma=0.99,
+        lam=0.9,
+    )
+    credited = {
+        name: estimator(batch, CreditSettings(), BaselineState()).advantages
+        for name, estimator in ROLE_ESTIMATORS.items()
+    }
+    trained = {name: [row[m > 0].tolist() for row, m in zip(a, mask, strict=True)] for name, a in credited.items()}
+    return columns, trained
