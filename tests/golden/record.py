@@ -71,7 +71,7 @@ def main() -> None:
     games = []
     for number in range(64):
         row, category = rows[number // 4], CATEGORIES[(number // 2) % 5]
-        run = list(RUNS)[0] if number < 40 else list(RUNS)[1 + (number - 40) // 8]
+        run = next(iter(RUNS)) if number < 40 else list(RUNS)[1 + (number - 40) // 8]
         given = facts(row, category, number // 2)
         games.append({
             "run": run,
