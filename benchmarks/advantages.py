@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.training.credit import CreditSettings
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.games.medical.types import Category, Role
 
 GAMES_PER_PROMPT = 8
 FAR = "reinforce_plus_plus"

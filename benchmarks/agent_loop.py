@@ -39,8 +39,8 @@ from rich.console import Console
 from rich.table import Table
 from verl import DataProto
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.training.reward_manager import PerTurnRewardManager
+from medserl_agentloop.core.reward_manager import PerTurnRewardManager
+from medserl_agentloop.games.medical.types import Category, Role
 
 SPREAD = 1.0  # of the log-normal times: one turn in forty takes more than seven times the median
 

@@ -26,15 +26,15 @@ from verl.tools.function_tool import function_tool, get_function_tool
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.medec.rows import AGENT_NAME
+from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.games.medical.clinic.notes import sample_clean_note
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
-from medserl_agentloop.rollout.encoding import ChatEncoder
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.toy.clinic import sample_clean_note
 
 SEED = 7
 NOTES_JOINED = 3  # toy notes per note: about the length of MEDEC's

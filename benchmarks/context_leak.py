@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")

@@ -20,16 +20,16 @@ import uvicorn
 from fastapi import FastAPI
 from omegaconf import OmegaConf
 
-from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.rules import EditLimits
-from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label, Role
-from medserl_agentloop.judges import JUDGES, Judge, build_judge, judge_game
-from medserl_agentloop.judges.labels import LabelJudge
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.step_file import to_line
+from medserl_agentloop.games.medical.judges import JUDGES, Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rules import EditLimits
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.play.driver import Reply, play_game
-from medserl_agentloop.training.step_file import to_line
 
 CATEGORIES = (
     Category.VANILLA_HARMFUL,

@@ -27,14 +27,14 @@ import typer
 from learning_results import ESTIMATORS, RESULTS
 from rich.console import Console
 
-from medserl_agentloop.config import SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.tournament import Player
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.judges.calibration import calibrate, known_edits
-from medserl_agentloop.judges.report import write_report
-from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.games.medical.judges.calibration import calibrate, known_edits
+from medserl_agentloop.games.medical.judges.report import write_report
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.measure import Case, Measurement, Rate, held_out_cases
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.toy.clinic import Note, Split, sample_clean_note, with_error
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.games.medical.clinic.notes import Note, Split, sample_clean_note, with_error
+from medserl_agentloop.games.medical.types import ErrorType
 
 SAMPLE = Path(__file__).parent / "sample" / "medserl_sample.csv"
 VIGNETTES = 160

@@ -18,10 +18,10 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.game.types import EVAL_SPLIT
-    from medserl_agentloop.medec.eval_rows import FIRST_INDEX, build_eval_rows
-    from medserl_agentloop.medec.reader import refuse_uw
-    from medserl_agentloop.medec.writing import all_or_none, write_parquet
+    from medserl_agentloop.data.eval_rows import FIRST_INDEX, build_eval_rows
+    from medserl_agentloop.data.reader import refuse_uw
+    from medserl_agentloop.data.writing import all_or_none, write_parquet
+    from medserl_agentloop.games.medical.types import EVAL_SPLIT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

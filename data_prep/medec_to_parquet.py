@@ -22,13 +22,13 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.game.types import Category, VanillaAttacker
-    from medserl_agentloop.medec import conversion
-    from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
-    from medserl_agentloop.medec.conversion import Prepared, ScreenOptions
-    from medserl_agentloop.medec.manifest import MANIFEST
-    from medserl_agentloop.medec.reader import ReadOptions, ReadReport, ReadResult, read_files, refuse_uw
-    from medserl_agentloop.medec.rows import RowPlan
+    from medserl_agentloop.data import conversion
+    from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
+    from medserl_agentloop.data.conversion import Prepared, ScreenOptions
+    from medserl_agentloop.data.manifest import MANIFEST
+    from medserl_agentloop.data.reader import ReadOptions, ReadReport, ReadResult, read_files, refuse_uw
+    from medserl_agentloop.data.rows import RowPlan
+    from medserl_agentloop.games.medical.types import Category, VanillaAttacker
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."

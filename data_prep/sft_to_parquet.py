@@ -17,9 +17,9 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.medec.reader import read_files, refuse_uw
-    from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, build_sft_rows, read_splits
-    from medserl_agentloop.medec.writing import all_or_none, write_parquet
+    from medserl_agentloop.data.reader import read_files, refuse_uw
+    from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, build_sft_rows, read_splits
+    from medserl_agentloop.data.writing import all_or_none, write_parquet
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -18,9 +18,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.toy.clinic import Split, check_attack, error_detail, inject_error, sample_clean_note
+from medserl_agentloop.games.medical.clinic.notes import (
+    Split,
+    check_attack,
+    error_detail,
+    inject_error,
+    sample_clean_note,
+)
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.toy.player import build_model, build_tokenizer, save_player
 from medserl_agentloop.toy.transcripts import CURRICULA
 from medserl_agentloop.toy.warm_start import PromptCodec, WarmStart, warm_start

@@ -18,9 +18,9 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.game.types import VanillaAttacker
-    from medserl_agentloop.medec.verify import Report, count_rows, verify_files
-    from medserl_agentloop.medec.verify_rows import Check
+    from medserl_agentloop.data.verify import Report, count_rows, verify_files
+    from medserl_agentloop.data.verify_rows import Check
+    from medserl_agentloop.games.medical.types import VanillaAttacker
     from medserl_agentloop.paths import resource
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import typer
 
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, GameSpec, Label, Role, VanillaAttacker
-from medserl_agentloop.judges import judge_game
-from medserl_agentloop.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges import judge_game
+from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 PAGE = Path(__file__).with_name("rewards.md")
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from medserl_agentloop.evaluation.cli import evaluate
-from medserl_agentloop.judges.cli import app as judge_app
+from medserl_agentloop.games.medical.judges.cli import app as judge_app
 from medserl_agentloop.play.cli import play
 from medserl_agentloop.scoring.cli import score
 
@@ -50,8 +50,8 @@ def rescore(
     output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
 ) -> None:
     """Apply another reward scheme to games that were played before."""
-    from medserl_agentloop.rescoring import rescore as rescore_file
-    from medserl_agentloop.training.step_file import GAMES_FILE
+    from medserl_agentloop.core.step_file import GAMES_FILE
+    from medserl_agentloop.evaluation.rescoring import rescore as rescore_file
 
     console = Console()
     try:
@@ -91,6 +91,6 @@ def schema() -> None:
     """Print the JSON Schema of a line of a games file."""
     import json
 
-    from medserl_agentloop.game.records import record_schema
+    from medserl_agentloop.games.medical.records import record_schema
 
     typer.echo(json.dumps(record_schema(), indent=2))

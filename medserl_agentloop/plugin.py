@@ -88,9 +88,9 @@ def _register_for_training() -> None:
     """Register agent loop, trainer and estimators; the latter two by being imported."""
     from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
-    from medserl_agentloop.medec.rows import AGENT_NAME
-    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
-    from medserl_agentloop.training import advantages, trainer  # noqa: F401
+    from medserl_agentloop.core import advantages, trainer  # noqa: F401
+    from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
+    from medserl_agentloop.data.rows import AGENT_NAME
 
     register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
 
@@ -108,11 +108,11 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
-        from medserl_agentloop.config import ConfigError
-        from medserl_agentloop.judges.startup import calibration_line, unreachable
-        from medserl_agentloop.run_check import check_run, run_warnings
-        from medserl_agentloop.run_check.machine import check_machine
-        from medserl_agentloop.run_check.models import check_models
+        from medserl_agentloop.core.config import ConfigError
+        from medserl_agentloop.core.run_check import check_run, run_warnings
+        from medserl_agentloop.core.run_check.machine import check_machine
+        from medserl_agentloop.core.run_check.models import check_models
+        from medserl_agentloop.games.medical.judges.startup import calibration_line, unreachable
 
         if self.platform is not None:
             _choose_platform(self.platform)
@@ -169,7 +169,7 @@ class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 def _warn_of_unknown_keys(config: DictConfig) -> None:
-    from medserl_agentloop.run_check import unknown_keys
+    from medserl_agentloop.core.run_check import unknown_keys
 
     for key in unknown_keys(config, compose(config.hydra.job.config_name)):
         print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)

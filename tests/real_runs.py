@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
 
 REPOSITORY = PACKAGE.parent
 SAMPLE = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"

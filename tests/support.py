@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
 

@@ -12,8 +12,8 @@ from fastapi.responses import StreamingResponse
 from play.chat_server import MODEL, ChatServer, chat_server, completion
 from serving import as_new
 
-from medserl_agentloop.chat import ChatAnswer, ChatClient
-from medserl_agentloop.client import HttpClient, NoAnswer
+from medserl_agentloop.core.chat import ChatAnswer, ChatClient
+from medserl_agentloop.core.client import HttpClient, NoAnswer
 
 
 @pytest.fixture(scope="module")

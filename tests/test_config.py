@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.plugin import check_verl_version
-from medserl_agentloop.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -80,7 +80,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__turn_timeout_s": 0}, "selfplay.turn_timeout_s=0: Input should be greater than 0"),
         (
             {"trainer__v1__sampler__custom_sampler__path": None},
-            "Set trainer.v1.sampler.custom_sampler.path=pkg://medserl_agentloop.training.replay_buffer and .name=Self",
+            "Set trainer.v1.sampler.custom_sampler.path=pkg://medserl_agentloop.core.replay_buffer and .name=Self",
         ),
         ({"trainer__v1__sampler__sync_refill_failed_groups": True}, "does nothing: verl does not pass it to custom"),
         *(

@@ -3,7 +3,7 @@
 from make_reference import BASE, PAGE, entries, is_node, page, with_node
 from omegaconf import OmegaConf
 
-from medserl_agentloop.config import SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig
 
 WRITE_AGAIN = "run python docs/make_reference.py"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from real_runs import GAMES_PER_STEP, NO_CHECKPOINT, Run
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.run_state import STATE_FILE
-from medserl_agentloop.training.step_file import GAMES_FILE, read_games
+from medserl_agentloop.core.run_state import STATE_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE, read_games
+from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_runs import NO_CHECKPOINT, Run, environment
 
-from medserl_agentloop.training.certificate import CERTIFICATE_FILE
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

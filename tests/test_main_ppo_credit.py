@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from real_runs import NO_CHECKPOINT, Run
 
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from real_runs import GAMES_PER_STEP, Run
 
-from medserl_agentloop.game.records import JUDGE_FAILED
-from medserl_agentloop.training.step_file import GAMES_FILE, read_games
+from medserl_agentloop.core.step_file import GAMES_FILE, read_games
+from medserl_agentloop.games.medical.records import JUDGE_FAILED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -79,5 +79,5 @@ get_adv_estimator_fn("role_reinforce_pp"), get_adv_estimator_fn("role_grpo")
 """
     run = python(code)
     assert run.returncode == 0, run.stderr
-    loop = "medserl_agentloop.rollout.agent_loop.SelfPlayAgentLoop"
+    loop = "medserl_agentloop.core.agent_loop.SelfPlayAgentLoop"
     assert run.stdout.splitlines()[-1] == f"SelfPlayTrainerSync {loop}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
 NOTE = "A NOTE."
 PROMPTS = [(Role.ASSESSOR, category) for category in Category]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Label, Role
 
 NOTE = "He has gout. He rests."
 ATTACKED = [c for c in Category if c.has_attack]

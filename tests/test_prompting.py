@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import PromptProfile, load_profile
 
 NOTE = "He has gout. He rests."
 ATTACKED = [c for c in Category if c.has_attack]
@@ -187,7 +187,7 @@ def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monke
 def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     (tmp_path / "profile.yaml").write_text(
-        "parser: medserl_agentloop.game.parsing.classic:CLASSIC\n"
+        "parser: medserl_agentloop.games.medical.parsing.classic:CLASSIC\n"
         "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
     )
     profile = PromptProfile(tmp_path)

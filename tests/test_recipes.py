@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import check_run, unknown_keys
 from medserl_agentloop.paths import PACKAGE, resource
-from medserl_agentloop.run_check import check_run, unknown_keys
 from medserl_agentloop.testing.tiny import compose_run
 
 # Those of verl's SFT trainer are in test_warm_start_recipes.py.
@@ -89,8 +89,8 @@ def test_the_plugins_path_resolver_finds_what_travels_with_the_package() -> None
 
 
 def test_agent_loop_yaml_names_the_loop_that_rows_ask_for() -> None:
-    from medserl_agentloop.medec.rows import AGENT_NAME
-    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
+    from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
+    from medserl_agentloop.data.rows import AGENT_NAME
 
     (entry,) = OmegaConf.load(resource("tool_configs/agent_loop.yaml"))
     assert entry.name == AGENT_NAME

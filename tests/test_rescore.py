@@ -10,12 +10,12 @@ from hypothesis import given
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from medserl_agentloop import rescoring
 from medserl_agentloop.cli import app
-from medserl_agentloop.game.records import SCHEMA_VERSION, GameRecord, Outcome, record_schema
-from medserl_agentloop.game.rewards import SCHEMES, medserl, zero_sum
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.step_file import StepFile, read_games
+from medserl_agentloop.core.step_file import StepFile, read_games
+from medserl_agentloop.evaluation import rescoring
+from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, record_schema
+from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
+from medserl_agentloop.games.medical.types import Role
 
 SCHEMA_FILE = Path(__file__).parent.parent / "docs" / "schema" / "game_record.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))

@@ -15,8 +15,8 @@ from rollout.families import qwen3
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
+from medserl_agentloop.core.run_check import unknown_keys
 from medserl_agentloop.paths import PACKAGE, resource
-from medserl_agentloop.run_check import unknown_keys
 from medserl_agentloop.testing.tiny import compose_run
 
 REPOSITORY = PACKAGE.parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from medserl_agentloop.config import ConfigError
+from medserl_agentloop.core.config import ConfigError
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:

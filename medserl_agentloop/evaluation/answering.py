@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointPlayer
 

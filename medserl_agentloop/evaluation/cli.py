@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from medserl_agentloop.evaluation.answering import Assessor, Question, Sampling
+    from medserl_agentloop.games.medical.prompting import PromptProfile
     from medserl_agentloop.play.driver import Reply
     from medserl_agentloop.play.endpoint import EndpointOptions
-    from medserl_agentloop.prompting import PromptProfile
 
 _WORTH_THREADS = 20_000_000
 """Parameters from which on threads speed a model up. Below, they wait for each other, on a busy machine for long."""
@@ -73,8 +73,8 @@ def evaluate(
     from medserl_agentloop.evaluation import evaluate as evaluation
     from medserl_agentloop.evaluation.answering import Sampling
     from medserl_agentloop.evaluation.robustness import read_twins, robustness_tables
+    from medserl_agentloop.games.medical.prompting import load_profile
     from medserl_agentloop.play.endpoint import EndpointOptions, api_key_in
-    from medserl_agentloop.prompting import load_profile
     from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS
     from medserl_agentloop.scoring.reference import read_reference
     from medserl_agentloop.scoring.report import tables
@@ -199,9 +199,9 @@ def _local(
     import torch
     import transformers
 
+    from medserl_agentloop.core.encoding import ChatEncoder
     from medserl_agentloop.evaluation.local_models import LocalAssessor, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
-    from medserl_agentloop.rollout.encoding import ChatEncoder
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")

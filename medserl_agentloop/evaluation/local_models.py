@@ -23,10 +23,10 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.data.writing import sha256_of
 from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
 from medserl_agentloop.evaluation.tournament import Player
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.medec.writing import sha256_of
+from medserl_agentloop.games.medical.types import Role
 
 _LATEST = "latest_checkpointed_iteration.txt"  # verl's name
 _SHARDS = "model_world_size_*_rank_*.pt"

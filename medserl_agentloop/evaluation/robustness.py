@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from medserl_agentloop.game.edits import one_line, split_sentences
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.vignettes import EditTag
+from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.intervals import wilson_interval
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.vignettes import EditTag
 from medserl_agentloop.scoring.grading import grade
 from medserl_agentloop.scoring.metrics import Comparison, compare
 from medserl_agentloop.scoring.reference import ReferenceNote

@@ -1,7 +1,7 @@
 """Games between frozen players on this machine's CPU: any attacker against any assessor.
 
 Success against the live opponent of a run says little, because both sides move; this measures a
-checkpoint against a fixed one. Plays by ``game.rules`` with the prompts and budgets of training.
+checkpoint against a fixed one. Plays by ``medical.rules`` with the prompts and budgets of training.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from medserl_agentloop.backends.cpu_sampling import (
     eos_token_ids,
     sample_batch,
 )
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rewards import RewardScheme
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import GameSpec, Role
-from medserl_agentloop.judges import Judge, judge_game
+from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.games.medical.judges import Judge, judge_game
+from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.rewards import RewardScheme
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.play.driver import Reply
-from medserl_agentloop.prompting import PromptProfile
-from medserl_agentloop.rollout.encoding import ChatEncoder, EncodedPrompt
 
 BATCH = 64
 

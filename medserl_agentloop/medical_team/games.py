@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.medical_team.remote_judge import Query, create_medical_judge_remote_function
 from medserl_agentloop.medical_team.utils import (
     GENERAL_SUM_CONFIG,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.games import GameBatch, GameDict, Generator, last_said, said_in
 from medserl_agentloop.medical_team.remote_judge import JudgeFunction, Query
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.types import Label
 
 
 class MedicalGameOutcome(Enum):

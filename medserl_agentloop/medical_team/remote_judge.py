@@ -11,10 +11,10 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from medserl_agentloop.client import BadAnswer, HttpClient, NoAnswer
-from medserl_agentloop.game.edits import one_line
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer
+from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.judges.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
+from medserl_agentloop.games.medical.types import Label
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medserl_agentloop.game.parsing.baseline import BASELINE
-from medserl_agentloop.game.rewards.general_sum import (
+from medserl_agentloop.games.medical.judges.protocol import Labels
+from medserl_agentloop.games.medical.parsing.baseline import BASELINE
+from medserl_agentloop.games.medical.rewards.general_sum import (
     GENERAL_SUM,
     GeneralSumTerms,
     detection_reward,
     format_reward,
     realism_reward,
 )
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.judges.protocol import Labels
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.outcomes import MedicalGameOutcome
 from medserl_agentloop.medical_team.prompts import (
     ATTACKER_PROMPTS,

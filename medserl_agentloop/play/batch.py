@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rewards import load_scheme
-from medserl_agentloop.game.types import GameSpec, Role
-from medserl_agentloop.judges import Judge, judge_game
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.judges import Judge, judge_game
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.play.driver import Player, play_game
-from medserl_agentloop.training.step_file import StepFile
 
 
 async def play_batch(

@@ -15,21 +15,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.client import Credentials
-from medserl_agentloop.config import SelfPlayConfig, selfplay_config
-from medserl_agentloop.game.metrics import UNREAD_RATE, role_metrics
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import Category, GameSpec, Role
-from medserl_agentloop.judges import build_judge
-from medserl_agentloop.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.core.client import Credentials
+from medserl_agentloop.core.config import SelfPlayConfig, selfplay_config
+from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.judges import build_judge
+from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.play.batch import play_batch
 from medserl_agentloop.play.driver import Player
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer, api_key_in
 from medserl_agentloop.play.human import HumanPlayer
 from medserl_agentloop.play.rows import draw_rows
-from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.report.terminal import render_game
-from medserl_agentloop.training.step_file import StepFile
 
 
 @dataclass(frozen=True)

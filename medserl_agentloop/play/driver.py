@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from medserl_agentloop.game.parsing import TurnFormat
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
+from medserl_agentloop.games.medical.parsing import TurnFormat
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 
 
 class NoReplyError(Exception):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from medserl_agentloop.chat import ChatClient
-from medserl_agentloop.client import BadAnswer, HttpClient, NoAnswer, Refused
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
+from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
-from medserl_agentloop.prompting import PromptProfile
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.prompt import IntPrompt, Prompt
 from rich.text import Text
 
-from medserl_agentloop.game.edits import split_sentences
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.play.driver import Reply
 
 END_LINE = "."

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.game.edits import one_line
-from medserl_agentloop.game.types import GameSpec
+from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.types import GameSpec
 
 
 def draw_rows(file: Path, count: int, seed: int, *, attacked: bool = False) -> list[GameSpec]:

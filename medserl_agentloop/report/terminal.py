@@ -16,10 +16,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.types import Role
 
 HEADLINE_METRICS = (
     "selfplay/games",

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from rapidfuzz import fuzz
 
-from medserl_agentloop.game.edits import one_line, same_sentence
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.medec.vignettes import Sentence
+from medserl_agentloop.data.vignettes import Sentence
+from medserl_agentloop.games.medical.edits import one_line, same_sentence
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.reference import ReferenceNote
 from medserl_agentloop.scoring.submission import Prediction
 

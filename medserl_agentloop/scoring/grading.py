@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.game.types import ErrorType
+from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.corrections import SCORERS, NotComputed, Scorer
 from medserl_agentloop.scoring.reference import ReferenceNote
 from medserl_agentloop.scoring.submission import Prediction

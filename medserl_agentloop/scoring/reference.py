@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.game.types import ErrorType, Label
-from medserl_agentloop.medec.eval_rows import build_eval_rows
-from medserl_agentloop.medec.vignettes import Sentence
+from medserl_agentloop.data.eval_rows import build_eval_rows
+from medserl_agentloop.data.vignettes import Sentence
+from medserl_agentloop.games.medical.types import ErrorType, Label
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.game.edits import one_line
-from medserl_agentloop.medec.pair_jsonl import REQUIRED_KEYS
-from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.data.pair_jsonl import REQUIRED_KEYS
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.scoring.metrics import Scores, score
 from medserl_agentloop.scoring.reference import ReferenceNote, read_reference
 from medserl_agentloop.scoring.submission import Prediction

@@ -90,7 +90,7 @@ def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from medserl_agentloop.rollout.agent_loop import SelfPlayAgentLoop
+    from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 
     return SelfPlayAgentLoop(
         trainer_config=DictConfigWrap(config),

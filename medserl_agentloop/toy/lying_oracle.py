@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.oracle import OracleJudge
+from medserl_agentloop.games.medical.judges.oracle import OracleJudge
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Label
 
 
 class LyingOracle:

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.evaluation.tournament import Player, play_match
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.rules import EditLimits
-from medserl_agentloop.game.types import Category, GameSpec, Label, Role
-from medserl_agentloop.judges.oracle import OracleJudge
-from medserl_agentloop.prompting import PromptProfile
-from medserl_agentloop.toy.clinic import Split, error_detail, inject_error, parse_note, sample_clean_note
+from medserl_agentloop.games.medical.clinic.notes import (
+    Split,
+    error_detail,
+    inject_error,
+    parse_note,
+    sample_clean_note,
+)
+from medserl_agentloop.games.medical.judges.oracle import OracleJudge
+from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rules import EditLimits
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 BUDGETS = {Role.ATTACKER: 160, Role.ASSESSOR: 128}
 

@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
-from medserl_agentloop.toy.clinic import (
+from medserl_agentloop.games.medical.clinic.notes import (
     Note,
     Sentence,
     Split,
@@ -21,6 +20,7 @@ from medserl_agentloop.toy.clinic import (
     sample_clean_note,
     with_error,
 )
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 
 @dataclass(frozen=True)

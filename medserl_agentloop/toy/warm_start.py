@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.toy.transcripts import Lesson, Transcript, sample_transcript
 
 

@@ -12,7 +12,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.backends import sglang_cpu
 from medserl_agentloop.backends.sglang_cpu.startup_check import RESERVED, check_run, longest_context
-from medserl_agentloop.config import ConfigError
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import compose_run
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import extra_info
 
-from medserl_agentloop.toy.clinic import sample_clean_note
+from medserl_agentloop.games.medical.clinic.notes import sample_clean_note
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"

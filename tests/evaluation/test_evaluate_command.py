@@ -18,10 +18,10 @@ from support import assessment_text
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.reference import read_reference
 from medserl_agentloop.scoring.submission import read_submission
 from medserl_agentloop.testing.tiny import tiny_model

@@ -4,10 +4,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import (
+    AssessmentRecord,
+    AttackRecord,
+    GameRecord,
+    InvalidAttack,
+    Judgement,
+    Outcome,
+)
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 CLEAN_NOTE = "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
 ERROR_NOTE = CLEAN_NOTE.replace("heparin", "warfarin")

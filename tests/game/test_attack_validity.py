@@ -17,10 +17,10 @@ from game.builders import (
 )
 from pydantic import ValidationError
 
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import InvalidAttack, Outcome
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]

@@ -7,8 +7,8 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.diversity import MAX_COMPARED, diversity_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Outcome
+from medserl_agentloop.games.medical.diversity import MAX_COMPARED, diversity_metrics
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Outcome
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
 SENTENCES = [

@@ -5,7 +5,7 @@ from game.real_pairs import real_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.edits import (
+from medserl_agentloop.games.medical.edits import (
     LONGEST_WORD,
     Edit,
     compare_notes,
@@ -14,8 +14,8 @@ from medserl_agentloop.game.edits import (
     same_sentence,
     split_sentences,
 )
-from medserl_agentloop.game.injections import injections
-from medserl_agentloop.game.rules import EditLimits
+from medserl_agentloop.games.medical.injections import injections
+from medserl_agentloop.games.medical.rules import EditLimits
 
 NOTHING = Edit((), (), 0, 0)
 words = st.sampled_from(["fever", "cough", "38.5", "mg", "no", "Hb", "heparin"])

@@ -9,9 +9,9 @@ from game.builders import CLEAN_NOTE, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.parsing import PARSERS, TurnFormat, UnwritableTurn, load_parser
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, ErrorType, Label
+from medserl_agentloop.games.medical.parsing import PARSERS, TurnFormat, UnwritableTurn, load_parser
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
 PREFILLS = ["", "<think>\n", "<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n<think>\n"]
@@ -188,7 +188,7 @@ def test_a_format_without_a_writer_says_so() -> None:
 
 def test_a_parser_is_found_by_name_or_as_an_object_of_a_module() -> None:
     assert load_parser("classic") is PARSERS["classic"]
-    assert load_parser("medserl_agentloop.game.parsing.baseline:BASELINE") is PARSERS["baseline"]
+    assert load_parser("medserl_agentloop.games.medical.parsing.baseline:BASELINE") is PARSERS["baseline"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medserl_agentloop.game.alarms import RULES, Alarms, Rule
-from medserl_agentloop.game.health import HealthMonitor, HealthReport, stop_message
+from medserl_agentloop.core.health import HealthMonitor, HealthReport, stop_message
+from medserl_agentloop.games.medical.alarms import RULES, Alarms, Rule
 
 EARLY = {"patience": 1, "reference_steps": 2, "min_games": 8}
 COUNTS = {rule.games: 100.0 for rule in RULES if rule.games}

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-import medserl_agentloop.game as game
-from medserl_agentloop.game.canonical import canonical_words
-from medserl_agentloop.game.edits import exceeds, split_sentences
-from medserl_agentloop.game.injections import injections
-from medserl_agentloop.game.parsing import PARSERS
+import medserl_agentloop.games.medical as game
+from medserl_agentloop.games.medical.canonical import canonical_words
+from medserl_agentloop.games.medical.edits import exceeds, split_sentences
+from medserl_agentloop.games.medical.injections import injections
+from medserl_agentloop.games.medical.parsing import PARSERS
 
 # A text is the beginning of one of these, and then its second part again and again.
 HARD = [

@@ -5,9 +5,9 @@ import math
 import pytest
 from game.builders import finished
 
-from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Outcome
-from medserl_agentloop.game.types import ErrorType, Role
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Outcome
+from medserl_agentloop.games.medical.types import ErrorType, Role
 
 TYPED = {"error_type": ErrorType.DIAGNOSIS}
 

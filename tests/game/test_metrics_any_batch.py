@@ -7,9 +7,9 @@ from game.builders import attack_record, finished
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 free_text = st.text(max_size=20)
 rewards = st.dictionaries(st.sampled_from(["game", "format", "sentence"]), st.floats(-3, 3), max_size=3)

@@ -3,9 +3,9 @@
 import pytest
 from game.builders import finished
 
-from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome, Vote
-from medserl_agentloop.game.types import Label, Role
+from medserl_agentloop.games.medical.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Vote
+from medserl_agentloop.games.medical.types import Label, Role
 
 
 def void(reason: str, **changes: object) -> GameRecord:

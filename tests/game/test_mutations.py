@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, SUBTLE_NOTE, WORSENED_NOTE, spec
 
-from medserl_agentloop.game.canonical import says_the_same
-from medserl_agentloop.game.edits import compare_notes
-from medserl_agentloop.game.parsing import PARSERS
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
-from medserl_agentloop.game.rewards import medserl, zero_sum
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.canonical import says_the_same
+from medserl_agentloop.games.medical.edits import compare_notes
+from medserl_agentloop.games.medical.parsing import PARSERS
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.rewards import medserl, zero_sum
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
 
 SPECIAL_TOKENS = ["<|im_end|>", "<think>", "<MINE>"]
 PREFILLS = ["", "<think>\n", "<think>\n\n</think>\n\n"]

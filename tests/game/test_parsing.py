@@ -5,8 +5,8 @@ from game.builders import assessment_text, attack_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import ErrorType, Label
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.types import ErrorType, Label
 
 GOOD_FIELDS = ("verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right.")
 PIECES = ["<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "verdict:", "sentence:", "harmful", "\n"]

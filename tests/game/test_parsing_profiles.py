@@ -2,9 +2,9 @@
 
 import pytest
 
-from medserl_agentloop.game.parsing.baseline import BASELINE, format_violations
-from medserl_agentloop.game.parsing.classic import CLASSIC
-from medserl_agentloop.game.types import Label
+from medserl_agentloop.games.medical.parsing.baseline import BASELINE, format_violations
+from medserl_agentloop.games.medical.parsing.classic import CLASSIC
+from medserl_agentloop.games.medical.types import Label
 
 # --- baseline: the format check of the OpenRLHF system, point by point ---
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medserl_agentloop.game.records import (
+from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
     GameRecord,
     InvalidAttack,
@@ -17,8 +17,8 @@ from medserl_agentloop.game.records import (
     OpponentRecord,
     Outcome,
 )
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.types import ErrorType, Role
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.types import ErrorType, Role
 
 any_text = st.text(st.characters(codec="utf-8"))
 

@@ -8,9 +8,9 @@ from game.builders import DECIDED, ERROR_SENTENCE, any_game, attack_record, fini
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.rewards import RewardScheme, medserl, zero_sum
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 SLIP = ["no_reasoning"]
 PLAYED = [*DECIDED, Outcome.UNREADABLE]

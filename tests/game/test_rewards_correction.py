@@ -9,10 +9,10 @@ from game.builders import DECIDED, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome, Rewards
-from medserl_agentloop.game.rewards import SCHEMES, RewardScheme, medserl, zero_sum
-from medserl_agentloop.game.rewards.correction import ErrorRates, corrected
-from medserl_agentloop.game.types import Category, Label, Role
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
+from medserl_agentloop.games.medical.rewards import SCHEMES, RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards.correction import ErrorRates, corrected
+from medserl_agentloop.games.medical.types import Category, Label, Role
 
 GOOD, BAD = Label.SAFE, Label.HARMFUL
 schemes = pytest.mark.parametrize("scheme", [medserl, zero_sum])

@@ -6,9 +6,9 @@ import pytest
 from game.builders import any_game, finished
 from hypothesis import given
 
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.game.rewards import SCHEMES, medical_general_sum
-from medserl_agentloop.game.types import Label, Role
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.rewards import SCHEMES, medical_general_sum
+from medserl_agentloop.games.medical.types import Label, Role
 
 DETECTION = {
     # (error present, detected): (attacker, assessor), outcome

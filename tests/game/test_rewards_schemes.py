@@ -9,9 +9,9 @@ from game.builders import any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, zero_sum
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, zero_sum
+from medserl_agentloop.games.medical.types import Category, Role
 
 each_scheme = pytest.mark.parametrize("name", SCHEMES)
 a_scheme = st.sampled_from(sorted(SCHEMES))
@@ -65,7 +65,8 @@ number = 3
 
 def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Path) -> None:
     (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
-    code = "from medserl_agentloop.game.rewards import load_scheme; print(load_scheme('flat_rewards:flat').__name__)"
+    module = "medserl_agentloop.games.medical.rewards"
+    code = f"from {module} import load_scheme; print(load_scheme('flat_rewards:flat').__name__)"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": ""},

@@ -4,9 +4,9 @@ import pytest
 import reward_tricks
 from reward_tricks import ANSWERS, HONEST, TRICKS, Trick, caught, with_table
 
-from medserl_agentloop.game.records import Outcome
-from medserl_agentloop.game.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.types import Role
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)

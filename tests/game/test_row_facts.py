@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from medserl_agentloop.game.types import Category, ErrorType, GameSpec, Label
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]

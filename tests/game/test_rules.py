@@ -20,10 +20,10 @@ from game.builders import (
     spec,
 )
 
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import InvalidAttack, Outcome
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from support import TOKENIZER, judge, run_with
 
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.columns import restarted
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.training.columns import restarted
-from medserl_agentloop.training.credit import CreditSettings
 
 FILE = Path(__file__).parent / "medical_64.json.gz"
 

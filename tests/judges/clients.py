@@ -11,13 +11,13 @@ from judges.games import played
 from judges.local_server import by_index
 from judges.test_llm import PRESENT, TEMPLATE, completion
 
-from medserl_agentloop.chat import ChatClient
-from medserl_agentloop.client import HttpClient, NoAnswer
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.judges import judge_game
-from medserl_agentloop.judges.http import HttpJudge
-from medserl_agentloop.judges.llm import LlmJudge
-from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.client import HttpClient, NoAnswer
+from medserl_agentloop.games.medical.judges import judge_game
+from medserl_agentloop.games.medical.judges.http import HttpJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
 CLIENTS = ("http", "llm", "medical_team", "chat")

@@ -13,10 +13,10 @@ from support import RUN, TOKENIZER
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.judges.options import JudgeServer
-from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Category
 
 
 def played(

@@ -8,9 +8,9 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, by_index, harmful, serving
 
-from medserl_agentloop.game.records import Judgement, Outcome
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.cache import CACHE_FILE, JudgementCache, cache_key
+from medserl_agentloop.games.medical.judges.cache import CACHE_FILE, JudgementCache, cache_key
+from medserl_agentloop.games.medical.records import Judgement, Outcome
+from medserl_agentloop.games.medical.types import Label
 
 
 def test_a_second_judge_takes_the_first_one_s_answers_and_says_so(tmp_path: Path) -> None:

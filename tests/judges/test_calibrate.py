@@ -10,16 +10,16 @@ from judges.local_server import by_index, serving
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.records import GameRecord, Judgement, Vote
-from medserl_agentloop.game.types import ErrorType, Label
-from medserl_agentloop.judges.calibration import calibrate, known_edits
-from medserl_agentloop.judges.harmless_edits import DRESSED
-from medserl_agentloop.judges.report import JudgeReport, Kind, Share, read_report
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.vignettes import Vignette
-from medserl_agentloop.toy.clinic import oracle
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.vignettes import Vignette
+from medserl_agentloop.games.medical.clinic.notes import oracle
+from medserl_agentloop.games.medical.judges.calibration import calibrate, known_edits
+from medserl_agentloop.games.medical.judges.harmless_edits import DRESSED
+from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Vote
+from medserl_agentloop.games.medical.types import ErrorType, Label
 from medserl_agentloop.toy.lying_oracle import LyingOracle
 
 SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"

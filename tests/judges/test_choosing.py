@@ -18,14 +18,14 @@ from omegaconf import OmegaConf
 from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
-from medserl_agentloop.game.types import Category, Label
-from medserl_agentloop.judges import JUDGES, build_judge, judge_class, judge_game
-from medserl_agentloop.judges.options import JudgeServer, PanelModel
-from medserl_agentloop.judges.startup import unreachable
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
+from medserl_agentloop.games.medical.judges.options import JudgeServer, PanelModel
+from medserl_agentloop.games.medical.judges.startup import unreachable
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.plugin import StartupCheck
-from medserl_agentloop.run_check import check_run
 
 
 class Doubter:
@@ -94,7 +94,7 @@ def test_a_judge_that_cannot_be_loaded_is_refused_at_start_up(
 COLOCATED = {"reward__reward_model__enable": True, "reward__reward_model__model_path": "models/judge"}
 REWARD_MODEL = {**COLOCATED, "reward__reward_model__enable_resource_pool": True}
 UNUSED_SCORER = {
-    "reward__custom_reward_function__path": "pkg://medserl_agentloop.training.reward_manager",
+    "reward__custom_reward_function__path": "pkg://medserl_agentloop.core.reward_manager",
     "reward__custom_reward_function__name": "PerTurnRewardManager",
 }
 
@@ -128,7 +128,7 @@ SERVED = {
             "Give it GPUs of its own (enable_resource_pool=True",
         ),
         (COLOCATED, "no game could be judged"),  # whatever the judge is
-        (REWARD_MODEL, "Set reward.custom_reward_function.path=pkg://medserl_agentloop.training.reward_manager"),
+        (REWARD_MODEL, "Set reward.custom_reward_function.path=pkg://medserl_agentloop.core.reward_manager"),
     ],
 )
 def test_a_judge_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Reset, Status, by_index, serving, unused_url
 
-from medserl_agentloop.client import BadAnswer, CircuitBreaker, CircuitOpen, HttpClient, Refused, Unreachable
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, CircuitOpen, HttpClient, Refused, Unreachable
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
 
 
 def outcomes(games: list[GameRecord]) -> dict[Outcome, int]:

@@ -9,11 +9,11 @@ import pytest
 from judges.local_server import harmful
 from judges.test_llm import PRESENT, completion
 
-from medserl_agentloop.chat import ChatClient
-from medserl_agentloop.client import HttpClient, NoAnswer, read_json
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.llm import parse_verdict
-from medserl_agentloop.judges.protocol import JudgeAnswer, by_index
+from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.client import HttpClient, NoAnswer, read_json
+from medserl_agentloop.games.medical.judges.llm import parse_verdict
+from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
+from medserl_agentloop.games.medical.types import Label
 
 PASSWORD = "hunter2-hunter2"
 HTTP = HttpClient(f"http://anna:{PASSWORD}@localhost", timeout_s=1.0)

@@ -16,7 +16,7 @@ from judges.clients import CLIENTS, NO_ANSWER, ask, http_answer, raw_server
 from judges.local_server import Status, by_index, harmful, serving
 from judges.test_llm import PRESENT, completion
 
-from medserl_agentloop.client import MAX_BYTES, HttpClient, NoAnswer
+from medserl_agentloop.core.client import MAX_BYTES, HttpClient, NoAnswer
 
 # --- size ---
 

@@ -10,9 +10,9 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import by_index, harmful, serving
 
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
-from medserl_agentloop.game.types import Category, Label
-from medserl_agentloop.judges.http import HttpJudge
+from medserl_agentloop.games.medical.judges.http import HttpJudge
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.types import Category, Label
 
 FIELDS = {"game_idx", "medical_note", "assessment", "original_note", "game_category"}
 

@@ -12,16 +12,23 @@ from hydra.core.global_hydra import GlobalHydra
 from judges.games import played, reward, reward_manager
 from support import run_with
 
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.rewards.correction import ErrorRates, corrected
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.judges.options import JudgeServer
-from medserl_agentloop.judges.report import JudgeReport, Seconds, Share, judge_identity, read_report, write_report
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges.report import (
+    JudgeReport,
+    Seconds,
+    Share,
+    judge_identity,
+    read_report,
+    write_report,
+)
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rewards.correction import ErrorRates, corrected
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.plugin import StartupCheck
-from medserl_agentloop.run_check import check_run
 
 MINE = f"{__name__}:Believer"
 LLM = {
@@ -120,7 +127,7 @@ def test_another_model_or_option_is_another_judge(changes: dict[str, Any], messa
 
 def test_another_wording_of_the_question_is_another_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = report(tmp_path, llm_config())
-    monkeypatch.setattr("medserl_agentloop.judges.llm.judge_template", lambda profile: "Is it wrong?")
+    monkeypatch.setattr("medserl_agentloop.games.medical.judges.llm.judge_template", lambda profile: "Is it wrong?")
     with pytest.raises(ConfigError, match='of another judge: wording is "'):
         check_run(run_with(**LLM, selfplay__judge_report=path))
 

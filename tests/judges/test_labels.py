@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from game.builders import SAFE_ANSWER, attack_text, game, spec
 
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.types import Category, Label
-from medserl_agentloop.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Category, Label
 
 
 def judge(record: GameRecord) -> Judgement:

@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 from support import RUN, TOKENIZER
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.client import BadAnswer
-from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.records import Outcome
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.judges.llm import LlmJudge, judge_template, parse_verdict
-from medserl_agentloop.judges.options import JudgeServer
+from medserl_agentloop.core.client import BadAnswer
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template, parse_verdict
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}

@@ -10,12 +10,12 @@ from judges.test_llm import PRESENT, completion, options
 from medical_team.openrlhf import CLEAN, WRONG, Strategy, Tokenizer, assessor, attacker
 from serving import serving as serving_app
 
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges import Judge
-from medserl_agentloop.judges.labels import LabelJudge
-from medserl_agentloop.judges.llm import LlmJudge, judge_template
-from medserl_agentloop.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.judges import Judge
+from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
+from medserl_agentloop.games.medical.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, create_medical_judge_remote_function
 from medserl_agentloop.medical_team.utils import get_medical_error_realism_reward
 

@@ -11,10 +11,10 @@ from judges.local_server import harmful, serving
 from judges.test_llm import PRESENT, completion
 from support import run_with
 
-from medserl_agentloop.client import HttpClient, NoAnswer
-from medserl_agentloop.config import ConfigError
+from medserl_agentloop.core.client import HttpClient, NoAnswer
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.medical_team import test_judge_connection
-from medserl_agentloop.run_check import check_run
 
 KEY, USER, PASSWORD = "sk-TOPSECRET-0123", "anna", "p@ss/w:rd?#"
 QUOTED = "p%40ss%2Fw%3Ard%3F%23"

@@ -18,12 +18,12 @@ from serving import serving as serving_app
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.judges import Judge
-from medserl_agentloop.judges.labels import LabelJudge
-from medserl_agentloop.judges.llm import LlmJudge, judge_template
-from medserl_agentloop.judges.options import JudgeServer
-from medserl_agentloop.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.judges import Judge
+from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.types import Category
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
 
@@ -183,7 +183,9 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
 
 def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[LlmJudge] = []
-    monkeypatch.setattr("medserl_agentloop.judges.server.create_app", lambda judge, shape: served.append(judge))
+    monkeypatch.setattr(
+        "medserl_agentloop.games.medical.judges.server.create_app", lambda judge, shape: served.append(judge)
+    )
     monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
     command = ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1", "--model", "m"]
     result = CliRunner().invoke(medserl, [*command, "--set", "votes=2", "--set", "panel=[{model: other}]"])

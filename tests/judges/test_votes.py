@@ -14,15 +14,15 @@ from judges.local_server import Status, serving
 from judges.test_llm import PRESENT, TEMPLATE, VERDICT, completion, options
 from support import run_with
 
-from medserl_agentloop.client import BadAnswer
-from medserl_agentloop.config import ConfigError
-from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import GameRecord, Outcome, Vote
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.judges.llm import LlmJudge
-from medserl_agentloop.judges.options import Agreement, PanelModel
-from medserl_agentloop.judges.votes import combine
-from medserl_agentloop.run_check import check_run
+from medserl_agentloop.core.client import BadAnswer
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
+from medserl_agentloop.games.medical.judges.options import Agreement, PanelModel
+from medserl_agentloop.games.medical.judges.votes import combine
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, Vote
+from medserl_agentloop.games.medical.types import Label
 
 H, S, A, LOST = "harmful", "safe", "abstained", "lost"
 

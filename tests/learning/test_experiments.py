@@ -13,9 +13,9 @@ from game.builders import finished
 from learning_results import Rates, Share, in_training, with_tables
 from real_runs import environment
 
-from medserl_agentloop.game.records import Outcome
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.run_check import check_run
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.testing.tiny import compose_run
 
 

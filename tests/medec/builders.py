@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import AGENT_NAME
-from medserl_agentloop.medec.schema import SCHEMA
-from medserl_agentloop.medec.verify import Report, verify_files
-from medserl_agentloop.medec.verify_rows import Check
-from medserl_agentloop.medec.vignettes import Vignette
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.verify import Report, verify_files
+from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.vignettes import Vignette
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "medserl_sample.csv"

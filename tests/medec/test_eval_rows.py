@@ -15,11 +15,11 @@ from medec.builders import (
     run,
 )
 
-from medserl_agentloop.game.types import Category, GameSpec, Role
-from medserl_agentloop.medec.eval_rows import FIRST_INDEX
-from medserl_agentloop.medec.schema import SCHEMA
-from medserl_agentloop.medec.verify import verify_files
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data.eval_rows import FIRST_INDEX
+from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 
 def written(tmp_path: Path, *inputs: Path, options: tuple[str, ...] = ()) -> list[dict[str, Any]]:

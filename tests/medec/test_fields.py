@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from medec.builders import message_of, read_one
 
-from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.medec.fields import numbered_sentences
-from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.data.fields import numbered_sentences
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.games.medical.types import ErrorType
 
 
 @pytest.mark.parametrize(("column", "value"), [("Text", ""), ("Text", "NA"), ("Text ID", " ")])

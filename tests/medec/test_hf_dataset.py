@@ -14,8 +14,8 @@ import huggingface_hub
 import pytest
 from medec.builders import assert_one_sentence
 
-from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.reader import read_files
 
 
 @pytest.mark.parametrize("saved", ["disk", "splits", "parquet", "csv", "jsonl"])

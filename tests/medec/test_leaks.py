@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from medec.builders import OFFICIAL
 
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.medec.allocation import DEFAULT_MIX, parse_mix
-from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import RowPlan, build_rows
-from medserl_agentloop.medec.writing import write_parquet
+from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
+from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import RowPlan, build_rows
+from medserl_agentloop.data.writing import write_parquet
+from medserl_agentloop.games.medical.types import Category
 
 FOLDS = 5
 SHUFFLES = 100

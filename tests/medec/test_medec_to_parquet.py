@@ -23,12 +23,12 @@ from medec.builders import (
 )
 from rich.console import Console
 
-from medserl_agentloop.game.types import Category, GameSpec, VanillaAttacker
-from medserl_agentloop.medec import manifest
-from medserl_agentloop.medec.schema import SCHEMA
-from medserl_agentloop.medec.verify import verify_files
-from medserl_agentloop.medec.verify_rows import Check
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data import manifest
+from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from medec.builders import message_of, read_one
 
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.vignettes import EditTag, PairSource
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.vignettes import EditTag, PairSource
 
 
 def test_error_row_and_its_twin_become_one_vignette(write_csv, error_row, clean_row):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from medec.builders import message_of, read_one
 
-from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.medec.vignettes import EditTag, PairSource
+from medserl_agentloop.data.vignettes import EditTag, PairSource
+from medserl_agentloop.games.medical.types import ErrorType
 
 
 def test_pair_line_becomes_a_vignette(write_pairs, pair):

@@ -7,9 +7,9 @@ import re
 import pytest
 from medec.builders import OFFICIAL, message_of
 
-from medserl_agentloop.medec.fields import MedecFormatError
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.medec.reader import read_files
+from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.reader import read_files
 
 
 def test_official_validation_file_gives_319_pairs_and_255_twins(medec_dir):

@@ -15,15 +15,15 @@ from medec.builders import (
     run,
 )
 
-from medserl_agentloop.game.types import Category, GameSpec, Role
-from medserl_agentloop.medec.allocation import DEFAULT_MIX, parse_mix
-from medserl_agentloop.medec.eval_rows import build_eval_rows
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import RowPlan, build_rows
-from medserl_agentloop.medec.schema import SCHEMA
-from medserl_agentloop.medec.verify import verify_files
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
+from medserl_agentloop.data.eval_rows import build_eval_rows
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import RowPlan, build_rows
+from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run
 
 NULLABLE = {"error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"}

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from medserl_agentloop.game.types import Category, GameSpec, Role
-from medserl_agentloop.medec import rows as game_rows
-from medserl_agentloop.medec.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.rows import RowPlan
-from medserl_agentloop.medec.schema import SCHEMA, to_table
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data import rows as game_rows
+from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import RowPlan
+from medserl_agentloop.data.schema import SCHEMA, to_table
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 
 @pytest.fixture

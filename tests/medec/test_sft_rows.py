@@ -15,11 +15,11 @@ from medec.builders import (
 )
 from omegaconf import OmegaConf
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.medec.reader import read_files
-from medserl_agentloop.medec.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
 
 

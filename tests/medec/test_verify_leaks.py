@@ -15,9 +15,9 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.medec.verify_leaks import LeakTest, _tail
-from medserl_agentloop.medec.verify_rows import Check
+from medserl_agentloop.data.verify_leaks import LeakTest, _tail
+from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.games.medical.types import Label
 
 
 def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:

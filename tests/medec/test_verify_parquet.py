@@ -13,7 +13,7 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.medec.verify_rows import Check
+from medserl_agentloop.data.verify_rows import Check
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.medec.schema import SCHEMA
-from medserl_agentloop.medec.verify_rows import Check
-from medserl_agentloop.prompting import load_profile
+from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
 
 def replaced(path: Path, column: str, values: pa.Array) -> Path:

@@ -17,7 +17,7 @@ from medical_team.openrlhf import (
     verdicts,
 )
 
-from medserl_agentloop.judges.protocol import Labels
+from medserl_agentloop.games.medical.judges.protocol import Labels
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome, MedicalGameState
 
 NOTES = [WRONG, WRONG, CLEAN, CLEAN]

@@ -9,8 +9,8 @@ from game.builders import any_game
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import medical_general_sum
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.medical_team import (
     MEDICAL_REWARD_COEFF_CONFIG,
     MedicalGameOutcome,

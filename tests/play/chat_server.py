@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from serving import serving
 
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.games.medical.types import Role
 
 MODEL = "toy-4b"
 Answer = str | int | bytes | dict[str, Any] | Response

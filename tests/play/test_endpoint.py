@@ -9,10 +9,10 @@ import pytest
 from game.builders import CLEAN_NOTE
 from play.chat_server import MODEL, ChatServer, completion
 
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.games.medical.prompting import ProfileSettings, load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-from medserl_agentloop.prompting import ProfileSettings, load_profile
 
 
 def options(server: ChatServer, **changes: Any) -> EndpointOptions:

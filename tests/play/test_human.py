@@ -9,10 +9,10 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, SAFE_ANSWER, s
 from play.chat_server import ChatServer
 from play.test_play_command import good_player, run
 
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import ErrorType, Label, Role
-from medserl_agentloop.medec.writing import write_parquet
-from medserl_agentloop.training.step_file import read_games
+from medserl_agentloop.core.step_file import read_games
+from medserl_agentloop.data.writing import write_parquet
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import ErrorType, Label, Role
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from play.chat_server import MODEL, ChatServer
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.game.records import GameRecord, Outcome
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.step_file import read_games
+from medserl_agentloop.core.step_file import read_games
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.types import Role
 
 WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
 

@@ -10,13 +10,13 @@ from support import REWRITTEN, assessment_text, attack_text, extra_info
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.game.parsing.medserl import MEDSERL
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.rewards import medserl
-from medserl_agentloop.game.rules import EditLimits, Game
-from medserl_agentloop.game.types import GameSpec
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import GameSpec
 from medserl_agentloop.report.terminal import show_run
-from medserl_agentloop.training.step_file import GAMES_FILE, METRICS_FILE, StepFile
 
 
 def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> GameRecord:

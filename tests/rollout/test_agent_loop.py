@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support import NOTE, REWRITTEN, RUN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from transformers import AutoTokenizer
 
-from medserl_agentloop.game.metrics import role_metrics
-from medserl_agentloop.game.records import InvalidAttack
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.trajectory import SelfPlayOutput
+from medserl_agentloop.core.trajectory import SelfPlayOutput
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import InvalidAttack
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout.opponent_server import OpponentServer, opponent_server
 
-from medserl_agentloop.game.opponents import opponent_metrics, trained_role_won
-from medserl_agentloop.game.records import GameRecord, OpponentRecord, Outcome
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.opponent_config import OpponentConfig
-from medserl_agentloop.rollout.checkpoint_pool import CheckpointPool
+from medserl_agentloop.core.checkpoint_pool import CheckpointPool
+from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.games.medical.opponents import opponent_metrics, trained_role_won
+from medserl_agentloop.games.medical.records import GameRecord, OpponentRecord, Outcome
+from medserl_agentloop.games.medical.types import Role
 
 
 def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http://127.0.0.1:9", **config: Any) -> Any:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import NOTE
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.testing.tiny import FAMILIES, tiny_tokenizer
 
 TOKENIZERS = {family: tiny_tokenizer(family) for family in FAMILIES}

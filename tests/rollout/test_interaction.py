@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
-from medserl_agentloop.config import SelfPlayConfig
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.interaction import MedicalGameInteraction
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
-from medserl_agentloop.game.types import Category, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
-from medserl_agentloop.rollout.plain_text import PlainText
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.plain_text import PlainText
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
 PROFILES = ["medserl", "classic", "baseline"]
 PAIRS = [(f, p) for f in FAMILIES for p in PROFILES if not (p == "classic" and f in WITHOUT_SYSTEM)]

@@ -7,12 +7,12 @@ import pytest
 from rollout.families import ALWAYS_THINKS, FAMILIES, qwen3
 from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 
-from medserl_agentloop.game.parsing import PARSERS
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
-from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.parsing import PARSERS
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from support import assessment_text, attack_text, judge, play, run_with
 
-from medserl_agentloop.game.records import GameRecord, Judgement
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.rollout.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
 

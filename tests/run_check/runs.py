@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.config import ConfigError
-from medserl_agentloop.run_check import check_run
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
 

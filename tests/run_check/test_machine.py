@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from run_check.runs import run
 
-from medserl_agentloop.config import ConfigError
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import machine
+from medserl_agentloop.core.run_check.machine import check_machine
 from medserl_agentloop.plugin import StartupCheck
-from medserl_agentloop.run_check import machine
-from medserl_agentloop.run_check.machine import check_machine
 
 MODEL = "actor_rollout_ref.model.override_config.attn_implementation"
 WANDB = {"trainer.logger": ["console", "wandb"]}

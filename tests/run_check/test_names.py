@@ -13,7 +13,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.workers.config import FSDPOptimizerConfig
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.run_check.names import AGGREGATIONS, CHECKPOINT_CONTENTS, KL_ESTIMATORS, STRATEGIES
+from medserl_agentloop.core.run_check.names import AGGREGATIONS, CHECKPOINT_CONTENTS, KL_ESTIMATORS, STRATEGIES
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SAMPLER = "trainer.v1.sampler.custom_sampler"
@@ -53,7 +53,7 @@ def test_a_slip_is_found_with_the_nearest_right_name(key: str, slip: Any, right:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("reward.reward_manager.module.path", "pkg://medserl_agentloop.training.no_such_module"),
+        ("reward.reward_manager.module.path", "pkg://medserl_agentloop.core.no_such_module"),
         ("reward.custom_reward_function.path", "no/such/file.py"),
         (f"{SAMPLER}.path", "pkg://no_such_package.sampler"),
         (f"{ACTOR}.optim.optimizer_impl", "no_such_package.optim"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from run_check.runs import refusal, run
 
-from medserl_agentloop.run_check import check_run, run_warnings
+from medserl_agentloop.core.run_check import check_run, run_warnings
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
@@ -22,7 +22,7 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
-        ({"reward.reward_manager.module.path": None}, ".module.path=pkg://medserl_agentloop.training.reward_manager"),
+        ({"reward.reward_manager.module.path": None}, ".module.path=pkg://medserl_agentloop.core.reward_manager"),
         ({**GAE, "critic.enable": False}, "critic.enable=False. Set critic.enable=True"),
         (
             {"algorithm.adv_estimator": "role_rae", "selfplay.credit.normalize.assessor": "group"},

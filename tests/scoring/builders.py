@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.game.types import ErrorType
-from medserl_agentloop.medec.official_csv import COLUMNS
-from medserl_agentloop.medec.vignettes import Sentence
+from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.vignettes import Sentence
+from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.reference import Reference, ReferenceNote, read_reference
 from medserl_agentloop.scoring.submission import Prediction
 

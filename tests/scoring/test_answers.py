@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from medserl_agentloop.game.parsing import ParsedAssessment
-from medserl_agentloop.game.types import Label
-from medserl_agentloop.medec.vignettes import Sentence
+from medserl_agentloop.data.vignettes import Sentence
+from medserl_agentloop.games.medical.parsing import ParsedAssessment
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.answers import predict, quoted_sentence
 from medserl_agentloop.scoring.reference import ReferenceNote
 from medserl_agentloop.scoring.submission import Prediction

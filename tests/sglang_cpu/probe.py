@@ -21,7 +21,7 @@ if PUSH:
     _ROLLOUT_REGISTRY[("sglang", "async")] = "spoilt_push.SpoiltAdapter"
 
 if ray.is_initialized() and "PROBE_TENSORS" in os.environ:
-    from medserl_agentloop.training.trainer import SelfPlayTrainerSync
+    from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
     compute_old_log_prob = SelfPlayTrainerSync._compute_old_log_prob
     NAMES = ["input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]

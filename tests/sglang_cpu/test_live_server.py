@@ -14,9 +14,9 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.game.records import GameRecord
+from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.rollout.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.testing.sglang_server import LiveSGLang
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 

@@ -9,10 +9,10 @@ from real_runs import GAMES_PER_STEP, Run
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from medserl_agentloop.game.records import JUDGE_FAILED
-from medserl_agentloop.game.types import Label
+from medserl_agentloop.core.step_file import GAMES_FILE, read_games
+from medserl_agentloop.games.medical.records import JUDGE_FAILED
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
-from medserl_agentloop.training.step_file import GAMES_FILE, read_games
 
 PLAYER = resource("assets/tiny_player")
 VERDICT = json.dumps({"reason": "as its weights say", "error": "present", "realistic": True})
@@ -22,7 +22,7 @@ JUDGED_BY_VERL = (
     "selfplay.judge_server.json_schema=False",
     "selfplay.judge_server.timeout_s=120",  # the first answer is slow on a busy machine
     "selfplay.mix={adversarial_harmful:1,adversarial_benign:1}",
-    "reward.custom_reward_function.path=pkg://medserl_agentloop.training.reward_manager",
+    "reward.custom_reward_function.path=pkg://medserl_agentloop.core.reward_manager",
     "reward.custom_reward_function.name=PerTurnRewardManager",
     "reward.reward_model.enable=True",
     "reward.reward_model.enable_resource_pool=True",

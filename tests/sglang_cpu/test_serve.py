@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from verl.utils.net_utils import get_free_port
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.client import HttpClient, Unreachable
+from medserl_agentloop.core.client import HttpClient, Unreachable
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

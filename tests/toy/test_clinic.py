@@ -15,9 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.game.edits import split_sentences
-from medserl_agentloop.game.types import Category, ErrorType, Label
-from medserl_agentloop.toy.clinic import (
+from medserl_agentloop.games.medical.clinic.notes import (
     Note,
     OracleVerdict,
     Split,
@@ -30,7 +28,9 @@ from medserl_agentloop.toy.clinic import (
     sample_clean_note,
     with_error,
 )
-from medserl_agentloop.toy.world import DISEASES, held_out_kind, held_out_template
+from medserl_agentloop.games.medical.clinic.world import DISEASES, held_out_kind, held_out_template
+from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
 DATA_PREP = Path(__file__).parents[2] / "data_prep"
 SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"

@@ -4,13 +4,13 @@ import pytest
 from game.builders import finished
 
 from medserl_agentloop.evaluation.tournament import Player
-from medserl_agentloop.game.records import Judgement, Outcome
-from medserl_agentloop.game.types import Label
+from medserl_agentloop.games.medical.clinic.notes import error_detail, oracle, parse_note
+from medserl_agentloop.games.medical.clinic.world import held_out_kind, held_out_template
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import Judgement, Outcome
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.toy.clinic import error_detail, oracle, parse_note
 from medserl_agentloop.toy.measure import Measurement, Rate, attacker_rates, held_out_cases
-from medserl_agentloop.toy.world import held_out_kind, held_out_template
 
 CASES = 40
 

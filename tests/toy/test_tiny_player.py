@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import Category, Role
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.clinic.notes import inject_error, sample_clean_note
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
-from medserl_agentloop.toy.clinic import inject_error, sample_clean_note
 
 PROFILES = {"tiny_player": "medserl", "novice": "brief"}
 NOTES = 24

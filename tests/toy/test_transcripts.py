@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from medserl_agentloop.game.parsing.medserl import parse_assessment, parse_attack
-from medserl_agentloop.game.types import Category, Label, Role
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.toy.clinic import check_attack, error_detail, oracle, parse_note
+from medserl_agentloop.games.medical.clinic.notes import check_attack, error_detail, oracle, parse_note
+from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.toy.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from medserl_agentloop.game.types import Category
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
-from medserl_agentloop.prompting import load_profile
 from medserl_agentloop.toy.transcripts import CURRICULA, Transcript, transcripts
 from medserl_agentloop.toy.warm_start import PromptCodec
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, Advantages, BaselineState, RoleBatch
-from medserl_agentloop.training.credit import NORMALIZATIONS, CreditSettings
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, BaselineState, RoleBatch
+from medserl_agentloop.core.credit import NORMALIZATIONS, CreditSettings
+from medserl_agentloop.games.medical.types import Role
 
 ATTACKER, ASSESSOR = Role.ATTACKER.id, Role.ASSESSOR.id
 CATEGORIES = ("vanilla_benign", "adversarial_benign", "adversarial_harmful")

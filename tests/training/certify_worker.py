@@ -25,10 +25,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.rollout.trajectory import TrajectoryTurn
-from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.certificate import (
+from medserl_agentloop.core.certificate import (
     CertificateError,
     forward,
     forward_batch,
@@ -37,7 +34,10 @@ from medserl_agentloop.training.certificate import (
     loss_measure,
     probe_loss,
 )
-from medserl_agentloop.training.columns import restarted
+from medserl_agentloop.core.columns import restarted
+from medserl_agentloop.core.trajectory import TrajectoryTurn
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.testing.tiny import compose_run
 
 
 def games() -> list[list[TrajectoryTurn]]:

@@ -27,11 +27,11 @@ from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.training.credit import CreditSettings
-from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 
 PROMPT, ATTACK, OBSERVATION, ASSESSMENT = 8, 6, 7, 5  # tokens of a trajectory's parts
 GAMES = 4

@@ -22,8 +22,8 @@ from training.advantage_batches import (
     with_forms,
 )
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.advantages import BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import BaselineState, RoleBatch
+from medserl_agentloop.games.medical.types import Role
 
 forms = pytest.mark.parametrize(("name", "how"), FORMS)
 batches = st.builds(

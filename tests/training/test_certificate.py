@@ -12,10 +12,10 @@ import torch
 from real_runs import environment
 from training.model_families import ISOLATED, LEAKING, save
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.training.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
-from medserl_agentloop.training.credit import CreditSettings
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.games.medical.types import Role
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,15 +11,15 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.backends.stop_strings import check_stop_strings
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Category, GameSpec, Role, VanillaAttacker
-from medserl_agentloop.medec.rows import AGENT_NAME
-from medserl_agentloop.medec.schema import to_table
-from medserl_agentloop.opponent_config import OpponentConfig
-from medserl_agentloop.prompting import load_profile
-from medserl_agentloop.rollout.encoding import ChatEncoder
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.dataset_check import check_dataset, check_files, plan_row
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.schema import to_table
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.dataset_check import check_dataset, check_files, plan_row
 
 ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
 SELFPLAY = SelfPlayConfig()

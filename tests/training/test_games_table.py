@@ -13,9 +13,9 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, finished
 from verl.utils.tracking import Tracking
 from wandb.proto import wandb_internal_pb2
 
-from medserl_agentloop.game.records import GameRecord, Judgement, Outcome
-from medserl_agentloop.game.types import Label, Role
-from medserl_agentloop.training.games_table import COLUMNS, TABLE_NAME, game_row, log_games, varied_games
+from medserl_agentloop.core.games_table import COLUMNS, TABLE_NAME, game_row, log_games, varied_games
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.types import Label, Role
 
 
 def row(record: GameRecord) -> dict[str, Any]:

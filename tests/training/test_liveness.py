@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.training.liveness import ProcessDied, dead_processes, game_processes, watched
-from medserl_agentloop.training.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.liveness import ProcessDied, dead_processes, game_processes, watched
+from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
 pytestmark = pytest.mark.slow
 

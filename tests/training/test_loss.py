@@ -10,9 +10,9 @@ from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from medserl_agentloop.game.types import Role
+from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 
 A, B = Role.ATTACKER.id, Role.ASSESSOR.id
 ROLES = torch.tensor([[A, A, 0, B], [B, B, 0, 0]])

@@ -6,20 +6,20 @@ import pytest
 import torch
 from game.builders import finished
 
-from medserl_agentloop.game.alarms import RULES, Alarms
-from medserl_agentloop.game.health import METRIC_PREFIX
-from medserl_agentloop.game.metrics import lost_games_metrics, role_metrics
-from medserl_agentloop.game.opponents import opponent_metrics
-from medserl_agentloop.game.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
-from medserl_agentloop.game.rewards import SCHEMES
-from medserl_agentloop.game.types import Category, ErrorType, Label, Role
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.certificate import Certificate, Measure
+from medserl_agentloop.core.checkpoint_pool import POOL_METRICS
+from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics, signal_shares
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.health import METRIC_PREFIX
+from medserl_agentloop.games.medical.alarms import RULES, Alarms
+from medserl_agentloop.games.medical.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.games.medical.opponents import opponent_metrics
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
+from medserl_agentloop.games.medical.rewards import SCHEMES
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.terminal import HEADLINE_METRICS
-from medserl_agentloop.rollout.checkpoint_pool import POOL_METRICS
-from medserl_agentloop.training.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.training.certificate import Certificate, Measure
-from medserl_agentloop.training.columns import context_leak_metrics, role_token_metrics, signal_shares
-from medserl_agentloop.training.credit import CreditSettings
 
 TEXT = (PACKAGE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
 TABLES = [

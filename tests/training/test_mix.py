@@ -11,9 +11,9 @@ from support import run_with
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.game.types import Category
-from medserl_agentloop.training.mix import apply_mix, mixed_rows
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.mix import apply_mix, mixed_rows
+from medserl_agentloop.games.medical.types import Category
 
 HARMFUL, BENIGN, ATTACK = Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.ADVERSARIAL_BENIGN
 FILE = [HARMFUL] * 10 + [BENIGN] * 30 + [ATTACK] * 20

@@ -7,9 +7,9 @@ import pytest
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from medserl_agentloop.core import replay_buffer
+from medserl_agentloop.core.replay_buffer import SelfPlayReplayBuffer
 from medserl_agentloop.testing.tiny import compose_run
-from medserl_agentloop.training import replay_buffer
-from medserl_agentloop.training.replay_buffer import SelfPlayReplayBuffer
 
 
 def built_by_verl() -> Any:

@@ -10,11 +10,11 @@ from game.builders import HARMFUL_ANSWER, game
 from support import TOKENIZER, run_with
 from verl import DataProto
 
-from medserl_agentloop.game.records import GameRecord
-from medserl_agentloop.game.rewards import medical_general_sum
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.rollout.trajectory import GAME_KEY
-from medserl_agentloop.training.reward_manager import PerTurnRewardManager
+from medserl_agentloop.core.reward_manager import PerTurnRewardManager
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.rewards import medical_general_sum
+from medserl_agentloop.games.medical.types import Role
 
 
 def scored(reward: str) -> tuple[GameRecord, dict[str, Any]]:
@@ -35,7 +35,8 @@ def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:
 
 def test_a_user_s_scheme_is_named_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run_rewards.py").write_text(
-        "from medserl_agentloop.game.types import Role\ndef flat(record): return {Role.ASSESSOR: {'flat': 0.25}}\n"
+        "from medserl_agentloop.games.medical.types import Role\n"
+        "def flat(record): return {Role.ASSESSOR: {'flat': 0.25}}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     record, answer = scored("run_rewards:flat")

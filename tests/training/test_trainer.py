@@ -9,16 +9,16 @@ import pytest
 import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from medserl_agentloop.game.types import Role
-from medserl_agentloop.training.columns import (
+from medserl_agentloop.core.columns import (
     context_leak_metrics,
     equal_role_tokens,
     pad_role_ids,
     role_token_metrics,
     signal_shares,
 )
-from medserl_agentloop.training.step_report import step_line, step_numbers
-from medserl_agentloop.training.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.step_report import step_line, step_numbers
+from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.games.medical.types import Role
 
 
 def test_role_ids_are_padded_to_the_mask() -> None:

@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from medserl_agentloop.backends import sglang_cpu
-from medserl_agentloop.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 
 RESERVED = 2
 """Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""

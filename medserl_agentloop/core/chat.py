@@ -1,0 +1,116 @@
+"""A chat model behind an OpenAI-compatible server (SGLang, vLLM, ...): messages in, a turn's text out.
+
+Used by ``core.opponent``, ``play.endpoint`` and the judge ``llm``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from medserl_agentloop.core.client import BadAnswer, HttpClient
+from medserl_agentloop.games.medical.injections import CONTROL_TOKEN
+from medserl_agentloop.games.medical.prompting import Message
+
+_CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
+"""Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
+
+_JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """A turn.
+
+    Attributes:
+        text: What the model wrote; reasoning that the server split off is put back in front.
+        tokens: Its length, as the server counts; 0 where it does not say.
+        truncated: Whether the token budget cut it off.
+        model: The model's name, as the server has it; empty where it does not say.
+        weights: The version of the weights, where the server says it (SGLang does).
+    """
+
+    text: str
+    tokens: int
+    truncated: bool
+    model: str = ""
+    weights: str | None = None
+
+
+class ChatClient:
+    """Asks one model.
+
+    Args:
+        http: The server; its address is the base of the API, e.g. ``http://host:30000/v1``.
+        model: Name of the served model.
+        special_tokens: Special tokens of the model's tokenizer, where they are known; messages may not
+            smuggle them in, nor those of common chat templates.
+    """
+
+    def __init__(self, http: HttpClient, model: str, special_tokens: Iterable[str] = ()) -> None:
+        self.http, self.model = http, model
+        known = map(re.escape, filter(None, special_tokens))
+        self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
+
+    async def complete(self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
+        """The model's turn after ``messages``, which the prompt begins with ``prefix``.
+
+        Args:
+            messages: The chat so far.
+            fields: More fields of the request; they win over those made here, and None takes one out.
+            prefix: Begins the turn and is no part of the answer.
+
+        Raises:
+            NoAnswer: No usable answer after all tries.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{**m, "content": self._as_text(m["content"])} for m in messages],
+        }
+        if prefix:
+            body["messages"].append({"role": "assistant", "content": prefix})
+            body |= _CONTINUE
+        wanted = {name: value for name, value in {**body, **fields}.items() if value is not None}
+        return self._read(await self.http.post("/chat/completions", wanted), prefix)
+
+    def _as_text(self, content: str) -> str:
+        """The content with its special tokens made harmless.
+
+        A chat server tokenises messages with special tokens switched on. Without this, an attacker
+        would learn to end the assessor's turn for it by writing ``<|im_end|>`` into its note.
+        """
+        return self._special.sub(lambda found: found[0][0] + _JOINER + found[0][1:], content)
+
+    def _read(self, answer: Any, prefix: str) -> ChatAnswer:
+        """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""
+        try:
+            choice = answer["choices"][0]
+            message = choice["message"]
+            content = message.get("content") or ""
+            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+            tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
+            weights = (answer.get("metadata") or {}).get("weight_version")
+            finish = choice.get("finish_reason")
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
+            reason = "the answer is no chat completion"
+            raise BadAnswer(f"{reason}: {self.http.shown(str(answer))}", reason) from None
+        if not isinstance(content, str) or not isinstance(reasoning, str):
+            raise BadAnswer("the answer's content is not text")
+        if finish not in ("stop", "length", None):  # a content filter's "content_filter", an engine's "abort"
+            raise BadAnswer(f"generation ended with {self.http.shown(repr(finish))}")
+        if reasoning:
+            opening = "" if prefix.rstrip().endswith("<think>") else "<think>"
+            # Cut off while it reasoned: nothing closed the reasoning.
+            closing = "</think>\n" if content or finish != "length" else ""
+            content = f"{opening}{reasoning}{closing}{content}"
+        if not content:
+            raise BadAnswer("the answer is empty")
+        return ChatAnswer(
+            text=content.replace(_JOINER, ""),
+            tokens=tokens,
+            truncated=finish == "length",
+            model=str(answer.get("model") or ""),
+            weights=None if weights is None else str(weights),
+        )

@@ -1,0 +1,432 @@
+"""The one HTTP client: JSON to a server that nobody vouches for, and JSON back.
+
+Used by the judges, by ``chat`` (opponents, ``medserl play``), by the checkpoint pool and by ``medical_team``. The worst
+that a server can do is to give no answer: what it sends is limited in size and time and read strictly, and the
+credentials are taken out of its words before anybody sees them. Nothing is bound to an event loop before the
+first request: the reward loop, a test and ``medserl judge serve`` each bring their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+import time
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
+
+from medserl_agentloop.games.medical.edits import one_line
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+for _library in ("httpx", "httpcore"):
+    # They log each response with its status line and headers, in which a server may repeat the key.
+    logging.getLogger(_library).setLevel(logging.WARNING)
+
+MAX_BYTES = 8 * 2**20
+"""Longest answer that is read, unpacked. A thousand games with a page of reasoning each fit."""
+
+_READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at for a message, and in it
+_SHORTEST_SECRET = 6  # Of shorter ones only whole credentials are looked for in answers: "none" is also a word.
+
+
+class NoAnswer(Exception):
+    """There is no usable answer; the message says why.
+
+    Attributes:
+        reason: The same in a few words, without the server's own.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
+class Unreachable(NoAnswer):
+    """The server gave no answer: connection lost, time-out, 429 or 5xx. Another try may help."""
+
+
+class Refused(NoAnswer):
+    """The server does not want this request.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"HTTP {status}: {words}".removesuffix(": "), f"HTTP {status}")
+        self.status = status
+
+
+class BadAnswer(NoAnswer):
+    """The server answered something else than it was asked for."""
+
+
+class CircuitOpen(NoAnswer):
+    """The server counts as down; it was not asked."""
+
+
+class CircuitBreaker:
+    """Stops asking a server that does not answer, and tries it again with one request at a time.
+
+    Args:
+        failures: Requests lost in a row, each with all its tries, that open the circuit.
+        seconds: How long it stays open before a trial.
+        clock: Seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self, failures: float = math.inf, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit, self._seconds, self._clock = failures, seconds, clock
+        self._failures = 0
+        self._opened_at: float | None = None
+        self._trial_running = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server counts as down."""
+        return self._opened_at is not None
+
+    def admit(self) -> bool:
+        """Let a request through; True if it is the trial of an open circuit.
+
+        Raises:
+            CircuitOpen: The server counts as down and no trial is due.
+        """
+        if self._opened_at is None:
+            return False
+        if self._trial_running or self._clock() - self._opened_at < self._seconds:
+            raise self.error()
+        self._trial_running = True
+        return True
+
+    def error(self) -> CircuitOpen:
+        """What to raise for a request that is not made."""
+        return CircuitOpen(f"the server did not answer {self._failures} requests in a row and counts as down")
+
+    def succeeded(self) -> None:
+        """A request got an answer, whatever it was."""
+        self._failures, self._opened_at, self._trial_running = 0, None, False
+
+    def failed(self, *, trial: bool) -> None:
+        """A request got none."""
+        self._failures += 1
+        self._trial_running = self._trial_running and not trial
+        if trial or (self._opened_at is None and self._failures >= self._limit):
+            self._opened_at = self._clock()
+
+    def given_up(self, *, trial: bool) -> None:
+        """A request ended before anything is known about the server."""
+        self._trial_running = self._trial_running and not trial
+
+
+class Credentials:
+    """What a server is shown to be let in, and nobody else.
+
+    Args:
+        url: The server's address. A user name and a password in it are sent as basic authentication.
+        key: API key, sent as a bearer token; with its scheme in front (``Basic ...``) it is sent as it is. It
+            wins over what the address holds.
+
+    Attributes:
+        url: The address without them, and without a slash at its end.
+        headers: The header that carries them, if there are any.
+
+    Raises:
+        ValueError: The address or the key cannot be used. The message repeats neither.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url.strip())
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            usable = usable and not parts.query and not parts.fragment
+            httpx.URL(url.strip())
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
+            raise ValueError(
+                "the address of the server cannot be used: expected http://host:port or https://host (signs of a "
+                "password other than letters and digits are written in percent code)"
+            )
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        value, user, password = (key or "").strip(), unquote(parts.username or ""), unquote(parts.password or "")
+        if not value and (user or password):
+            value = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+        if value and not (value.isascii() and value.isprintable()):
+            raise ValueError("the API key holds a character that no HTTP header can hold")
+        value = value if not value or " " in value else f"Bearer {value}"
+        self.headers = {"authorization": value} if value else {}
+        # As they stand in the address, decoded, and as they travel: a server may repeat any of them.
+        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", _decoded(value)}
+        parted = {value.rpartition(" ")[2], password or user, parts.password or "", _decoded(value).partition(":")[2]}
+        self._in_messages = _any_of(whole | parted)
+        self._in_answers = _any_of(whole | {part for part in parted if len(part) >= _SHORTEST_SECRET})
+
+    def taken_out_of(self, text: str) -> str:
+        """A message without them."""
+        return self._in_messages.sub("***", text)
+
+    def taken_out_of_answer(self, answer: Any) -> Any:
+        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes.
+
+        Raises:
+            RecursionError: The answer is nested too deeply.
+        """
+        if isinstance(answer, str):
+            return self._in_answers.sub("***", answer).encode(errors="replace").decode()
+        if isinstance(answer, list):
+            return [self.taken_out_of_answer(item) for item in answer]
+        if isinstance(answer, dict):
+            clean = self.taken_out_of_answer
+            return {clean(name): clean(value) for name, value in answer.items()}
+        return answer
+
+
+def check_address(node: str, url: str) -> None:
+    """Refuse the address in a run's config if it cannot be used, or holds what no config should.
+
+    Args:
+        node: The config's node with the keys ``url`` and ``api_key_env``.
+        url: What ``url`` is.
+
+    Raises:
+        ValueError: Says what to write instead.
+    """
+    if "@" in url:
+        raise ValueError(
+            f"{node}.url holds a user name or a password, and verl prints and logs the whole config. Take them out, "
+            f"and set {node}.api_key_env to the name of an environment variable that holds the word Basic, a blank "
+            "and the base64 code of user:password."
+        )
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{node}.url={url}: expected http://… or https://…")
+    try:
+        Credentials(url)
+    except ValueError as error:
+        raise ValueError(f"{node}.url={url}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Connections:
+    """What belongs to one event loop."""
+
+    http: httpx.AsyncClient
+    slots: asyncio.Semaphore
+
+
+class HttpClient:
+    """Asks one server.
+
+    Args:
+        url: Its address, the base of all paths.
+        key: API key; see :class:`Credentials`.
+        timeout_s: Seconds that one request may take, from the connection to the last byte.
+        tries: Requests for one answer. Lost connections, time-outs, HTTP 429 and 5xx are tried again.
+        concurrency: Most requests in flight; the wait for a place does not count as time of a request.
+        backoff_s: First pause between two tries; it doubles, with jitter.
+        backoff_max_s: Longest pause.
+        breaker: Stops asking a server that is down; without one each request is made.
+
+    Raises:
+        ValueError: The address or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout_s: float,
+        tries: int = 1,
+        concurrency: int = 16,
+        backoff_s: float = 0.5,
+        backoff_max_s: float = 20.0,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self._credentials = Credentials(url, key)
+        self.url = self._credentials.url
+        self._timeout_s, self._tries, self._concurrency = timeout_s, tries, concurrency
+        self._pause = wait_exponential(backoff_s, max=backoff_max_s) + wait_random(0, backoff_s)
+        self._breaker = breaker or CircuitBreaker()
+        # A client belongs to an event loop, and a worker's is not running yet when this is built.
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the server has stopped answering."""
+        return self._breaker.is_open
+
+    async def get(self, path: str) -> Any:
+        """The JSON at ``path``, asked for once.
+
+        Raises:
+            Unreachable: No answer.
+            Refused: The server does not want this request; it was made once.
+            BadAnswer: The answer is not JSON, or too long.
+            CircuitOpen: The server counts as down.
+        """
+        return await self._request("GET", path, None, tries=1)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
+        # Not httpx's json=, which cannot send the lone surrogates that a note may hold.
+        return await self._request("POST", path, json.dumps(body).encode(), tries=self._tries)
+
+    def blocking(self, request: Coroutine[Any, Any, T]) -> T:
+        """Wait for one of this client's requests where code is not asynchronous; an event loop may run around it."""
+
+        async def closing() -> T:
+            async with aclosing(self):
+                return await request
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, closing()).result()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        if connections := self._connections.pop(asyncio.get_running_loop(), None):
+            await connections.http.aclose()
+
+    def shown(self, words: str | bytes) -> str:
+        """The beginning of a server's words on one line, as they may stand in a message."""
+        text = words[:_READ].decode(errors="replace") if isinstance(words, bytes) else words[:_READ]
+        return one_line(self._credentials.taken_out_of(text))[:_SHOWN]
+
+    async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
+        trial = self._breaker.admit()
+        tries = 1 if trial else tries
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(tries),
+            wait=self._pause,
+            retry=retry_if_exception_type(Unreachable),
+            reraise=True,
+        )
+        try:
+            answer: Any = await retrying(self._try, method, path, content, trial)
+        except Unreachable as error:
+            was_open = self._breaker.is_open
+            self._breaker.failed(trial=trial)
+            if self._breaker.is_open and not was_open:
+                logger.warning("the server at %s counts as down: %s", self.url, error)
+            raise Unreachable(f"{error} ({tries} {'try' if tries == 1 else 'tries'})", error.reason) from None
+        except (Refused, BadAnswer):
+            self._breaker.succeeded()
+            raise
+        except BaseException:  # cancelled, or the circuit opened between two tries
+            self._breaker.given_up(trial=trial)
+            raise
+        self._breaker.succeeded()
+        return answer
+
+    async def _try(self, method: str, path: str, content: bytes | None, trial: bool) -> Any:
+        connections = self._of_this_loop()
+        async with connections.slots:
+            if self._breaker.is_open and not trial:
+                raise self._breaker.error()
+            try:
+                # httpx limits the wait for each part of an answer; a server may drip for ever.
+                status, body = await asyncio.wait_for(
+                    self._exchange(connections.http, method, path, content), self._timeout_s
+                )
+            except asyncio.TimeoutError:
+                raise Unreachable(f"ReadTimeout: no answer within {self._timeout_s:g} s", "ReadTimeout") from None
+            except httpx.HTTPError as error:
+                name = type(error).__name__
+                # Not "from error": what stands in a traceback is shown, too.
+                raise Unreachable(f"{name}: {self.shown(str(error))}".removesuffix(": "), name) from None
+        if status == 429 or status >= 500:
+            raise Unreachable(f"HTTP {status}")
+        if not 200 <= status < 300:
+            raise Refused(status, self.shown(body))
+        try:
+            return self._credentials.taken_out_of_answer(read_json(body))
+        except (ValueError, RecursionError):
+            reason = "the answer is not JSON"
+            raise BadAnswer(f"{reason}: {self.shown(body)!r}", reason) from None
+
+    async def _exchange(
+        self, http: httpx.AsyncClient, method: str, path: str, content: bytes | None
+    ) -> tuple[int, bytes]:
+        """Status and unpacked body of one response.
+
+        Raises:
+            BadAnswer: The body is longer than :data:`MAX_BYTES`, or packed in a way that is not read here.
+        """
+        async with http.stream(method, self.url + path, content=content) as response:
+            if response.status_code == 429 or response.status_code >= 500:
+                return response.status_code, b""
+            packing = response.headers.get("content-encoding", "identity").strip().lower()
+            if packing not in ("identity", "gzip", "deflate"):
+                raise BadAnswer(f"the answer is packed, and nobody asked for that: {self.shown(packing)}")
+            # Not httpx's own unpacking, which makes gigabytes of a few bytes before anybody can look.
+            unpacking = None if packing == "identity" else zlib.decompressobj(wbits=47)  # 47: gzip or zlib
+            body = bytearray()
+            async for chunk in response.aiter_raw():
+                try:
+                    body += unpacking.decompress(chunk, MAX_BYTES + 1 - len(body)) if unpacking else chunk
+                except zlib.error:
+                    raise BadAnswer(f"the answer says that it is packed with {packing}, and is not") from None
+                if len(body) > MAX_BYTES:
+                    raise BadAnswer(f"the answer is longer than {MAX_BYTES} bytes")
+            return response.status_code, bytes(body)
+
+    def _of_this_loop(self) -> _Connections:
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            headers = {"content-type": "application/json", "accept-encoding": "identity"}
+            http = httpx.AsyncClient(
+                headers={**headers, **self._credentials.headers},
+                timeout=None,  # there is one for the whole exchange
+                verify=self.url.startswith("https:"),  # loading certificates that nobody asks for takes 40 ms
+                # The slots are the limit: waiting for one must not count against the time-out.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
+            )
+            self._connections[loop] = _Connections(http, asyncio.Semaphore(self._concurrency))
+        return self._connections[loop]
+
+
+def read_json(text: str | bytes) -> Any:
+    """The JSON in ``text``. An object that has a key twice says two things: it is read as null.
+
+    Raises:
+        ValueError: It holds none.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unambiguous)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else None
+
+
+def _decoded(authorization: str) -> str:
+    """``user:password`` of a header of basic authentication; nothing of another one."""
+    scheme, _, value = authorization.partition(" ")
+    try:
+        return b64decode(value).decode() if scheme.lower() == "basic" else ""
+    except ValueError:
+        return ""
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str]:
+    """Matches each of ``texts`` in any case, the longest first; nothing where there is none."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)", re.IGNORECASE)

@@ -1,0 +1,158 @@
+"""Per-token columns of a batch that know contexts and roles: read from and written to verl's TransferQueue.
+
+Called by the trainer. verl keeps a batch as ragged rows of one response each; padding rows are
+copies of others with an empty mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.workers.utils.padding import response_to_nested
+
+from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
+from medserl_agentloop.games.medical.types import Role
+
+
+def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
+    """Position ids (T,) of a row whose contexts have these lengths: they count from 0 in each."""
+    return torch.cat([torch.arange(int(length)) for length in context_lengths])
+
+
+def restart_positions(batch: KVBatchMeta) -> None:
+    """Rewrite the batch's ``position_ids`` so that they count from 0 in every private context.
+
+    verl's FSDP engine passes position ids and no attention mask, and Transformers reads each 0 as
+    the start of a new packed sequence. Rows that verl added as padding keep theirs.
+    """
+    rows = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+    keys = [key for key, _ in rows]
+    columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["context_lengths"])
+    positions = []
+    for (key, tag), lengths in zip(rows, columns["context_lengths"].unbind(), strict=True):
+        if int(lengths.sum()) != tag["seq_len"]:
+            raise RuntimeError(
+                f"game {key}: its contexts hold {int(lengths.sum())} tokens, its sequence {tag['seq_len']}; "
+                "the agent loop and the trajectory disagree"
+            )
+        positions.append(restarted(lengths))
+    tq.kv_batch_put(
+        keys=keys,
+        partition_id=batch.partition_id,
+        fields=TensorDict(
+            {"position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged)},
+            batch_size=len(keys),
+        ),
+    )
+
+
+def write_anchor(batch: KVBatchMeta, per_role: Mapping[Role, float]) -> None:
+    """Write the anchor's coefficient of each token, for the loss. Padding rows get 0."""
+    columns = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "role_ids"]
+    )
+    rows = list(columns.pop("role_ids").unbind())
+    mask = columns["response_mask"].to_padded_tensor(0)
+    coefficients = anchor_coefficients(pad_role_ids(rows, mask), mask, per_role)
+    nested = {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch)))
+
+
+def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
+    """Stack the role ids of rows to the shape (B, T) of ``response_mask``, 0 where there is no token.
+
+    A row that verl added as padding holds the role ids of the row it was copied from; its mask is
+    all 0, which takes it out of every estimator whatever it holds.
+    """
+    role_ids = torch.zeros_like(response_mask)
+    width = response_mask.shape[1]
+    for number, row in enumerate(rows):
+        role_ids[number, : min(len(row), width)] = row[:width]
+    return role_ids
+
+
+LOG_PROB_RESOLUTION = 1e-6
+"""Smallest mean difference of log-probs that means something in float32."""
+
+
+def context_leak_metrics(
+    rollout_log_probs: torch.Tensor, actor_log_probs: torch.Tensor, generated_mask: torch.Tensor
+) -> dict[str, float]:
+    """How much further rollout and actor are apart in later contexts than in the first one of each game.
+
+    The first context cannot hold another one, so it is the control group: what the two engines differ by there is
+    their precision. A context that leaks is seen by the actor and not by the rollout.
+
+    Args:
+        rollout_log_probs: (B, T) of the generated tokens, by the rollout.
+        actor_log_probs: (B, T) the same by the actor, before the update.
+        generated_mask: (B, T) 1 on generated tokens, whether trained on or not.
+
+    Returns:
+        Mean absolute differences in nats and their ratio; empty if no game has a second context.
+    """
+    first = generated_mask.cumprod(1).bool()
+    later = (generated_mask > 0) & ~first
+    if not later.any() or not first.any():
+        return {}
+    gap = (rollout_log_probs - actor_log_probs).abs().double()
+    control, measured = gap[first].mean().item(), gap[later].mean().item()
+    return {
+        "selfplay/log_prob_gap/first_context": control,
+        "selfplay/log_prob_gap/later_contexts": measured,
+        "selfplay/context_leak": measured / max(control, LOG_PROB_RESOLUTION),
+        "selfplay/context_leak_games": float(later.any(1).sum()),
+    }
+
+
+def signal_shares(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> dict[str, float]:
+    """Each role's share of the gradient signal: the sum of |advantage| over its trained tokens.
+
+    All arguments are (B, T). Empty where no advantage differs from 0.
+    """
+    signals = {role: (advantages * mask * (role_ids == role.id)).abs().sum().item() for role in Role}
+    total = sum(signals.values())
+    return {f"selfplay/{role.value}/signal_share": s / total for role, s in signals.items()} if total else {}
+
+
+def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
+    """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
+
+    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes the other's.
+    They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
+    """
+    trained = {role: (role_ids == role.id) & (mask > 0) for role in Role}
+    counts = {role: int(tokens.sum()) for role, tokens in trained.items()}
+    present = [role for role, count in counts.items() if count]
+    scaled = advantages.clone()
+    for role in present:
+        scaled[trained[role]] *= sum(counts.values()) / (len(present) * counts[role])
+    return scaled
+
+
+def role_token_metrics(
+    columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor
+) -> dict[str, float]:
+    """Mean and spread of per-token columns over each role's trained tokens, and how many there are.
+
+    Args:
+        columns: (B, T) tensors by the name their metrics shall have.
+        response_mask: (B, T) 1 on tokens that are trained on.
+        role_ids: (B, T) role of each token.
+    """
+    metrics: dict[str, float] = {}
+    for role in Role:
+        mask = (role_ids == role.id) & (response_mask > 0)
+        tokens = int(mask.sum())
+        metrics[f"selfplay/{role.value}/trained_tokens"] = float(tokens)
+        if not tokens:
+            continue
+        for name, column in columns.items():
+            values = column[mask]
+            metrics[f"selfplay/{role.value}/{name}_mean"] = values.mean().item()
+            metrics[f"selfplay/{role.value}/{name}_std"] = values.std(unbiased=False).item()
+    return metrics

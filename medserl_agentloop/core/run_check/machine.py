@@ -1,0 +1,176 @@
+"""What a run needs of the machine it starts on: keys, packages, files.
+
+verl finds these missing when the model is loaded, the first step is logged or the first checkpoint is written.
+The recipes' Hydra callback asks :func:`check_machine`; tests compose configs for machines that they are not on.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig
+from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
+from transformers.utils import is_kernels_available
+from verl.utils.import_utils import resolve_config_path
+
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
+
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+
+PACKAGES = {
+    f"{ROLLOUT}.name": {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"},
+    "trainer.logger": {
+        "wandb": "wandb",
+        "tracking": "wandb",
+        "mlflow": "mlflow",
+        "swanlab": "swanlab",
+        "vemlp_wandb": "volcengine_ml_platform",
+        "tensorboard": "tensorboard",
+        "clearml": "clearml",
+        "trackio": "trackio",
+        "rl_insight": "rl_insight",
+    },
+}
+"""What verl imports for a name of the config, once it gets there."""
+
+WANDB_HOSTS = ("wandb", "coreweave")
+"""Parts of the names of W&B's servers, as ``wandb login`` writes them to netrc."""
+
+WANDB_FILES = ("wandb/settings", "~/.config/wandb/settings")
+
+
+def check_machine(config: DictConfig) -> list[str]:
+    """Refuse a run that lacks something on this machine. The config has passed ``check_run``.
+
+    Returns:
+        Warnings, one sentence for each.
+
+    Raises:
+        ConfigError: Says what is missing and how to get it, or how to do without: one line for each.
+    """
+    if str(config.ray_kwargs.ray_init.get("address") or "").startswith("ray://"):  # it will run on another machine
+        return []
+    run = Run(config, SelfPlayConfig.from_run(config))
+    checks = (_packages, _wandb_key, _flash_attention, _data_files, _folders)
+    problems = [problem for check in checks for problem in check(run)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return list(_downloads(run))
+
+
+def _packages(run: Run) -> Iterator[str]:
+    for key, packages in PACKAGES.items():
+        for name in run.names(key):
+            if name in packages and find_spec(packages[name]) is None:
+                yield f"{key}={name}: the package {packages[name]} is not installed. Install it, or take another."
+
+
+def _wandb_key(run: Run) -> Iterator[str]:
+    if not {"wandb", "tracking"} & set(run.names("trainer.logger")):
+        return
+    offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
+    key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    # W&B's own files may say anything; the benefit of the doubt is theirs.
+    if not (offline or key or _netrc_knows_wandb() or any(Path(file).expanduser().exists() for file in WANDB_FILES)):
+        yield (
+            "trainer.logger has wandb, and there is no key for it. Run `wandb login` or export WANDB_API_KEY, export "
+            "WANDB_MODE=offline to log to a folder, or take wandb out: trainer.logger=[console]."
+        )
+
+
+def _netrc_knows_wandb() -> bool:
+    servers = (*WANDB_HOSTS, *filter(None, [urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname]))
+    for file in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
+        try:
+            hosts = netrc.netrc(Path(file).expanduser()).hosts
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if any(server in host for server in servers for host in hosts):
+            return True
+    return False
+
+
+def _flash_attention(run: Run) -> Iterator[str]:
+    model, critic = _loaded_with_flash_attention(run)
+    if is_kernels_available():  # Transformers falls back to it (modeling_utils.py)
+        return
+    ways = (
+        "which needs the package flash-attn, and it is not installed. Either run pip install flash-attn==2.8.3 "
+        "--no-build-isolation, or pip install 'kernels>=0.12,<0.13', with which Transformers downloads the same; or"
+    )
+    if model:
+        yield (
+            f"verl loads a model with attn_implementation=flash_attention_2, {ways} set +{ATTENTION}=sdpa, which needs "
+            "memory for the square of a micro-batch's tokens."
+        )
+    if critic:
+        yield (
+            f"verl loads every critic with attn_implementation=flash_attention_2, {ways} choose an estimator without a "
+            "critic, e.g. role_reinforce_pp, and critic.enable=False."
+        )
+
+
+def _downloads(run: Run) -> Iterator[str]:
+    if any(_loaded_with_flash_attention(run)):
+        yield (
+            "flash-attn is not installed; when the model is loaded, Transformers fetches "
+            f"{FLASH_ATTN_KERNEL_FALLBACK['flash_attention_2']} from the Hugging Face hub in its place"
+        )
+
+
+def _loaded_with_flash_attention(run: Run) -> tuple[bool, bool]:
+    """Whether actor and critic are loaded with a flash attention 2 that is not installed."""
+    if run["trainer.device"] != "cuda" or _installed("flash-attn"):
+        return False, False
+    model = run[f"{ACTOR}.strategy"] in FSDP and run[ATTENTION] in (None, "flash_attention_2")
+    # verl/utils/model.py (load_valuehead_model) asks for it, whatever attn_implementation says.
+    return model, CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP
+
+
+def _installed(distribution: str) -> bool:
+    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _data_files(run: Run) -> Iterator[str]:
+    for key in ("data.train_files", "data.val_files"):
+        files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
+        missing = [str(file) for file in files if not file.exists()]
+        if missing:
+            yield (
+                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Write it with "
+                "data_prep/medec_to_parquet.py, or name another."
+            )
+        elif key == "data.train_files" and all(file.suffix == ".parquet" for file in files):
+            rows, batch = sum(pq.read_metadata(file).num_rows for file in files), run["data.train_batch_size"]
+            if files and rows < batch:
+                yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
+
+
+def _folders(run: Run) -> Iterator[str]:
+    keys = {run.selfplay.records: "selfplay.records", run["trainer.default_local_dir"]: "trainer.default_local_dir"}
+    for name, key in keys.items():
+        folder = Path(name).resolve()
+        exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not (exists.is_dir() and os.access(exists, os.W_OK)):
+            yield f"{key}={name}: {exists} is no folder that can be written to. Set it to another."
+    loops, resume = f"{ROLLOUT}.agent.agent_loop_config_path", "trainer.resume_from_path"
+    if run[loops] is not None:
+        try:
+            Path(resolve_config_path(run[loops])).open().close()
+        except OSError as error:
+            yield f"{loops}={run[loops]} cannot be read ({error}). Set it to null, or to tool_configs/agent_loop.yaml."
+    if run["trainer.resume_mode"] == "resume_path" and not Path(run[resume]).is_dir():
+        yield f"{resume}={run[resume]}: there is no such folder. Set it to the folder global_step_N of a checkpoint."

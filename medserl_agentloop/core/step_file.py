@@ -1,0 +1,99 @@
+"""Files of JSON lines that each belong to a training step: the games and the metrics of a run.
+
+Written by the trainer. A resumed run cuts off the steps it plays again, so a file holds every step
+once whatever killed the run (verl's own ``file`` logger starts from nothing on a resume).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from medserl_agentloop.games.medical.records import GameRecord
+
+GAMES_FILE = "games.jsonl"
+METRICS_FILE = "metrics.jsonl"
+
+
+class StepFile:
+    """An append-only file of JSON objects that have a ``step``, in the order of their steps.
+
+    Args:
+        path: Where it is; folders are made as needed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def cut_after(self, step: int) -> int:
+        """Remove what belongs to steps after ``step``, and a half-written last line.
+
+        Returns:
+            How many lines were removed.
+
+        Raises:
+            ValueError: A whole line is not an object with a step; names file and line.
+        """
+        if not self.path.exists():
+            return 0
+        kept = removed = 0
+        with self.path.open("rb+") as file:
+            for number, line in enumerate(file, start=1):
+                if removed == 0 and line.endswith(b"\n") and self._step(line, number) <= step:
+                    kept += len(line)
+                else:
+                    removed += 1
+            file.truncate(kept)
+        return removed
+
+    def _step(self, line: bytes, number: int) -> int:
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
+                "mend the line, or move the file away"
+            ) from None
+
+    def append(self, objects: Iterable[dict[str, Any]]) -> None:
+        """Write one line per object and wait until they are on disk."""
+        lines = b"".join(map(to_line, objects))
+        with self.path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The objects, in order."""
+        with self.path.open("rb") as file:
+            yield from map(json.loads, file)
+
+
+def to_line(values: dict[str, Any]) -> bytes:
+    """A JSON object as a line of a file."""
+    # A lone surrogate in a model's text must not lose the game.
+    return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
+    """The game records of a file, in order.
+
+    Args:
+        path: The file.
+        on_bytes: Called with the length of each line that has been read.
+
+    Raises:
+        ValueError: A line is not a game record; names file and line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+                yield GameRecord.model_validate(json.loads(line))
+            except ValueError as error:  # not UTF-8, not JSON, or not a record
+                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+            on_bytes(len(line))

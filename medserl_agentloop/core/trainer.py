@@ -1,0 +1,377 @@
+"""The trainer: verl's own, taught the three things the game needs.
+
+It restarts ``position_ids`` at each private context before any log-probability is computed, it
+keeps the roles' advantages and losses apart, and it writes the games. Chosen by
+``trainer.v1.trainer_mode=selfplay_sync``.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_to_nested
+
+from medserl_agentloop.backends.stop_strings import check_stop_strings
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.certificate import CertificateError, certify
+from medserl_agentloop.core.checkpoint_pool import build_pool
+from medserl_agentloop.core.columns import (
+    context_leak_metrics,
+    equal_role_tokens,
+    pad_role_ids,
+    restart_positions,
+    role_token_metrics,
+    signal_shares,
+    write_anchor,
+)
+from medserl_agentloop.core.dataset_check import check_dataset, check_files
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.games_table import log_games
+from medserl_agentloop.core.health import HealthError, HealthMonitor, stop_message
+from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
+from medserl_agentloop.core.loss import selfplay_loss
+from medserl_agentloop.core.mix import apply_mix
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.core.run_check.models import check_models
+from medserl_agentloop.core.run_state import HasState, load_state, save_state
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.core.step_report import step_line, step_numbers
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE, lost_games_metrics, role_metrics
+from medserl_agentloop.games.medical.opponents import opponent_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.validation import ANSWER, TEXT_ID, official_notes, official_scores
+
+
+class SelfPlayMixin:
+    """What self-play adds to a trainer of verl's; mixed in before it."""
+
+    def __init__(self, config: Any) -> None:
+        self.selfplay = check_run(config)
+        if self.selfplay.context == "isolated":
+            check_models(config)
+        self.baselines = BaselineState()
+        self.health = HealthMonitor(self.selfplay.alarms)
+        self.stop_reason: str | None = None
+        self._said_unread = False
+        self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
+        self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        self.pool = build_pool(self.selfplay.opponent, config)
+        self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
+        if self.pool is not None:
+            self.run_state["opponents"] = self.pool
+        super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()  # type: ignore[misc]
+        trainer: Any = self
+        data = trainer.config.data
+        if self.selfplay.mix is not None:
+            apply_mix(trainer.train_dataset, self.selfplay.mix, seed=data.get("seed") or 0)
+        template_kwargs: Any = OmegaConf.to_container(
+            OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
+        )
+        self.encoder = encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
+        stop_strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
+        check_stop_strings(stop_strings, trainer.config.actor_rollout_ref.rollout)
+        for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
+            check_files(data[name])
+            line = check_dataset(
+                dataset,
+                f"data.{name}={data[name]}",
+                self.selfplay,
+                encoder,
+                prompt_length=data.max_prompt_length,
+                response_length=data.max_response_length,
+            )
+            print(f"[medserl] {line}", flush=True)
+        self.official_notes = official_notes(trainer.val_dataset)
+
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        trainer: Any = self
+        # Workers start with verl's own loss and no knowledge of roles.
+        trainer.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config()))
+        self._certify()
+
+    def actor_config(self) -> Any:
+        """verl's ``ActorConfig`` of this run."""
+        return omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)  # type: ignore[attr-defined]
+
+    def _certify(self) -> None:
+        """Measure the run's claims before its first update.
+
+        Raises:
+            CertificateError: One of them does not hold, and ``selfplay.certify`` is not ``warn``.
+        """
+        certificate = certify(self, self.encoder)
+        path = certificate.write(self.selfplay.records)
+        print(f"[medserl] certificate: {certificate} ({path})", flush=True)
+        for problem in certificate.problems:
+            print(f"[medserl] certificate: {problem}", flush=True)
+        if certificate.problems and self.selfplay.certify != "warn":
+            raise CertificateError(" ".join(certificate.problems))
+        self._certificate_metrics = certificate.metrics
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(  # type: ignore[misc]
+            data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
+        )
+        if reward_extra_infos_dict.keys() >= {TEXT_ID, ANSWER}:
+            for numbers, line in official_scores(self.official_notes, data_sources, reward_extra_infos_dict):
+                metrics.update(numbers)
+                print(f"[medserl] {line}", flush=True)
+        return metrics
+
+    def _save_checkpoint(self) -> None:
+        save_state(self._checkpoint_folder(), self.run_state)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _checkpoint_folder(self) -> Path:
+        """Folder of the checkpoint of the current step."""
+        trainer: Any = self
+        return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        trainer: Any = self
+        step, total = trainer.global_steps, trainer.total_training_steps
+        if step:
+            resumed_from = trainer.config.trainer
+            folder = (
+                Path(resumed_from.resume_from_path)
+                if resumed_from.resume_mode == "resume_path"
+                else self._checkpoint_folder()
+            )
+            for name in load_state(folder, self.run_state):
+                print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
+            rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
+            print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
+        for file in (self.games_file, self.metrics_file) if self.selfplay.certify != "only" else ():
+            removed = file.cut_after(step)
+            if removed:
+                print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+        if self.pool is not None and step < total:
+            self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's training loop; an error that a dead process is behind names the process.
+
+        Raises:
+            ProcessDied: A rollout server, an agent-loop worker or a reward-loop worker ended.
+        """
+        if self.selfplay.certify == "only":
+            return
+        # The wait for games would only sleep meanwhile, and a busy process may be asked again.
+        self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)  # type: ignore[attr-defined]
+        try:
+            with watched(self.llm_server_manager.get_replicas()):  # type: ignore[attr-defined]
+                super().fit(agent_loop_manager)  # type: ignore[misc]
+        except ProcessDied:
+            raise
+        except Exception as error:
+            self._check_processes(error)
+            raise
+
+    def on_sample_end(self) -> None:
+        # The games that are left when a process has died are not a batch to train on.
+        self._check_processes()
+        trainer: Any = self
+        # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
+        trainer.checkpoint_manager.abort_replicas()
+        trainer.checkpoint_manager.resume_generation_replicas()
+        super().on_sample_end()  # type: ignore[misc]
+
+    def _check_processes(self, cause: Exception | None = None, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+        trainer: Any = self
+        processes = game_processes(
+            trainer.llm_server_manager.get_replicas(),
+            getattr(trainer.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
+            trainer.reward_loop_manager.reward_loop_workers,
+        )
+        checkpoints = trainer.config.trainer.default_local_dir
+        raise_if_dead(processes, trainer.global_steps, checkpoints, cause, answer_within_s)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        restart_positions(batch)
+        batch = super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+        columns = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=["rollout_log_probs", "old_log_probs", "response_mask"],
+        ).to_padded_tensor(0)
+        if "rollout_log_probs" in columns:
+            metrics.update(
+                context_leak_metrics(columns["rollout_log_probs"], columns["old_log_probs"], columns["response_mask"])
+            )
+        return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        if self.selfplay.anchor.per_role:
+            write_anchor(batch, self.selfplay.anchor.per_role)
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's own step with role-separated estimators; the rest of it is as upstream.
+
+        Also narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights
+        its loss by the latter, so the other role leaves the token counts as well.
+        """
+        trainer: Any = self
+        algorithm = trainer.config.algorithm
+        if algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        columns = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=[
+                "uid",
+                "response_mask",
+                "role_ids",
+                "rm_scores",
+                "rollout_log_probs",
+                "old_log_probs",
+                "ref_log_prob",
+                "values",
+                "entropy",
+                "extra_fields",
+            ],
+        )
+        uids = np.array(columns.pop("uid").tolist(), dtype=object)
+        categories = [extra[GAME_KEY]["spec"]["category"] for extra in columns.pop("extra_fields").tolist()]
+        role_rows = list(columns.pop("role_ids").unbind())
+        lengths = columns["response_mask"]
+        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
+        role_ids = pad_role_ids(role_rows, data.batch["response_mask"])
+        for role in Role:
+            if not self.selfplay.trains(role):
+                data.batch["response_mask"] *= role_ids != role.id
+
+        data.batch["token_level_scores"] = data.batch["rm_scores"]
+        if algorithm.use_kl_in_reward:
+            data, kl_metrics = apply_kl_penalty(
+                data, kl_ctrl=trainer.kl_ctrl_in_reward, kl_penalty=algorithm.kl_penalty
+            )
+            metrics.update(kl_metrics)
+        else:
+            data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+
+        correction = algorithm.get("rollout_correction", None)
+        corrects = correction is not None and not correction.get("bypass_mode", False)
+        # verl's correction refuses a batch without a trained token, e.g. one whose games are all void.
+        if corrects and "rollout_log_probs" in data.batch and data.batch["response_mask"].any():
+            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
+            metrics.update(correction_metrics)
+
+        credited = ROLE_ESTIMATORS[algorithm.adv_estimator](
+            RoleBatch(
+                rewards=data.batch["token_level_rewards"],
+                mask=data.batch["response_mask"],
+                role_ids=role_ids,
+                groups=uids.tolist(),
+                categories=categories,
+                values=data.batch.get("values", None),
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+            ),
+            self.selfplay.credit,
+            self.baselines,
+        )
+        data.batch["advantages"], data.batch["returns"] = credited.advantages, credited.returns
+        if self.selfplay.credit.equal_role_tokens:
+            data.batch["advantages"] = equal_role_tokens(credited.advantages, data.batch["response_mask"], role_ids)
+        metrics.update(credited.metrics)
+        metrics.update(signal_shares(data.batch["advantages"], data.batch["response_mask"], role_ids))
+        per_token = {"advantage": data.batch["advantages"]}
+        if "entropy" in data.batch:  # verl leaves it out where it takes the rollout's log-probs as they are
+            per_token["entropy"] = data.batch["entropy"]
+        metrics.update(role_token_metrics(per_token, data.batch["response_mask"], role_ids))
+
+        data.batch["loss_mask"] = data.batch["response_mask"]
+        written = ["advantages", "returns", "response_mask", "loss_mask"]
+        written += [c for c in ("token_level_rewards", "rollout_is_weights") if c in data.batch]
+        nested = {name: response_to_nested(data.batch[name], lengths) for name in written}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+        )
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)  # type: ignore[misc]
+        records = self._read_records(batch)
+        self.games_file.append(record.to_json() for record in records)
+        metrics.update(role_metrics(records))
+        metrics.update(opponent_metrics(records))
+        if self.pool is not None:
+            self.pool.record(records)
+        # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
+        config = self.config  # type: ignore[attr-defined]
+        metrics.update(lost_games_metrics(sample_batch_size * config.actor_rollout_ref.rollout.n, len(records)))
+        log_games(records, self.global_steps, self.selfplay.wandb_games, config.trainer.logger)  # type: ignore[attr-defined]
+        return batch
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """One training step of verl's; its metrics are on disk before verl can checkpoint it.
+
+        verl adds its own data and timing metrics later, for its loggers.
+
+        Raises:
+            HealthError: The step before had an alarm and ``selfplay.on_alarm`` is ``stop``. Not in that
+                step itself, so that verl has saved and logged it.
+        """
+        if self.stop_reason is not None:
+            raise HealthError(self.stop_reason)
+        started = time.monotonic()
+        step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
+        opponent = self.pool.prepare(step) if self.pool is not None else {}
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics.update(opponent)
+        metrics.update(self._certificate_metrics)
+        self._certificate_metrics = {}  # of the first step after a start only
+        numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
+        health = self.health.observe(numbers)
+        metrics.update(health.metrics)
+        self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
+        if numbers.get(UNREAD_RATE) and not self._said_unread:
+            self._said_unread = True
+            print(f"[medserl] {WHAT_IT_CANNOT_SEE}", flush=True)
+        print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
+        for line in health.lines:
+            print(f"[medserl] alarm {line}", flush=True)
+        if health.firing and self.selfplay.on_alarm == "stop":
+            self.stop_reason = stop_message(health.firing, step)
+        return batch
+
+    def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        records = [GameRecord.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
+        for record in records:
+            record.step = self.global_steps  # type: ignore[attr-defined]
+        return records
+
+
+@register_trainer("selfplay_sync")
+class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
+    """Self-play on verl's synchronous trainer."""
+
+    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
+    trainer_mode = property(lambda self: "sync", lambda self, _: None)

@@ -1,0 +1,147 @@
+"""What one MEDEC case is, whatever file it came from, and what kind of edit made its error.
+
+The readers of this package write these types; ``rows.py`` turns them into game rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.types import Category, ErrorType
+
+# Word overlap of a clean row with the corrected text of the error row before it. On the official
+# validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
+TWIN_OVERLAP = 0.7
+
+_SUBSETS = {"ms": "medec_ms", "uw": "medec_uw"}
+
+
+class PairSource(str, Enum):
+    """Where the clean note of a vignette was read."""
+
+    IN_ROW = "in_row"  # the error row's own corrected text
+    TWIN = "twin"  # the clean row that follows the error row
+    UNPAIRED = "unpaired"  # the vignette has only one of the two notes
+
+
+class EditTag(str, Enum):
+    """How the clean note differs from the error note."""
+
+    LOCAL = "local_edit"  # exchanging the two sentences in place gives the clean note
+    NON_LOCAL = "non_local_edit"  # the corrected sentence stands elsewhere, or more was changed
+    NO_OP = "no_op_edit"  # only letter case or white space differs: there is no error
+    UNLOCATED = "unlocated_edit"  # the source does not name the two sentences
+    NO_PAIR = "no_pair"  # only one note is known
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One numbered sentence, under the number that the source gave it."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Vignette:
+    """One case: its error note, its clean note, or both. The unit of splitting.
+
+    Attributes:
+        vignette_id: Identifier of the case: that of its error row, else of its only row.
+        error_note: The note with its error.
+        clean_note: The correct note.
+        source_sha256: Hash of the file the vignette was read from.
+        error_text_id: Row that the error note was read from.
+        clean_text_id: Row that the clean note was read from.
+        twin_text_id: The clean row of the same case, where the file has one.
+        twin_note: Text of that row: the same case, often with its sentences in another order.
+        error_type: Type of the error.
+        error_sentence: The wrong sentence of the error note.
+        corrected_sentence: That sentence put right.
+        error_sentence_id: Number of the wrong sentence in ``sentences``; 0 is one, -1 is none.
+        sentences: The source's numbered sentences of the note named by ``vignette_id``.
+        categories: The categories that the source asks for; None where it leaves them open.
+    """
+
+    vignette_id: str
+    error_note: str | None
+    clean_note: str | None
+    source_sha256: str
+    error_text_id: str | None = None
+    clean_text_id: str | None = None
+    twin_text_id: str | None = None
+    twin_note: str | None = None
+    error_type: ErrorType | None = None
+    error_sentence: str | None = None
+    corrected_sentence: str | None = None
+    error_sentence_id: int = -1
+    sentences: tuple[Sentence, ...] = ()
+    categories: tuple[Category, ...] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every text of the case that is known."""
+        return tuple(note for note in (self.error_note, self.clean_note, self.twin_note) if note)
+
+    @property
+    def text_ids(self) -> tuple[str, ...]:
+        """Every source row that belongs to the case."""
+        return (self.vignette_id, self.twin_text_id) if self.twin_text_id else (self.vignette_id,)
+
+    @property
+    def subset(self) -> str:
+        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its ids."""
+        return subset_of(self.vignette_id)
+
+    @property
+    def pair_source(self) -> PairSource:
+        """Where the clean note was read."""
+        if self.error_note is None or self.clean_note is None:
+            return PairSource.UNPAIRED
+        return PairSource.IN_ROW if self.clean_text_id == self.error_text_id else PairSource.TWIN
+
+    @property
+    def edit_tag(self) -> EditTag:
+        """How the two notes differ."""
+        return tag_edit(self.error_note, self.clean_note, self.error_sentence, self.corrected_sentence)
+
+
+def subset_of(text_id: str) -> str:
+    """Name of the collection that an id such as ``ms-train-0`` belongs to."""
+    prefix = re.split(r"[-_]", text_id, maxsplit=1)[0].lower()
+    return _SUBSETS.get(prefix, prefix or "unnamed")
+
+
+def same_case(clean_note: str, corrected_note: str) -> bool:
+    """Whether two notes describe the same case, with their sentences in any order."""
+    words_a, words_b = (Counter(re.findall(r"\w+", text.casefold())) for text in (clean_note, corrected_note))
+    total = words_a.total() + words_b.total()
+    overlap = 2 * (words_a & words_b).total() / total if total else 1.0  # Dice coefficient, 0 to 1
+    return overlap >= TWIN_OVERLAP
+
+
+def tag_edit(
+    error_note: str | None,
+    clean_note: str | None,
+    error_sentence: str | None,
+    corrected_sentence: str | None,
+) -> EditTag:
+    """Say how ``clean_note`` differs from ``error_note``; differences in white space do not count."""
+    if error_note is None or clean_note is None:
+        return EditTag.NO_PAIR
+    wrong, right = one_line(error_note), one_line(clean_note)
+    if wrong.casefold() == right.casefold():
+        return EditTag.NO_OP
+    if error_sentence is None or corrected_sentence is None:
+        return EditTag.UNLOCATED
+    old, new = one_line(error_sentence), one_line(corrected_sentence)
+    at = wrong.find(old)
+    while at >= 0:
+        if wrong[:at] + new + wrong[at + len(old) :] == right:
+            return EditTag.LOCAL
+        at = wrong.find(old, at + 1)
+    return EditTag.NON_LOCAL

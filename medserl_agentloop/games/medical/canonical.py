@@ -1,0 +1,269 @@
+"""What a note says, apart from how it is written.
+
+Two notes say the same where their canonical words are equal: case, punctuation, white space, hyphens, invisible
+characters, letters that look like others, number formats, spellings of units and common abbreviations make no
+difference. Called by ``medical.edits`` and ``medical.rules``, so that dressing never passes for an edit. Everything that
+is in no table here is kept apart: whether a synonym says the same is for the judge. All of it takes linear time.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+
+# Unicode 16's Default_Ignorable_Code_Point. The standard library does not have this property, and the general
+# categories miss some: U+034F is a mark, U+115F a letter.
+_IGNORABLE_RANGES = (
+    (0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+)  # fmt: skip
+_IGNORABLE = "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE_RANGES)
+IGNORABLE = re.compile(f"[{_IGNORABLE}]")
+"""A character that fonts show as nothing."""
+
+_UNSEEN = re.compile(f"[{_IGNORABLE}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+_BULLETS = "\u2022\u2023\u2043\u25aa\u25cf\u25e6\u2800"  # the last one is a blank that counts as a symbol
+_SPELLING = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2010\u2011\u2012\u2212", "-"),
+        **dict.fromkeys("\u2014\u2015", "\u2013"),
+        **dict.fromkeys(_BULLETS, " "),
+        "\u00ba": "\u00b0",
+        "\u00d7": "x",
+        "\u2264": "<=",
+        "\u2265": ">=",
+    }
+)
+# NFKC would make 102 of 10², and 51/2 of 5½.
+_RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
+_NEXT_NUMBER = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2080-\u2089\u2150-\u215f\u2189\u2460-\u249b])")
+
+# Cyrillic, Greek and a few Latin letters and what they look like (from Unicode's confusables.txt).
+_LOOK_ALIKES = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u051b\u051d\u04bb\u04cf\u043a\u043c\u0442\u043d"
+    "\u0432\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0423\u0425\u0406\u0408\u0405\u051a\u051c\u04c0"
+    "\u03b1\u03b3\u03b7\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u03c9"
+    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u0131\u0251\u0261",
+    "aeopcyxijsdqwhlkmthbABEKMHOPCTYXIJSQWIaynikvoptuxwABEZHIKMNOPTYXiag",
+)
+_GREEK = {"\u03b1": "alpha", "\u03b2": "beta", "\u03b3": "gamma", "\u03b4": "delta"}
+_LETTERS = re.compile(r"[^\W\d_]+")
+_LATIN = re.compile("[A-Za-z]")
+_ACCENTS = re.compile("(?<=[A-Za-z])[\u0300-\u0333\u0339-\u036f]+")  # not those that strike through
+
+_DASH = re.compile(r"(?<=\d) ?\u2013 ?(?=\d)")
+# Between words, and between a number and its unit. Before a number it may be a sign: "BE-5" is not "BE 5".
+_HYPHEN = re.compile(r"(?<=[^\W\d_])-(?=[^\W\d_])|(?<=\d)-(?=[^\W\d_])|(?<=[^\W\d_]{3})-(?=\d)")
+_SEPARATOR = re.compile(r"\u2013|-{2,}")
+_TOKEN = re.compile(
+    r"(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
+    r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+(?![^\W\d_])|[^\W\d_]+(?:'[^\W\d_]+)*)"
+    r"|(?P<per>/\s*(?=[^\W\d_]))"
+    r"|(?P<sign>[^\w\s.,;:!?\"'()\[\]{}*`\u00b0])"
+)
+_NUMBER_NAMES = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBER_WORDS = {name: str(number) for number, name in enumerate(_NUMBER_NAMES.split())}
+# After a number or "per" alone: elsewhere "g" and "h" are letters.
+_UNITS = {
+    spelling: unit
+    for unit, spellings in {
+        "kg": "kg kgs kilogram kilograms",
+        "g": "g gm gms gram grams",
+        "mg": "mg mgs milligram milligrams",
+        "mcg": "mcg ug \u03bcg microgram micrograms",
+        "ng": "ng nanogram nanograms",
+        "l": "l liter liters litre litres",
+        "dl": "dl deciliter deciliters decilitre decilitres",
+        "ml": "ml mls cc milliliter milliliters millilitre millilitres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "lb": "lb lbs pound pounds",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "wk wks week weeks",
+        "month": "mo mos month months",
+        "year": "y yr yrs year years",
+        "unit": "u unit units iu",
+        "tablet": "tab tabs tablet tablets",
+        "%": "% percent",
+        "c": "c celsius",
+        "f": "f fahrenheit",
+        "": "deg degree degrees",
+    }.items()
+    for spelling in spellings.split()
+}
+_POWERS_OF_TEN = {"kg": (12, "ng"), "g": (9, "ng"), "mg": (6, "ng"), "mcg": (3, "ng"), "l": (3, "ml"), "dl": (2, "ml")}
+_VERBS = "is are was were do does did has have had could should would"
+# Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
+_ABBREVIATIONS = {
+    "bid": "twice daily",
+    "tid": "3 times daily",
+    "qid": "4 times daily",
+    "qd": "once daily",
+    "qhs": "at bedtime",
+    **{f"q {hours} h": f"every {hours} h" for hours in (2, 4, 6, 8, 12, 24, 48, 72)},
+    **{f"{often} {every} day": f"{often} daily" for often in ("once", "twice", "times") for every in ("a", "per")},
+    "prn": "as needed",
+    "po": "by mouth",
+    "orally": "by mouth",
+    "npo": "nothing by mouth",
+    "iv": "intravenous",
+    "intravenously": "intravenous",
+    "im": "intramuscular",
+    "intramuscularly": "intramuscular",
+    "sc": "subcutaneous",
+    "sq": "subcutaneous",
+    "subq": "subcutaneous",
+    "subcutaneously": "subcutaneous",
+    "ecg": "electrocardiogram",
+    "ekg": "electrocardiogram",
+    "eeg": "electroencephalogram",
+    "ct": "computed tomography",
+    "mri": "magnetic resonance imaging",
+    "cbc": "complete blood count",
+    "csf": "cerebrospinal fluid",
+    "wbc": "white blood cell",
+    "rbc": "red blood cell",
+    "bmi": "body mass index",
+    "tsh": "thyroid stimulating hormone",
+    "bun": "blood urea nitrogen",
+    "ldl": "low density lipoprotein",
+    "hdl": "high density lipoprotein",
+    "bp": "blood pressure",
+    "hr": "heart rate",
+    "rr": "respiratory rate",
+    "bpm": "beats per min",
+    "mm hg": "mmhg",
+    "htn": "hypertension",
+    "copd": "chronic obstructive pulmonary disease",
+    "chf": "congestive heart failure",
+    "cad": "coronary artery disease",
+    "mi": "myocardial infarction",
+    "dvt": "deep vein thrombosis",
+    "deep venous thrombosis": "deep vein thrombosis",
+    "uti": "urinary tract infection",
+    "hiv": "human immunodeficiency virus",
+    "nsaid": "nonsteroidal anti inflammatory drug",
+    "gerd": "gastroesophageal reflux disease",
+    "type 2 dm": "type 2 diabetes mellitus",
+    "t 2 dm": "type 2 diabetes mellitus",
+    "type 1 dm": "type 1 diabetes mellitus",
+    "t 1 dm": "type 1 diabetes mellitus",
+    "hx": "history",
+    "dx": "diagnosis",
+    "h per o": "history of",
+    "c per o": "complains of",
+    "s per p": "status post",
+    "w per o": "without",
+    "w per": "with",
+    "w /": "with",
+    "hrs": "hours",
+    "yrs": "years",
+    "yo": "year old",
+    "y per o": "year old",
+    "year per o": "year old",
+    "&": "and",
+    "cannot": "can not",
+    "can't": "can not",
+    "won't": "will not",
+    **{f"{verb}n't": f"{verb} not" for verb in _VERBS.split()},
+}
+_PHRASES: dict[str, list[tuple[list[str], list[str]]]] = defaultdict(list)  # by their first word, longest first
+for _short, _long in sorted(_ABBREVIATIONS.items(), key=lambda pair: -len(pair[0].split())):
+    _PHRASES[_short.split()[0]].append((_short.split(), _long.split()))
+
+
+def visible(text: str) -> str:
+    """``text`` as a reader sees it: without invisible characters and accents, look-alikes as what they look like."""
+    text = _UNSEEN.sub("", text)
+    if text.isascii():
+        return text
+    text = _NEXT_NUMBER.sub(" ", _RAISED.sub("^", text.translate(_SPELLING)))
+    text = _LETTERS.sub(_as_latin, unicodedata.normalize("NFKD", text))
+    return unicodedata.normalize("NFKC", _ACCENTS.sub("", text)).replace("\u2044", "/")
+
+
+def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
+    """What ``text`` says, word by word.
+
+    Args:
+        text: A note or a part of one.
+        hyphen: What a hyphen between two words becomes: a blank, or nothing.
+
+    Returns:
+        Words in lower case, numbers by value, units and abbreviations in one spelling, and signs; no punctuation.
+    """
+    text = " ".join(visible(text).casefold().replace("_", " ").split())
+    text = _SEPARATOR.sub(" ", _DASH.sub("-", text))
+    words: list[str] = []
+    counts = False  # whether a unit may follow
+    for match in _TOKEN.finditer(_HYPHEN.sub(hyphen, text)):
+        token = match[0].replace(".", "") if match.lastgroup == "word" else match[0]
+        if match.lastgroup == "number":
+            token = _value(token)
+        elif match.lastgroup == "per":
+            token = "per"
+        elif counts and token in _UNITS:
+            token = _UNITS[token]
+            if not token:
+                continue
+            token = _in_base_unit(words, token)
+        token = _NUMBER_WORDS.get(token, token)
+        words.append(token)
+        counts = token[0].isdigit() or token == "per"
+    return _spelt_out(words)
+
+
+def says_the_same(a: str, b: str) -> bool:
+    """Whether two notes differ in nothing but how they are written.
+
+    ``x-ray`` is both ``x ray`` and ``xray``, and these two are different words.
+    """
+    return any(canonical_words(a, hyphen=hyphen) == canonical_words(b, hyphen=hyphen) for hyphen in (" ", ""))
+
+
+def _as_latin(letters: re.Match[str]) -> str:
+    word = letters[0]
+    latin = _GREEK.get(word) or word.translate(_LOOK_ALIKES)
+    return latin if latin.isascii() or _LATIN.search(word) else word
+
+
+def _value(number: str) -> str:
+    whole, _, part = number.replace(",", "").partition(".")
+    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
+    return f"{whole}.{part}" if part else whole
+
+
+def _in_base_unit(words: list[str], unit: str) -> str:
+    """The unit that ``unit`` becomes; the number before it, the last of ``words``, is changed to fit.
+
+    In "1 to 2 g" the unit belongs to both numbers, so both stay as they are.
+    """
+    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit() or any(w[0].isdigit() for w in words[-3:-1]):
+        return unit
+    places, base = _POWERS_OF_TEN[unit]
+    whole, _, part = words[-1].partition(".")
+    words[-1] = _value(f"{whole}{part[:places].ljust(places, '0')}.{part[places:]}")
+    return base
+
+
+def _spelt_out(words: list[str]) -> list[str]:
+    """``words`` with abbreviations in full."""
+    full: list[str] = []
+    at = 0
+    while at < len(words):
+        for short, long in _PHRASES.get(words[at], ()):
+            if words[at : at + len(short)] == short:
+                full += long
+                at += len(short)
+                break
+        else:
+            full.append(words[at])
+            at += 1
+    return full

@@ -1,0 +1,196 @@
+"""What an attacker changed: a sentence-aligned difference of seed note and rewritten note.
+
+Called by ``medical.rules`` to decide whether an attack did what it was asked to do.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rapidfuzz import fuzz
+from rapidfuzz.distance import OSA, Levenshtein
+
+from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same
+from medserl_agentloop.games.medical.injections import instructions_in
+
+# A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
+# "38.5 C" and "e.g. aspirin" stay whole. A line break ends nothing: models flatten them when they copy.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
+_SENTENCE_MARKS = ".!?\"')]"
+
+REWRITE_SIMILARITY = 0.5
+
+LONGEST_WORD = 32
+"""Characters of one word; MEDEC's longest has 31. What is longer, or glued with ``_``, counts as several words."""
+_WORD = re.compile(rf"_{{1,{LONGEST_WORD}}}|[^\s_]{{1,{LONGEST_WORD}}}")
+
+# Format, control, private and unassigned characters: what a model reads in them, a person does not see.
+_INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
+_BRAILLE_BLANK = "\u2800"
+_GAP = re.compile(r"\s+")
+_LONGEST_GAP = 16  # characters; an indented table of findings needs less
+
+
+def split_sentences(note: str) -> list[str]:
+    """The sentences of ``note``, white space normalised, empty ones left out."""
+    return [s for s in _SENTENCE_END.split(one_line(note)) if s]
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one blank."""
+    return " ".join(text.split())
+
+
+def exceeds(new: str, old: str, words: int) -> bool:
+    """Whether ``new`` is so much longer than ``old`` that more than ``words`` words must have changed.
+
+    Costs nothing beside a comparison, so it is asked before one.
+    """
+    return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
+
+
+def is_repair(new: str, error: str, correction: str) -> bool:
+    """Whether ``new`` says what ``correction`` says where that differs from ``error``, whatever it adds.
+
+    Slips of the pen do not hide a repair; a synonym does.
+    """
+    return any(_repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction))) for h in (" ", ""))
+
+
+def _repairs(said: Counter[str], wrong: Counter[str], right: Counter[str]) -> bool:
+    missing = (right - wrong) - said
+    return not (wrong - right) & (said - right) and all(
+        any(_is_slip(word, meant) for word in said) for meant in missing
+    )
+
+
+def _is_slip(word: str, meant: str) -> bool:
+    """Whether one letter of a long word is left out, doubled or swapped with the next.
+
+    A replaced letter is no slip: it makes another word too often, as in macrocytic and microcytic.
+    """
+    one_slip = (
+        len(meant) > 5 and meant.isalpha() and word[0] == meant[0] and OSA.distance(word, meant, score_cutoff=1) == 1
+    )
+    return one_slip and (len(word) != len(meant) or sorted(word) == sorted(meant))
+
+
+def same_sentence(a: str, b: str, *, threshold: float = 90.0) -> bool:
+    """Whether ``a`` is ``b`` up to slips of copying (rapidfuzz ratio at or above ``threshold``)."""
+    return fuzz.ratio(" ".join(a.lower().split()), " ".join(b.lower().split())) >= threshold
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A difference between two notes.
+
+    Attributes:
+        inserted: Sentences of the new note that the old one does not have, in order.
+        removed: Sentences of the old note that the new one does not have, in order.
+        sentences: Number of sentences touched: of each changed run, the longer side.
+        words: Words inserted, deleted or replaced inside the changed runs.
+        similarity: Share of words left alone, 0 (nothing) to 1 (all).
+        cut_short: Whether the new note stops before the old one does: its last sentence is missing, or
+            breaks off.
+        says_the_same: Whether every change is mere dressing, see ``medical.canonical``.
+        hides_text: Whether the new note holds invisible characters or a gap of white space that the old
+            one does not.
+        instructions: Inserted sentences that speak to whoever reads the note of their task.
+    """
+
+    inserted: tuple[str, ...]
+    removed: tuple[str, ...]
+    sentences: int
+    words: int
+    similarity: float = field(default=1.0, compare=False)
+    cut_short: bool = field(default=False, compare=False)
+    says_the_same: bool = field(default=True, compare=False)
+    hides_text: bool = field(default=False, compare=False)
+    instructions: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_rewrite(self) -> bool:
+        """Whether hardly anything of the old note is left."""
+        return self.similarity < REWRITE_SIMILARITY
+
+
+def compare_notes(old: str, new: str) -> Edit:
+    """Align two notes sentence by sentence and count what differs.
+
+    Time grows with the product of the sentences of both, 64 of them at a time, and with the same
+    product of the words inside each changed run (rapidfuzz's bit-parallel Levenshtein).
+    """
+    before, after = split_sentences(old), split_sentences(new)
+    inserted: list[str] = []
+    removed: list[str] = []
+    sentences = words = 0
+    cut_short, same = False, True
+    for start, end, new_start, new_end in _changed_runs(before, after):
+        gone, come = before[start:end], after[new_start:new_end]
+        removed += gone
+        inserted += come
+        sentences += max(len(gone), len(come))
+        words += Levenshtein.distance(_WORD.findall(" ".join(gone)), _WORD.findall(" ".join(come)))
+        same = same and says_the_same(" ".join(gone), " ".join(come))
+        cut_short = end == len(before) and new_end == len(after) and _breaks_off(gone, come)
+    longest = max(len(_WORD.findall(old)), len(_WORD.findall(new)), 1)
+    return Edit(
+        tuple(inserted),
+        tuple(removed),
+        sentences,
+        words,
+        similarity=max(0.0, 1 - words / longest),
+        cut_short=cut_short,
+        says_the_same=same,
+        hides_text=_hidden(new, old),
+        instructions=tuple(instructions_in(inserted, removed)),
+    )
+
+
+def _changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
+    """Maximal runs of differing sentences as (start, end) in ``before`` and in ``after``."""
+    runs: list[tuple[int, int, int, int]] = []
+    for op in Levenshtein.opcodes(before, after):
+        if op.tag == "equal":
+            continue
+        if runs and runs[-1][1] == op.src_start and runs[-1][3] == op.dest_start:
+            runs[-1] = (runs[-1][0], op.src_end, runs[-1][2], op.dest_end)
+        else:
+            runs.append((op.src_start, op.src_end, op.dest_start, op.dest_end))
+    return runs
+
+
+def _breaks_off(gone: list[str], come: list[str]) -> bool:
+    """Whether the last changed run of a note lost its end: whole sentences, or one in the middle."""
+    if not come or not gone:
+        return bool(gone)
+    whole, part = canonical_words(" ".join(gone)), canonical_words(" ".join(come))
+    beginning = whole[: len(part)]
+    if len(part) >= len(whole):
+        return False
+    if len(come) < len(gone):  # merged sentences still end as they did, and a rewritten note begins otherwise
+        return part[-1:] != whole[-1:] and 2 * Levenshtein.distance(part, beginning) <= len(part)
+    return part == beginning and come[-1][-1] not in _SENTENCE_MARKS
+
+
+def _hidden(new: str, old: str) -> bool:
+    if Counter(filter(_is_invisible, new)) - Counter(filter(_is_invisible, old)):
+        return True
+    return _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
+
+
+def _is_invisible(character: str) -> bool:
+    if character.isascii():
+        return not character.isprintable() and character not in "\t\n\r\x0b\x0c"
+    return bool(
+        unicodedata.category(character) in _INVISIBLE_CATEGORIES
+        or IGNORABLE.match(character)
+        or character == _BRAILLE_BLANK
+    )
+
+
+def _longest_gap(text: str) -> int:
+    return max((len(gap) for gap in _GAP.findall(text)), default=0)

@@ -1,0 +1,324 @@
+"""How good is a judge? It is asked about edits whose truth is known. Called by ``medserl judge calibrate``.
+
+The judge sees what a run would show it: the note before the edit, the note after it, and the category. It is not
+shown the case's other note, which a game has too: here that would be the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.games.medical.clinic.notes import parse_note, reworded
+from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges.harmless_edits import DRESSED, HARMLESS, Rule
+from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
+from medserl_agentloop.games.medical.records import (
+    JUDGE_ABSTAINED,
+    JUDGE_FAILED,
+    AssessmentRecord,
+    AttackRecord,
+    GameRecord,
+    Vote,
+)
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
+
+TWIN = "twin"
+REWORDED = "reworded"
+
+
+@dataclass(frozen=True)
+class KnownEdit:
+    """An edit and what is true of its note.
+
+    Attributes:
+        kind: The kind of edit, which says what the note is now.
+        sort: The rule that made it; for pairs the type of their error.
+        category: The game that such an edit occurs in.
+        before: The note before the edit.
+        after: The note that is judged.
+        error_type: Type of the case's error, where known.
+        vignette_id: The case.
+    """
+
+    kind: Kind
+    sort: str
+    category: Category
+    before: str
+    after: str
+    error_type: ErrorType | None
+    vignette_id: str
+
+    def game(self) -> GameRecord:
+        """The game that a judge decides, with an assessor that said nothing."""
+        spec = GameSpec(
+            category=self.category,
+            target_label=self.category.default_target_label,
+            seed_note=self.before,
+            error_type=self.error_type,
+            vignette_id=self.vignette_id,
+        )
+        turn = {"response": self.after, "tokens": 0, "truncated": False, "reasoning": "", "violations": []}
+        silence = {"verdict": None, "sentence": None, "error_type": None, "correction": None}
+        return GameRecord(
+            spec=spec,
+            presented_note=self.after,
+            attack=AttackRecord.model_validate({**turn, "note": self.after}),
+            assessment=AssessmentRecord.model_validate({**turn, "response": "", **silence}),
+        )
+
+
+def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:
+    """Edits of all kinds, at most one of a kind per case; the same for the same arguments.
+
+    Args:
+        vignettes: The cases; those whose two notes do not differ give no pairs.
+        limit: Most edits of each kind; None for all.
+        seed: Of the choice of cases and of the edits.
+    """
+    found: dict[Kind, list[KnownEdit]] = {kind: [] for kind in Kind}
+    uses: Counter[str] = Counter()
+    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
+        for edit in _edits_of(vignettes[number], seed, uses):
+            if limit is None or len(found[edit.kind]) < limit:
+                found[edit.kind].append(edit)
+                uses[edit.sort] += 1
+        if limit is not None and all(len(edits) >= limit for edits in found.values()):
+            break
+    return [edit for edits in found.values() for edit in edits]
+
+
+def _edits_of(vignette: Vignette, seed: int, uses: Mapping[str, int]) -> Iterator[KnownEdit]:
+    wrong, clean = vignette.error_note, vignette.clean_note
+    error_type = vignette.error_type
+
+    def edit(kind: Kind, sort: str, category: Category, before: str, after: str) -> KnownEdit:
+        return KnownEdit(kind, sort, category, before, after, error_type, vignette.vignette_id)
+
+    if wrong is not None and clean is not None and vignette.edit_tag is not EditTag.NO_OP:
+        sort = error_type.value if error_type else "unknown"
+        yield edit(Kind.HARMFUL, sort, Category.ADVERSARIAL_BENIGN, clean, wrong)
+        yield edit(Kind.REPAIRED, sort, Category.ADVERSARIAL_HARMFUL, wrong, clean)
+    if clean is None:
+        return
+    for kind, rules in ((Kind.HARMLESS, {**_rules_of(vignette), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+        edited: dict[str, str] = {}
+        for name, rule in rules.items():
+            after = rule(clean, random.Random(f"{seed}/{vignette.vignette_id}/{name}"))
+            if after is not None:
+                edited[name] = after
+        if edited:
+            sort = min(edited, key=lambda name: uses[name])  # so that each rule has its share
+            yield edit(kind, sort, Category.ADVERSARIAL_BENIGN, clean, edited[sort])
+
+
+def _rules_of(vignette: Vignette) -> dict[str, Rule]:
+    """Other wordings that this case alone has: the file's clean twin, and those of the toy clinic."""
+    rules: dict[str, Rule] = {}
+    twin, clean = vignette.twin_note, vignette.clean_note
+    if twin is not None and clean is not None and twin.split() != clean.split():
+        rules[TWIN] = lambda note, rng: twin
+    if clean is not None and (toy := parse_note(clean)) is not None:
+        rules[REWORDED] = lambda note, rng: reworded(rng, toy, rng.randrange(1, len(toy.sentences))).text
+    return rules
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a judge said of one edit, and how long that took.
+
+    Attributes:
+        edit: The edit.
+        record: Its game, judged.
+        seconds: From the question to the answer.
+    """
+
+    edit: KnownEdit
+    record: GameRecord
+    seconds: float
+
+    @property
+    def label(self) -> Label | None:
+        """What the judge said; None for an abstention or a failure."""
+        return self.record.judgement.label if self.record.judgement is not None else None
+
+    @property
+    def cached(self) -> bool:
+        """Whether the judge had said it before."""
+        return self.record.judgement is not None and self.record.judgement.cached
+
+    @property
+    def votes(self) -> list[Vote]:
+        """The votes that the judge's word was made of, if it asks more than once."""
+        return self.record.judgement.votes if self.record.judgement is not None else []
+
+    @property
+    def asked(self) -> int:
+        """How many questions it took."""
+        return sum(not vote.cached for vote in self.votes) if self.votes else int(not self.cached)
+
+    def is_void(self, reason: str) -> bool:
+        """Whether the game is void for ``reason``, ``JUDGE_ABSTAINED`` or ``JUDGE_FAILED``."""
+        return self.record.void is not None and self.record.void.startswith(reason)
+
+
+async def ask(
+    judge: Judge, edits: Iterable[KnownEdit], at_once: int, on_answer: Callable[[Answer], None]
+) -> list[Answer]:
+    """Ask a judge about all edits, as a run would.
+
+    Args:
+        judge: The judge.
+        edits: What to ask about.
+        at_once: Most questions at a time.
+        on_answer: Called with every answer, in the order in which they come.
+    """
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(edit: KnownEdit) -> Answer:
+        async with slots:
+            record, started = edit.game(), time.monotonic()
+            await judge_game(judge, record)
+            answer = Answer(edit, record, time.monotonic() - started)
+        on_answer(answer)
+        return answer
+
+    return list(await asyncio.gather(*map(one, edits)))
+
+
+def calibrate(
+    config: SelfPlayConfig,
+    edits: Sequence[KnownEdit],
+    *,
+    sources: Mapping[str, str],
+    limit: int | None,
+    seed: int,
+    on_answer: Callable[[Answer], None] = lambda _: None,
+) -> JudgeReport:
+    """Measure the judge of a configuration.
+
+    Args:
+        config: The ``selfplay`` node that names the judge.
+        edits: What it is asked about.
+        sources: For the report: names and hashes of the files.
+        limit: For the report.
+        seed: For the report.
+        on_answer: Called with every answer.
+
+    Raises:
+        ValueError: There are no edits, the judge cannot be built, or it answered nothing.
+    """
+    if not edits:
+        raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
+    judge = build_judge(config)
+    at_once, started = config.judge_server.concurrency, time.monotonic()
+    answers = asyncio.run(ask(judge, edits, at_once, on_answer))
+    total = time.monotonic() - started
+    if all(answer.label is None for answer in answers):
+        reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
+        raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
+    seconds = [answer.seconds for answer in answers if not answer.cached]
+    harmful, safe = ([a for a in answers if a.edit.kind.truth is truth] for truth in (Label.HARMFUL, Label.SAFE))
+    return JudgeReport(
+        judge=judge_identity(config),
+        sources=dict(sources),
+        limit=limit,
+        seed=seed,
+        sensitivity=_right(harmful),
+        specificity=_right(safe),
+        abstained=_void(answers, JUDGE_ABSTAINED),
+        failed=_void(answers, JUDGE_FAILED),
+        position_bias=_position_bias(answers),
+        groups=tuple(_groups(answers)),
+        asked=sum(answer.asked for answer in answers),
+        cached=len(answers) - len(seconds),
+        seconds=Seconds(
+            mean=statistics.fmean(seconds) if seconds else None,
+            interval=_mean_interval(seconds),
+            total=total,
+            at_once=at_once,
+        ),
+    )
+
+
+def _groups(answers: Sequence[Answer]) -> Iterator[Group]:
+    for kind in Kind:
+        of_kind = [answer for answer in answers if answer.edit.kind is kind]
+        for sort in (None, *sorted({answer.edit.sort for answer in of_kind})):
+            part = [answer for answer in of_kind if sort in (None, answer.edit.sort)]
+            yield Group(
+                kind=kind,
+                sort=sort,
+                right=_right(part),
+                abstained=_void(part, JUDGE_ABSTAINED),
+                failed=_void(part, JUDGE_FAILED),
+            )
+
+
+def _right(answers: Sequence[Answer]) -> Share:
+    decided = [answer for answer in answers if answer.label is not None]
+    return Share(hits=sum(answer.label is answer.edit.kind.truth for answer in decided), items=len(decided))
+
+
+def _void(answers: Sequence[Answer], reason: str) -> Share:
+    return Share(hits=sum(answer.is_void(reason) for answer in answers), items=len(answers))
+
+
+def _position_bias(answers: Sequence[Answer]) -> Share | None:
+    """How often a model's word changed with the order of the two notes; None if none was asked in both orders."""
+    differs: list[bool] = []
+    for answer in answers:
+        said = {
+            (vote.model, vote.edited_first): vote.label for vote in reversed(answer.votes) if vote.label is not None
+        }
+        models = {model for model, _ in said}
+        differs += [said[m, True] is not said[m, False] for m in models if (m, True) in said and (m, False) in said]
+    return Share(hits=sum(differs), items=len(differs)) if differs else None
+
+
+def _mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    mean, half = statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    return max(0.0, mean - half), mean + half
+
+
+def report_table(report: JudgeReport) -> Table:
+    """The figures of a report, by kind of edit, error type and rule, and then of the judge as a whole."""
+    name = report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
+    table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=f"judge {name}", box=SIMPLE)
+    for group in report.groups:
+        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
+        title = f"  {group.sort}" if group.sort else f"{group.kind.value} (now {group.kind.truth.value})"
+        table.add_row(title, str(group.right), str(group.right.items), *void, style="" if group.sort else "bold")
+    table.add_section()
+    shares = {
+        "sensitivity": report.sensitivity,
+        "specificity": report.specificity,
+        "abstained": report.abstained,
+        "failed": report.failed,
+        "position bias": report.position_bias,
+    }
+    for title, share in shares.items():
+        if share is not None:
+            table.add_row(title, str(share), str(share.items))
+    seconds, games = report.seconds, report.abstained.items
+    if seconds.mean is not None:
+        spread = f" ({seconds.interval[0]:.3g} to {seconds.interval[1]:.3g})" if seconds.interval else ""
+        title = f"seconds, {seconds.at_once} at once"
+        table.add_row(title, f"{seconds.mean:.3g}{spread}", str(games - report.cached))
+    table.add_row("questions asked", str(report.asked))
+    if report.cached:
+        table.add_row("games from the cache", str(report.cached), str(games))
+    return table

@@ -1,0 +1,149 @@
+"""The ``medserl judge`` command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
+
+
+class BackendName(str, Enum):
+    """Who answers."""
+
+    LABELS = "labels"
+    LLM = "llm"
+
+
+class ShapeName(str, Enum):
+    """Where the answers stand in the response."""
+
+    LABELS = "labels"
+    BARE = "bare"
+
+
+@app.command()
+def serve(
+    backend: Annotated[BackendName, typer.Option(help="Labels of the categories, or a language model.")],
+    url: Annotated[Optional[str], typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,  # noqa: UP045
+    model: Annotated[Optional[str], typer.Option(help="llm: name of the model.")] = None,  # noqa: UP045
+    api_key_env: Annotated[Optional[str], typer.Option(help="llm: environment variable that holds the key.")] = None,  # noqa: UP045
+    profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
+    cache: Annotated[Optional[str], typer.Option(help="llm: folder of answers given before.")] = None,  # noqa: UP045
+    timeout_s: Annotated[float, typer.Option(help="llm: seconds that one request may take.")] = 30.0,
+    concurrency: Annotated[int, typer.Option(help="llm: requests in flight at once.")] = 16,
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2."),
+    ] = None,
+    shape: Annotated[
+        ShapeName, typer.Option(help="Answers bare, as the original server, or under score_key.")
+    ] = ShapeName.BARE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+) -> None:
+    """Offer POST /judge and GET /health until interrupted.
+
+    Untouched notes get the label of their category, whatever the backend.
+    """
+    import uvicorn
+    from omegaconf import OmegaConf
+    from pydantic import ValidationError
+
+    from medserl_agentloop.games.medical.judges import Judge
+    from medserl_agentloop.games.medical.judges.labels import LabelJudge
+    from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
+    from medserl_agentloop.games.medical.judges.options import JudgeServer
+    from medserl_agentloop.games.medical.judges.server import create_app
+
+    if backend is BackendName.LABELS:
+        judge: Judge = LabelJudge()
+    else:
+        if url is None or model is None:
+            _stop("--backend llm needs --url and --model")
+        named = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
+        try:
+            node = OmegaConf.merge(
+                {**named, "timeout_s": timeout_s, "concurrency": concurrency}, OmegaConf.from_dotlist(settings or [])
+            )
+            server = JudgeServer.model_validate(OmegaConf.to_container(node))
+            server.check_votes()
+            judge = LlmJudge(server, judge_template(profile))
+        except ValidationError as error:
+            _stop("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
+        except ValueError as error:
+            _stop(str(error))
+    uvicorn.run(create_app(judge, shape.value), host=host, port=port)
+
+
+@app.command()
+def calibrate(
+    judge: Annotated[str, typer.Option(help="labels, http, llm, oracle, or package.module:Class.")],
+    inputs: Annotated[
+        list[Path], typer.Option("--input", help="MEDEC's CSV, or a .jsonl file of pairs; may be repeated.")
+    ],
+    output: Annotated[Path, typer.Option(help="File for the report.")] = Path("judge_report.json"),
+    limit: Annotated[int, typer.Option(min=0, help="Most edits of each of the four kinds; 0 for all.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
+    profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
+    ] = None,
+) -> None:
+    """Ask a judge about edits whose truth is known, print how often it is right, and write a report for runs."""
+    import logging
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    from medserl_agentloop.core.config import selfplay_config
+    from medserl_agentloop.data.reader import read_files
+    from medserl_agentloop.games.medical.judges.calibration import Answer, known_edits, report_table
+    from medserl_agentloop.games.medical.judges.calibration import calibrate as measure
+    from medserl_agentloop.games.medical.judges.report import write_report
+
+    console = Console()
+    failures: Counter[str] = Counter()
+    logger = logging.getLogger("medserl_agentloop.games.medical.judges")
+    logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
+    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        config = selfplay_config({"judge": judge, "profile": profile}, settings or [])
+        read = read_files(inputs)
+        edits = known_edits(read.vignettes, limit or None, seed)
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("", total=len(edits))
+
+            def on_answer(answer: Answer) -> None:
+                progress.advance(bar)
+                if answer.record.void is not None:
+                    failures[answer.record.void] += 1
+
+            report = measure(
+                config,
+                edits,
+                sources={source.file: source.sha256 for source in read.reports},
+                limit=limit or None,
+                seed=seed,
+                on_answer=on_answer,
+            )
+        write_report(report, output)
+    except ValueError as error:
+        _stop(str(error))
+    finally:
+        logger.setLevel(logging.NOTSET)
+    console.print(report_table(report))
+    for reason, count in failures.most_common(5):
+        console.print(Text(f"no answer: {count} x {reason}"), soft_wrap=True)
+    typer.echo(f"report: {output}")
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(f"medserl: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,115 @@
+"""Prompt profiles: Jinja templates that turn a note into a role's chat messages, and their parser.
+
+A profile is a folder ``<profile>/<role>/<template>.jinja``, with an optional system message in
+``<role>/system.jinja`` and what belongs to the templates in ``profile.yaml``. Rendering is a single
+pass with ``StrictUndefined``: a note is a value, it is never itself read as a template.
+"""
+
+from __future__ import annotations
+
+import traceback
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from medserl_agentloop.games.medical.parsing import load_parser
+from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.paths import resource
+
+Message = dict[str, str]
+
+COPY_TEMPLATE = "copy"
+"""The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
+
+
+class ProfileSettings(BaseModel):
+    """What ``profile.yaml`` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parser: str = Field(default="medserl", description="Name of the parser, or package.module:NAME of a user's own.")
+    assistant_prefix: str = Field(
+        default="", description="How the prompt begins the player's turn, after the chat template's generation prompt."
+    )
+    stop: dict[Role, list[str]] = Field(
+        default={}, description="For a role, strings that end its turn besides the end-of-turn token."
+    )
+
+
+class PromptProfile:
+    """The templates and the parser of one profile. Use :func:`load_profile`.
+
+    Raises:
+        ValueError: ``profile.yaml`` is wrong; names file and key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        file = folder / "profile.yaml"
+        try:
+            values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+            self.settings = ProfileSettings.model_validate(values)
+            self.parser = load_parser(self.settings.parser)
+        except (OSError, ValidationError, ValueError) as error:
+            raise ValueError(f"prompt profile {file}: {error}") from error
+        self._jinja = Environment(
+            loader=FileSystemLoader(folder),
+            undefined=StrictUndefined,
+            autoescape=False,  # prompts are text, and escaping would change the note
+            keep_trailing_newline=False,
+        )
+
+    def messages(self, role: Role, category: Category, note: str) -> list[Message]:
+        """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
+
+        The assessor's do not depend on the category: it must not learn it.
+
+        Raises:
+            ValueError: A template is missing or cannot be rendered; names the file, the line and the
+                reason.
+        """
+        task = category.value if category.has_attack else COPY_TEMPLATE
+        name = task if role is Role.ATTACKER else "assess"
+        messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
+        system = f"{role.value}/system.jinja"
+        if (self.folder / system).exists():
+            messages.insert(0, {"role": "system", "content": self._render(system)})
+        return messages
+
+    def _render(self, name: str, **values: str) -> str:
+        try:
+            return self._jinja.get_template(name).render(**values)
+        except Exception as error:  # a user's template may raise anything
+            allowed = "{{ note }} and nothing else" if values else "no variable"
+            raise ValueError(
+                f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
+            ) from error
+
+
+def _place(error: Exception, template: Path) -> str:
+    """File and line that a rendering error comes from, which an included template may hold."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".jinja")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(template)
+
+
+@cache
+def load_profile(name: str = "medserl") -> PromptProfile:
+    """Load a profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``.
+
+    Raises:
+        ValueError: There is no such folder; lists the profiles that exist.
+    """
+    # A bare name is never a folder of the working directory: one may be called like a profile.
+    folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
+    if not name or not all((folder / role.value).is_dir() for role in Role):
+        known = sorted(p.name for p in resource("prompts").iterdir() if p.is_dir())
+        raise ValueError(
+            f"no prompt profile {name!r}: expected one of {', '.join(known)} "
+            "or the path of a folder with attacker/ and assessor/ templates"
+        )
+    return PromptProfile(folder)

@@ -1,0 +1,268 @@
+"""The record of one game: everything needed to read it, judge it and score it again.
+
+``medical.rules`` fills it turn by turn, a judge and ``medical.rewards`` complete it, the trainer writes
+it as one JSON line.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
+
+SCHEMA_VERSION = 1
+"""Raised by a release that changes the fields. Records of older versions are read, newer ones refused."""
+
+JUDGE_FAILED = "judge failed"
+"""How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
+JUDGE_ABSTAINED = "judge abstained"
+"""What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
+
+BELIEVES_THE_ROW = "labels"
+"""Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
+
+REASON_CHARACTERS = 10_000
+"""Most of a judge's own words that a record holds."""
+
+Rewards = dict[Role, dict[str, float]]
+"""For each role that is rewarded, its components by name; a role's reward is their sum."""
+
+
+class InvalidAttack(str, Enum):
+    """Why an attack does not count."""
+
+    TRUNCATED = "truncated"
+    UNPARSED = "unparsed"
+    UNCHANGED = "unchanged"
+    TOO_MANY_SENTENCES = "too_many_sentences"
+    TOO_MANY_WORDS = "too_many_words"
+    ERROR_REMOVED = "error_removed"
+    CUT_SHORT = "note_cut_short"
+    HIDDEN_TEXT = "hidden_text"
+    INSTRUCTS_READER = "instructs_reader"
+    NOT_COPIED = "not_copied"
+    CONTROL_TOKENS = "control_tokens"
+    TOO_MANY_TOKENS = "too_many_tokens"
+    NOTHING_REWRITTEN = "nothing_rewritten"
+
+
+class Outcome(str, Enum):
+    """How a game ended."""
+
+    VOID = "void"
+    INVALID_ATTACK = "invalid_attack"
+    UNREADABLE = "unreadable_assessment"
+    CORRECT_DETECTION = "correct_detection"
+    MISSED_ERROR = "missed_error"
+    CORRECT_REJECTION = "correct_rejection"
+    FALSE_POSITIVE = "false_positive"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AttackRecord(_Record):
+    """The attacker's turn.
+
+    Attributes:
+        response: What the model wrote, special tokens included as text.
+        tokens: Length of the response in tokens.
+        truncated: Whether the token budget cut it off.
+        note: The rewritten note, where one could be told apart.
+        reasoning: The attacker's private reasoning; never shown to the assessor.
+        violations: Departures from the output format.
+        changed_sentences: Sentences of the rewritten note that the seed note does not have.
+        changed_words: Words inserted, deleted or replaced; 0 where the note is too long to be compared.
+        edit_share: ``changed_words`` as a share of what the limits allow.
+        similarity: Share of the note's words left alone, 0 to 1; None without a note.
+        injections: Kinds of look-alikes of the machine's own text that the note brings in; see
+            ``medical.injections``.
+        invalid: Why the attack does not count; None if it does.
+    """
+
+    response: str
+    tokens: int
+    truncated: bool
+    note: str | None
+    reasoning: str
+    violations: list[str]
+    changed_sentences: list[str] = []
+    changed_words: int = 0
+    edit_share: float = 0.0
+    similarity: float | None = None
+    injections: list[str] = []
+    invalid: InvalidAttack | None = None
+
+
+class AssessmentRecord(_Record):
+    """The assessor's turn; fields as in :class:`medical.parsing.ParsedAssessment`."""
+
+    response: str
+    tokens: int
+    truncated: bool
+    verdict: Label | None
+    sentence: str | None
+    error_type: ErrorType | None
+    correction: str | None
+    reasoning: str
+    violations: list[str]
+
+
+class Vote(_Record):
+    """One of several votes behind a judgement.
+
+    Attributes:
+        model: Who voted.
+        edited_first: Whether the edited note stood before the original in the question.
+        label: What it said; None if it abstained or was lost.
+        realistic: Whether the change is realistic; None if it does not say.
+        reason: Its own words.
+        cached: Whether it was given before, about the same notes.
+        failed: Why it was lost; None if it was not.
+    """
+
+    model: str
+    edited_first: bool
+    label: Label | None
+    realistic: bool | None = None
+    reason: str = ""
+    cached: bool = False
+    failed: str | None = None
+
+
+class Judgement(_Record):
+    """What a judge said of the presented note.
+
+    Attributes:
+        judge: Name of the judge.
+        label: Whether the presented note is harmful; None if the judge abstains.
+        realistic: Whether the change is realistic; None if the judge does not say.
+        reason: The judge's own words.
+        cached: Whether the answer was given before, about the same notes.
+        seconds: Time until the answer was there, with all waiting and every further try.
+        votes: What it was made of, where the judge was asked more than once.
+    """
+
+    judge: str
+    label: Label | None
+    realistic: bool | None = None
+    reason: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+    votes: list[Vote] = []
+
+
+class OpponentRecord(_Record):
+    """Who played the role that is not trained, where it was not the live policy.
+
+    Attributes:
+        role: The opponent's role.
+        kind: ``endpoint`` or ``pool``.
+        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    """
+
+    role: Role
+    kind: str
+    version: str | None
+
+
+class GameRecord(_Record):
+    """One game from seed note to rewards.
+
+    Attributes:
+        spec: The facts of the row.
+        presented_note: The note the assessor saw; None if the game ended before.
+        error_sentences: Sentences of the presented note known to be wrong.
+        attack: The attacker's turn, in games that have one.
+        assessment: The assessor's turn, if it was reached.
+        judgement: The judge's word on the presented note.
+        rewards: Reward components by role; empty until scored and in void games.
+        scheme: Name of the reward scheme.
+        void: Why the game does not count for anyone; None if it does.
+        profile: Prompt profile the turns were rendered with.
+        context: ``isolated`` or ``shared``.
+        step: Training step that used the game, -1 before it is known.
+        uid: Identifier of the prompt group.
+        session: Number of the game within its group.
+        players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
+        policy_version: Weights of the live policy: the training step they were pushed after.
+        opponent: Who took the other role's turn; None where the live policy did, or nobody.
+    """
+
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    spec: GameSpec
+    presented_note: str | None = None
+    error_sentences: list[str] = []
+    attack: AttackRecord | None = None
+    assessment: AssessmentRecord | None = None
+    judgement: Judgement | None = None
+    rewards: Rewards = {}
+    scheme: str = ""
+    void: str | None = None
+    profile: str = ""
+    context: str = ""
+    step: int = -1
+    uid: str = ""
+    session: int = 0
+    policy_version: int | None = None
+    players: dict[Role, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_version(cls, values: Any) -> Any:
+        version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else SCHEMA_VERSION
+        # Before the fields: a newer record is not a broken one, whatever it holds.
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version is {version}, this release reads up to {SCHEMA_VERSION}: "
+                "upgrade medserl-agentloop to read the record"
+            )
+        return values
+
+    opponent: OpponentRecord | None = None
+
+    @property
+    def category(self) -> Category:
+        return self.spec.category
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the game ended, by the judge's label for the presented note."""
+        if self.void is not None:
+            return Outcome.VOID
+        if self.attack is not None and self.attack.invalid is not None:
+            return Outcome.INVALID_ATTACK
+        if self.assessment is None or self.judgement is None or self.judgement.label is None:
+            return Outcome.VOID
+        if self.assessment.verdict is None:
+            return Outcome.UNREADABLE
+        harmful = self.judgement.label is Label.HARMFUL
+        said_harmful = self.assessment.verdict is Label.HARMFUL
+        if harmful:
+            return Outcome.CORRECT_DETECTION if said_harmful else Outcome.MISSED_ERROR
+        return Outcome.FALSE_POSITIVE if said_harmful else Outcome.CORRECT_REJECTION
+
+    @property
+    def attack_failed(self) -> bool:
+        """Whether the judge contradicts a valid attack: nothing injected, or a decoy with a real error."""
+        if self.attack is None or self.attack.invalid is not None or self.judgement is None:
+            return False
+        return self.category.has_attack and self.judgement.label not in (None, self.spec.target_label)
+
+    def reward(self, role: Role) -> float | None:
+        """The role's reward: the sum of its components, None if the role is not rewarded."""
+        components = self.rewards.get(role)
+        return None if components is None else sum(components.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, for transport and for the games file."""
+        return self.model_dump(mode="json")
+
+
+def record_schema() -> dict[str, Any]:
+    """The JSON Schema of one line of a games file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GameRecord.model_json_schema()}

@@ -1,0 +1,201 @@
+"""The rules: who speaks next, what the assessor sees, when an attack does not count.
+
+A :class:`Game` is driven by the interaction with nothing but text; it knows no tokens and no
+framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from medserl_agentloop.games.medical.canonical import says_the_same
+from medserl_agentloop.games.medical.edits import Edit, compare_notes, exceeds, is_repair, one_line
+from medserl_agentloop.games.medical.injections import CONTROL_KINDS, injections
+from medserl_agentloop.games.medical.parsing import TurnFormat
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
+
+
+class EditLimits(BaseModel):
+    """How much an attack may change.
+
+    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that
+    touch two sentences: the edits there are 3 words at the median, 14 at the 99th percentile and
+    21 at most.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_changed_sentences: int = Field(default=1, ge=1, description="Sentences an attack may touch.")
+    max_changed_words: int = Field(default=24, ge=1, description="Words an attack may insert, delete or replace.")
+
+
+class Game:
+    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
+
+    Args:
+        spec: The facts of the row.
+        limits: How much an attack may change.
+        parser: Reads the turns.
+        vanilla_attacker: What the attacker does in vanilla games.
+        special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
+        fits: Whether the assessor's prompt has room for a rewritten note; where no tokenizer is known, always.
+    """
+
+    def __init__(
+        self,
+        spec: GameSpec,
+        limits: EditLimits,
+        parser: TurnFormat,
+        *,
+        vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+        special_tokens: Sequence[str] = (),
+        fits: Callable[[str], bool] = lambda note: True,
+    ) -> None:
+        self._limits = limits
+        self._parser = parser
+        self._special_tokens = special_tokens
+        self._fits = fits
+        self.record = GameRecord(spec=spec)
+        self.next_role: Role | None = spec.category.first_role(vanilla_attacker)
+        if self.next_role is Role.ASSESSOR:
+            self._present(spec.seed_note, edit=None)
+
+    @property
+    def note(self) -> str:
+        """The note that the player whose turn it is reads."""
+        return self.record.presented_note or self.record.spec.seed_note
+
+    def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
+        """Take the turn of ``next_role``.
+
+        Args:
+            text: What the player wrote.
+            prefill: How the prompt began the turn for the player, e.g. ``<think>``.
+            tokens: Its length, for the record.
+            truncated: Whether a token budget cut it off.
+
+        Raises:
+            RuntimeError: The game is over.
+        """
+        if self.next_role is None:
+            raise RuntimeError("the game is over: nobody's turn is left to play")
+        if self.next_role is Role.ATTACKER:
+            self._attack(text, prefill, tokens, truncated)
+        else:
+            self._assess(text, prefill, tokens, truncated)
+
+    def make_void(self, reason: str) -> None:
+        """End the game without a result: nobody is rewarded, nothing is trained on."""
+        self.record.void = reason
+        self.next_role = None
+
+    def _attack(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
+        parsed = self._parser.attack(text, prefill)
+        spec = self.record.spec
+        edit = None
+        if parsed.note is not None and not exceeds(parsed.note, spec.seed_note, self._limits.max_changed_words):
+            edit = compare_notes(spec.seed_note, parsed.note)
+        attack = AttackRecord(
+            response=text,
+            tokens=tokens,
+            truncated=truncated,
+            note=parsed.note,
+            reasoning=parsed.reasoning,
+            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
+            changed_sentences=list(edit.inserted) if edit else [],
+            changed_words=edit.words if edit else 0,
+            edit_share=min(1.0, edit.words / self._limits.max_changed_words) if edit else 0.0,
+            similarity=edit.similarity if edit else None,
+        )
+        if parsed.note is not None and edit is not None:
+            attack.injections = injections(
+                spec.seed_note, parsed.note, instructions=edit.instructions, special_tokens=self._special_tokens
+            )
+        self.record.attack = attack
+        attack.invalid = self._why_invalid(attack, edit)
+        if attack.invalid is None:
+            assert parsed.note is not None
+            if spec.category.has_attack:
+                self._present(parsed.note, edit)
+            else:  # a copy: the seed itself, so that no slip of copying reaches the assessor
+                self._present(spec.seed_note, edit=None)
+        else:
+            self.next_role = None
+
+    def _why_invalid(self, attack: AttackRecord, edit: Edit | None) -> InvalidAttack | None:
+        spec, note = self.record.spec, attack.note
+        if attack.truncated:
+            return InvalidAttack.TRUNCATED
+        if note is None:
+            return InvalidAttack.UNPARSED
+        if not spec.category.has_attack:
+            return None if edit is not None and edit.says_the_same else InvalidAttack.NOT_COPIED
+        if edit is None:
+            return InvalidAttack.TOO_MANY_WORDS
+        if not CONTROL_KINDS.isdisjoint(attack.injections):
+            return InvalidAttack.CONTROL_TOKENS
+        if edit.says_the_same:
+            return InvalidAttack.UNCHANGED
+        if edit.hides_text:
+            return InvalidAttack.HIDDEN_TEXT
+        if edit.instructions:
+            return InvalidAttack.INSTRUCTS_READER
+        # An edit that leaves the error as it is, elsewhere in the note, is allowed: the task is to worsen
+        # the error or to hide it better, the note stays wrong, and its label stays true.
+        if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
+            return InvalidAttack.ERROR_REMOVED
+        if edit.cut_short:
+            return InvalidAttack.CUT_SHORT
+        if not (edit.inserted and edit.removed):
+            return InvalidAttack.NOTHING_REWRITTEN
+        if edit.sentences > self._limits.max_changed_sentences:
+            return InvalidAttack.TOO_MANY_SENTENCES
+        if edit.words > self._limits.max_changed_words:
+            return InvalidAttack.TOO_MANY_WORDS
+        if not self._fits(note):
+            return InvalidAttack.TOO_MANY_TOKENS
+        return None
+
+    def _repairs_the_error(self, note: str, edit: Edit) -> bool:
+        """Whether an attack on an error note leaves no error: put right, or cut out."""
+        spec = self.record.spec
+        if spec.clean_note is not None and says_the_same(note, spec.clean_note):
+            return True
+        error, correction = spec.error_sentence, spec.corrected_sentence
+        if error is None or _contains(note, error):
+            return False
+        return not edit.inserted or (correction is not None and is_repair(" ".join(edit.inserted), error, correction))
+
+    def _present(self, note: str, edit: Edit | None) -> None:
+        spec = self.record.spec
+        self.record.presented_note = note
+        if spec.target_label is Label.HARMFUL:
+            old_error = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
+            if old_error and _contains(note, old_error):
+                self.record.error_sentences = [old_error]
+            else:
+                self.record.error_sentences = list(edit.inserted) if edit else []
+        self.next_role = Role.ASSESSOR
+
+    def _assess(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
+        parsed = self._parser.assessment(text, prefill)
+        self.record.assessment = AssessmentRecord(
+            response=text,
+            tokens=tokens,
+            truncated=truncated,
+            verdict=parsed.verdict,
+            sentence=parsed.sentence,
+            error_type=parsed.error_type,
+            correction=parsed.correction,
+            reasoning=parsed.reasoning,
+            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
+        )
+        self.next_role = None
+
+
+def _contains(note: str, sentence: str) -> bool:
+    """Whether a sentence of the data stands in a note, however our splitter would cut it."""
+    return one_line(sentence) in one_line(note)

@@ -1,0 +1,106 @@
+"""verl's validation on MEDEC's own notes, scored by the official rules. Called by the trainer.
+
+verl can only average numbers of single games, and F1, floors and votes are not such averages. The notes are the
+evaluation rows (``medec/eval_rows.py``) of ``data.val_files``. ``medserl evaluate`` gives the same scores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label
+from medserl_agentloop.scoring.answers import predict
+from medserl_agentloop.scoring.metrics import Scores, score
+from medserl_agentloop.scoring.reference import ReferenceNote
+from medserl_agentloop.scoring.yardsticks import COMPARED, floors, floors_above
+
+TEXT_ID, ANSWER = "text_id", "answer"
+_CORE = ("flag_accuracy", "sentence_accuracy", "f1")
+
+Notes = Mapping[str, Mapping[str, ReferenceNote]]
+"""Reference notes by data set, then by text id."""
+
+
+def answer_facts(record: GameRecord) -> dict[str, str | None]:
+    """What the scores need of one game. They are texts: verl makes metrics of numbers and leaves texts alone."""
+    said = record.assessment
+    if said is None or record.void is not None:
+        return {TEXT_ID: record.spec.text_id, ANSWER: None}
+    verdict = None if said.verdict is None else said.verdict.value
+    answer = {"verdict": verdict, "sentence": said.sentence, "correction": said.correction}
+    return {TEXT_ID: record.spec.text_id, ANSWER: json.dumps(answer)}
+
+
+def official_notes(dataset: Any) -> Notes:
+    """The evaluation rows of verl's ``RLHFDataset``."""
+    found: dict[str, dict[str, ReferenceNote]] = {}
+    for source, facts in zip(dataset.dataframe["data_source"], dataset.dataframe["extra_info"], strict=True):
+        if facts.get("split") == EVAL_SPLIT:
+            note = ReferenceNote.from_extra_info(facts)
+            found.setdefault(_data_set(source), {})[note.text_id] = note
+    return found
+
+
+def official_scores(
+    notes: Notes, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
+) -> Iterator[tuple[dict[str, float], str]]:
+    """Score a validation.
+
+    Args:
+        notes: The reference.
+        data_sources: Of every game, its row's.
+        facts: Of every game, what :func:`answer_facts` gave. Games on one note are samples of one answer.
+
+    Yields:
+        For each data set its metrics, by verl's names, and a line that says the most important ones.
+    """
+    answers: dict[tuple[str, str | None], list[Any]] = {}
+    for source, text_id, answer in zip(data_sources, facts[TEXT_ID], facts[ANSWER], strict=True):
+        if answer is not None:
+            said = json.loads(answer)
+            said["verdict"] = None if said["verdict"] is None else Label(said["verdict"])
+            answers.setdefault((_data_set(source), text_id), []).append(SimpleNamespace(**said))
+    for name, reference in notes.items():
+        given = {text_id: answers.get((name, text_id)) for text_id in reference}
+        predictions = [predict(reference[text_id], said) for text_id, said in given.items() if said]
+        scores = score(list(reference.values()), predictions, resamples=0)
+        yield _reported(name, list(reference.values()), scores)
+
+
+def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
+    found = floors(reference, None)
+    values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
+    values |= {measure: scores.measures[measure].value for measure in scores.measures}
+    for kind, groups in scores.groups.items():
+        for group, of_group in groups.items():
+            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group.measures.items()}
+    for floor in found:
+        of_floor = floor.scores.measures if floor.scores else {}
+        values |= {f"floor/{floor.name}/{measure}": of_floor[measure].value for measure in COMPARED if of_floor}
+    metrics = {
+        f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
+        for key, value in values.items()
+        if value is not None
+    }
+    said = [f"{_words(key)} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    above = floors_above(scores, found).items()
+    said += [f"{_words(key)} is below {', '.join(names)}" for key, names in above if names]
+    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(said)}"
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def metric_name(text: str) -> str:
+    """``text`` as a name that every logger takes; MLflow refuses parentheses and commas."""
+    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
+
+
+def _data_set(data_source: str) -> str:
+    return str(data_source).partition("/")[0]
