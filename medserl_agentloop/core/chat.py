@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
+from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.games.medical.injections import CONTROL_TOKEN
-from medserl_agentloop.games.medical.prompting import Message
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer
+from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.opponent_config import OpponentConfig
-from medserl_agentloop.games.medical.prompting import Message
 
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""

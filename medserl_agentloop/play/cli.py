@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop.core.client import Credentials
-from medserl_agentloop.core.config import SelfPlayConfig, selfplay_config
+from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
@@ -38,7 +39,7 @@ class _Session:
 
     specs: list[GameSpec]
     endpoint: EndpointOptions
-    config: SelfPlayConfig
+    config: MedicalConfig
     output: StepFile
     human: Role | None
 
@@ -78,7 +79,9 @@ def play(
                 timeout_s=timeout,
                 concurrency=1 if human else concurrency,
             ),
-            config=selfplay_config({"profile": profile, "judge": judge, "reward": reward}, settings or []),
+            config=selfplay_config(
+                MedicalConfig, {"profile": profile, "judge": judge, "reward": reward}, settings or []
+            ),
             output=_new_file(output),
             human=human,
         )

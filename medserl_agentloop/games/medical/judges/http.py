@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.cache import JudgementCache, recall
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, JudgeQuery, ask
@@ -55,7 +55,7 @@ class HttpJudge:
         self._batches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batch] = WeakKeyDictionary()
 
     @classmethod
-    def from_config(cls, config: SelfPlayConfig) -> HttpJudge:
+    def from_config(cls, config: MedicalConfig) -> HttpJudge:
         """The judge of a run."""
         return cls(config.judge_server)
 
