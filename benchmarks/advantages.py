@@ -49,7 +49,8 @@ def synthetic_batch(rows: int, tokens: int, seed: int = 0) -> RoleBatch:
         mask=(role_ids > 0).long(),
         role_ids=role_ids,
         groups=[str(prompt) for prompt in prompts],
-        categories=[categories[prompt % len(categories)].value for prompt in prompts],
+        roles=[role.value for role in Role],
+        kinds=[categories[prompt % len(categories)].value for prompt in prompts],
         values=torch.randn(rows, tokens, generator=generator),
     )
 

@@ -425,8 +425,8 @@ def _normalized(signal: torch.Tensor, tokens: RoleTokens, how: Normalization) ->
     their standard deviation; ``none`` leaves it as it is. Signals that are all equal become exactly 0."""
     if how == "none":
         return signal
-    by_category = tokens.numbered(tokens.kinds)
-    parts = by_category if how == "kind" else torch.zeros_like(by_category)
+    by_kind = tokens.numbered(tokens.kinds)
+    parts = by_kind if how == "kind" else torch.zeros_like(by_kind)
     size = _part_sums(tokens.counts, parts).clamp_min(1)
     mean = _part_sums((signal * tokens.filled).sum(1, keepdim=True), parts) / size
     centred = (signal - mean) * tokens.filled

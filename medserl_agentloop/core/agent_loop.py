@@ -94,7 +94,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             **row: The row's columns; ``extra_info`` holds the facts of the game.
 
         Returns:
-            The trajectory with the game's record, not yet judged. A turn that does not fit, that the
+            The trajectory with the game's record, not yet scored. A turn that does not fit, that the
             engine aborts, that takes too long or that lacks its log-probs makes the game void; it
             never raises.
         """

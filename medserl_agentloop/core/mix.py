@@ -69,7 +69,9 @@ def apply_mix(
         ConfigError: The mix cannot be had from these rows.
     """
     names = [kind_of(facts) for facts in dataset.dataframe["extra_info"]]
-    chosen = mixed_rows(names, mix, seed)
+    # A config may hold members of an enum; a kind is its value.
+    shares = {str(getattr(kind, "value", kind)): share for kind, share in mix.items()}
+    chosen = mixed_rows(names, shares, seed)
     dataset.dataframe = dataset.dataframe.select(chosen)
     counts = Counter(names[row] for row in chosen)
     held = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from medserl_agentloop.core.alarms import Rule
 from medserl_agentloop.core.health import HealthMonitor, HealthReport, stop_message
-from medserl_agentloop.games.medical.alarms import RULES, Alarms, Rule
+from medserl_agentloop.games.medical.alarms import MedicalAlarms as Alarms
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+
+RULES = MedicalGameInteraction.rules()
 
 EARLY = {"patience": 1, "reference_steps": 2, "min_games": 8}
 COUNTS = {rule.games: 100.0 for rule in RULES if rule.games}
@@ -52,7 +56,7 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def monitor(**thresholds: Any) -> HealthMonitor:
-    return HealthMonitor(Alarms(**thresholds))
+    return HealthMonitor(Alarms(**thresholds), RULES)
 
 
 def early(**thresholds: Any) -> HealthMonitor:
@@ -159,11 +163,11 @@ steps = st.lists(
 @given(steps, st.integers(0, 12))
 def test_a_resumed_run_alarms_like_one_that_was_never_killed(run: list[dict[str, float]], killed: int) -> None:
     thresholds = Alarms(patience=2, reference_steps=2)
-    whole, resumed = HealthMonitor(thresholds), HealthMonitor(thresholds)
+    whole, resumed = HealthMonitor(thresholds, RULES), HealthMonitor(thresholds, RULES)
     for number, step in enumerate(run):
         if number == killed:
             state = json.loads(json.dumps(resumed.to_dict()))
-            resumed = HealthMonitor(thresholds)
+            resumed = HealthMonitor(thresholds, RULES)
             resumed.load_dict(state)
         assert whole.observe(step) == resumed.observe(step)
     assert whole.to_dict() == resumed.to_dict()
@@ -179,7 +183,7 @@ def test_the_state_is_a_copy() -> None:
 @pytest.mark.parametrize("state", [{"streaks": {"a": "many"}}, {"references": {"x": {"total": 1}}, "other": 1}])
 def test_a_state_of_something_else_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        HealthMonitor(Alarms()).load_dict(state)
+        HealthMonitor(Alarms(), RULES).load_dict(state)
 
 
 def test_the_stop_message_says_which_alarm_the_value_and_how_to_go_on() -> None:

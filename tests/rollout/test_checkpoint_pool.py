@@ -19,6 +19,10 @@ from medserl_agentloop.games.medical.records import GameRecord, OpponentRecord, 
 from medserl_agentloop.games.medical.types import Role
 
 
+def record(pool: CheckpointPool, games: list[GameRecord]) -> None:
+    pool.record(games, [trained_role_won(game) for game in games])
+
+
 def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http://127.0.0.1:9", **config: Any) -> Any:
     for step in steps:
         weights = folder / f"global_step_{step}" / "actor" / "huggingface"
@@ -69,8 +73,8 @@ def test_uniform_meets_all_of_them_and_chooses_again_what_it_chose(tmp_path: Pat
 
 def test_win_rate_prefers_whom_the_trained_role_beats_least(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, 1, 2, rule="win_rate")
-    pool.record([met("global_step_1", Outcome.CORRECT_DETECTION)] * 18)  # always beaten: (1 - 19/20)^2
-    pool.record([met("global_step_2", Outcome.MISSED_ERROR)] * 18)  # never beaten: (1 - 1/20)^2
+    record(pool, [met("global_step_1", Outcome.CORRECT_DETECTION)] * 18)  # always beaten: (1 - 19/20)^2
+    record(pool, [met("global_step_2", Outcome.MISSED_ERROR)] * 18)  # never beaten: (1 - 1/20)^2
     met_at = Counter(pool.choose(step) for step in range(3, 1003))
     total = 0.0025 + 0.9025 + 0.25  # the first model was never met: (1 - 1/2)^2
     assert met_at["global_step_2"] / 1000 == pytest.approx(0.9025 / total, abs=0.05)
@@ -100,9 +104,9 @@ def test_a_game_that_the_opponent_played_alone_was_won_by_nobody() -> None:
 
 def test_metrics_are_of_games_with_an_opponent_only() -> None:
     live = finished(Outcome.CORRECT_DETECTION, category="adversarial_benign")
-    assert opponent_metrics([live]) == {}
+    assert opponent_metrics([live], [None]) == {}
     games = [live, met("v", Outcome.CORRECT_DETECTION), met("v", Outcome.MISSED_ERROR), met("v", Outcome.VOID)]
-    assert opponent_metrics(games) == {
+    assert opponent_metrics(games, map(trained_role_won, games)) == {
         "selfplay/opponent/games": 3.0,
         "selfplay/opponent/failed": 0.0,
         "selfplay/opponent/trained_role_win_rate": 0.5,
@@ -113,7 +117,7 @@ def test_metrics_are_of_games_with_an_opponent_only() -> None:
 def test_a_resumed_pool_chooses_as_the_one_that_was_saved(results: list[tuple[int, Outcome]]) -> None:
     config = OpponentConfig(kind="pool", rule="win_rate", url="http://127.0.0.1:9")
     pool, resumed = (CheckpointPool(config, "nowhere", "model") for _ in range(2))
-    pool.record([met(f"global_step_{step}", outcome) for step, outcome in results])
+    record(pool, [met(f"global_step_{step}", outcome) for step, outcome in results])
     resumed.load_dict(pool.to_dict())
     assert resumed.to_dict() == pool.to_dict()
     assert [resumed._weight(f"global_step_{n}") for n in range(4)] == [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
+from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -46,12 +47,15 @@ def test_an_invalid_attack_is_over_at_once_and_costs_the_attacker() -> None:
 def test_whose_turn_it_is_and_what_they_read() -> None:
     interaction = MedicalGameInteraction(MedicalConfig())
 
+    def whose(turn: Turn | None) -> Any:
+        return turn and (turn.role, turn.prompt.data["note"])
+
     async def turns() -> list[Any]:
         game = await interaction.start_interaction(extra_info=extra_info("adversarial_benign"))
-        seen = [interaction.turn(game)]
+        seen = [whose(interaction.turn(game))]
         for text in (attack_text(), assessment_text()):
             await interaction.generate_response(game, said(text))
-            seen.append(interaction.turn(game))
+            seen.append(whose(interaction.turn(game)))
         return seen
 
     assert asyncio.run(turns()) == [(Role.ATTACKER, NOTE), (Role.ASSESSOR, REWRITTEN), None]

@@ -150,7 +150,10 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: di
     judged = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
     assert judged.rewards == {} and trained_role_won(judged) is None
     assert role_metrics([judged])["selfplay/void_rate"] == 1.0
-    assert opponent_metrics([judged]) == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}
+    assert opponent_metrics([judged], [trained_role_won(judged)]) == {
+        "selfplay/opponent/games": 1.0,
+        "selfplay/opponent/failed": 1.0,
+    }
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server: OpponentServer) -> None:

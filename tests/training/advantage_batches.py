@@ -10,6 +10,7 @@ from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, Basel
 from medserl_agentloop.core.credit import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
+ROLES = [role.value for role in Role]
 ATTACKER, ASSESSOR = Role.ATTACKER.id, Role.ASSESSOR.id
 CATEGORIES = ("vanilla_benign", "adversarial_benign", "adversarial_harmful")
 TENSORS = ("rewards", "mask", "role_ids", "values")
@@ -63,7 +64,8 @@ def random_batch(
         mask=torch.tensor(mask),
         role_ids=torch.tensor(role_ids),
         groups=groups,
-        categories=[CATEGORIES[row // 4 % len(CATEGORIES)] for row in range(rows)],
+        roles=ROLES,
+        kinds=[CATEGORIES[row // 4 % len(CATEGORIES)] for row in range(rows)],
         values=torch.tensor(rng.normal(size=(rows, width)), dtype=torch.float32),
         gamma=gamma,
         lam=lam,
@@ -74,14 +76,14 @@ def written_batch(role_ids: list[list[int]], rewards: list[list[float]], **other
     """A batch of one prompt and one category unless ``others`` say otherwise; every role token is trained on."""
     ids = torch.tensor(role_ids)
     fields: dict[str, Any] = {"groups": ["p"] * len(role_ids), "categories": ["c"] * len(role_ids), **others}
-    return RoleBatch(rewards=torch.tensor(rewards), mask=(ids > 0).long(), role_ids=ids, **fields)
+    return RoleBatch(rewards=torch.tensor(rewards), mask=(ids > 0).long(), role_ids=ids, roles=ROLES, **fields)
 
 
 def take(batch: RoleBatch, rows: list[int]) -> RoleBatch:
     """The rows of ``batch`` with these numbers, in this order."""
     tensors = {name: getattr(batch, name)[rows] for name in TENSORS}
     groups, categories = [batch.groups[r] for r in rows], [batch.categories[r] for r in rows]
-    return replace(batch, groups=groups, categories=categories, **tensors)
+    return replace(batch, groups=groups, kinds=categories, **tensors)
 
 
 def with_forms(how: str | None, **settings: Any) -> CreditSettings:

@@ -35,9 +35,13 @@ from medserl_agentloop.core.certificate import (
     probe_loss,
 )
 from medserl_agentloop.core.columns import restarted
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
+
+ROLES = [role.value for role in Role]
+RECORD = GameRecord()
 
 
 def games() -> list[list[TrajectoryTurn]]:
@@ -47,17 +51,17 @@ def games() -> list[list[TrajectoryTurn]]:
     def tokens(count: int) -> list[int]:
         return torch.randint(5, 250, (count,), generator=generator).tolist()
 
-    return [[TrajectoryTurn(role, tokens(90 + n), tokens(70 + 2 * n), None) for role in Role] for n in range(2)]
+    return [[TrajectoryTurn(role.value, tokens(90 + n), tokens(70 + 2 * n), None) for role in Role] for n in range(2)]
 
 
 def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
     run = compose_run("+recipes=quickstart", f"actor_rollout_ref.model.path={variant['model']}", *variant["overrides"])
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref.copy(), role="actor")
     worker.init_model()
-    worker.set_loss_fn(partial(probe_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor)))
+    worker.set_loss_fn(partial(probe_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), ROLES))
     played = games()
-    trained = [Role(role) for role in variant.get("trained", [role.value for role in Role])]
-    rows = game_rows(played, pad_token_id=0, trained=trained)
+    trained = variant.get("trained", ROLES)
+    rows = game_rows(played, RECORD, 0, ROLES, trained)
     for row in rows:
         if variant.get("restart", True):
             row["position_ids"] = restarted(row["context_lengths"])
@@ -67,7 +71,7 @@ def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
     except CertificateError as error:
         return [{"claim": "isolation", "holds": False, "problem": str(error)}]
     log_probs = response_from_nested(output["log_probs"], columns["response_mask"]).unbind()
-    measures = [isolation("actor", log_probs, played), loss_measure(output["metrics"], trained)]
+    measures = [isolation("actor", log_probs, played), loss_measure(output["metrics"], ROLES, trained)]
     return [{"claim": m.claim, "value": m.value, "holds": m.holds, "problem": m.problem, **m.details} for m in measures]
 
 

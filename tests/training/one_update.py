@@ -53,7 +53,14 @@ def batch_of(run: DictConfig, variant: dict[str, Any]) -> TensorDict:
     rewards[:, ATTACK - 1] = variant["rewards"]["attacker"] * noise[:, 0]
     rewards[:, -1] = variant["rewards"]["assessor"] * noise[:, 1]
     credited = ROLE_ESTIMATORS["role_reinforce_pp"](
-        RoleBatch(rewards, mask, roles, groups=["group"] * GAMES, categories=["adversarial_benign"] * GAMES),
+        RoleBatch(
+            rewards,
+            mask,
+            roles,
+            [r.value for r in Role],
+            groups=["group"] * GAMES,
+            kinds=["adversarial_benign"] * GAMES,
+        ),
         CreditSettings(),
         BaselineState(),
     )

@@ -82,7 +82,7 @@ def test_role_grpo_computed_by_hand() -> None:
 
 
 def test_games_of_one_prompt_and_two_categories_are_not_compared() -> None:
-    batch = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], categories=["c", "c", "d", "d"])
+    batch = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], kinds=["c", "c", "d", "d"])
     credited = estimate("role_rloo", batch)
     assert credited.advantages.flatten().tolist() == [-2, 2, 0, 0]
     assert credited.metrics["selfplay/attacker/constant_groups"] == 0.5

@@ -93,6 +93,7 @@ def test_the_loss_is_certified_unless_it_takes_one_number_over_both_roles(measur
 
 
 ROLE_IDS = [torch.tensor([1] * 3 + [0] * 2 + [2] * (2 + n)) for n in range(4)]
+ROLES = [role.value for role in Role]
 GROUPS = ["a", "a", "b", "b"]
 
 
@@ -110,11 +111,13 @@ def batch_of(rewards: list[torch.Tensor]) -> dict[str, Any]:
 def test_role_separated_estimators_are_certified(estimator: str) -> None:
     def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         columns = batch_of(rewards)
-        batch = RoleBatch(**columns, groups=GROUPS, categories=["c"] * 4, values=torch.zeros(columns["mask"].shape))
+        batch = RoleBatch(
+            **columns, roles=ROLES, groups=GROUPS, kinds=["c"] * 4, values=torch.zeros(columns["mask"].shape)
+        )
         found = ROLE_ESTIMATORS[estimator](batch, CreditSettings(), BaselineState()).advantages
         return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
 
-    measure = credit(estimator, assign, ROLE_IDS)
+    measure = credit(estimator, assign, ROLE_IDS, ROLES)
     assert measure.holds
     assert measure.value == 0
 
@@ -134,7 +137,7 @@ def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> 
         )
         return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
 
-    measure = credit(estimator, assign, ROLE_IDS)
+    measure = credit(estimator, assign, ROLE_IDS, ROLES)
     assert not measure.holds
     assert f"algorithm.adv_estimator={estimator}" in measure.problem
 
@@ -145,7 +148,7 @@ def test_rejection_of_whole_rows_is_not_certified() -> None:
         mask = [k * (roles > 0).float() for k, roles in zip(kept, ROLE_IDS, strict=True)]
         return {"advantages": rewards, "response_mask": mask}
 
-    assert not credit("role_grpo", assign, ROLE_IDS).holds
+    assert not credit("role_grpo", assign, ROLE_IDS, ROLES).holds
 
 
 def test_a_claim_without_a_number_does_not_hold(tmp_path: Path) -> None:
@@ -163,6 +166,6 @@ def test_both_roles_are_named_in_the_sentence_of_the_worse_one() -> None:
         attackers = [r[roles == Role.ATTACKER.id].sum() for r, roles in zip(rewards, ROLE_IDS, strict=True)]
         return {"advantages": [a * (roles > 0).float() for a, roles in zip(attackers, ROLE_IDS, strict=True)]}
 
-    measure = credit("one_sided", assign, ROLE_IDS)
+    measure = credit("one_sided", assign, ROLE_IDS, ROLES)
     assert measure.problem.startswith("the attacker's rewards")
     assert measure.details["assessor"] == 0

@@ -18,6 +18,7 @@ from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.schema import to_table
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.planning import plan_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
@@ -63,7 +64,8 @@ def check(
     config = compose_run().data
     config.dataloader_num_workers = 0
     dataset = RLHFDataset(str(path), TOKENIZER, config)
-    return check_dataset(dataset, "rows.parquet", selfplay, ENCODER, prompt_length=prompt, response_length=response)
+    game = MedicalGameInteraction(selfplay, ENCODER)
+    return check_dataset(dataset, "rows.parquet", game, ENCODER, prompt_length=prompt, response_length=response)
 
 
 def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def micro_batch(anchor: torch.Tensor | None, trained_tokens: int) -> tuple[dict[
 def test_coefficients_follow_roles_and_leave_observations_and_void_games_out() -> None:
     generated = GENERATED.clone()
     generated[1] = 0  # a void game
-    coefficients = anchor_coefficients(ROLES, generated, {Role.ATTACKER: 0.5, Role.ASSESSOR: 0.1})
+    coefficients = anchor_coefficients(ROLES, generated, {Role.ATTACKER.id: 0.5, Role.ASSESSOR.id: 0.1})
     torch.testing.assert_close(coefficients, torch.tensor([[0.5, 0.5, 0.0, 0.1], [0.0, 0.0, 0.0, 0.0]]))
     assert not anchor_coefficients(ROLES, GENERATED, {}).any()
 
 
 def test_the_anchor_adds_its_share_of_kl_per_trained_token_to_verls_loss() -> None:
-    coefficients = anchor_coefficients(ROLES, GENERATED, {Role.ASSESSOR: 0.1})
+    coefficients = anchor_coefficients(ROLES, GENERATED, {Role.ASSESSOR.id: 0.1})
     plain, _ = ppo_loss(CONFIG, *micro_batch(None, trained_tokens=2))
     loss, metrics = selfplay_loss(CONFIG, *micro_batch(coefficients, trained_tokens=2))
     # low_var_kl of log-probs -1.0 and -1.5: exp(-0.5) + 0.5 - 1, on three tokens of the assessor's.

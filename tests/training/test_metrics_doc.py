@@ -15,6 +15,7 @@ from medserl_agentloop.core.health import METRIC_PREFIX
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.games.medical.alarms import RULES, Alarms
 from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.opponents import trained_role_won
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
@@ -39,6 +40,8 @@ PLACEHOLDERS = {
     "<claim>": "isolation|credit|loss",
     "<part>": "[a-z_]+",
 }
+
+ROLES = [role.value for role in Role]
 
 
 VOTES = [Vote(model="m", edited_first=first, label=Label.HARMFUL) for first in (False, True)]
@@ -99,12 +102,16 @@ def against_opponents() -> list[GameRecord]:
 def produced() -> set[str]:
     role_ids = torch.tensor([[role.id for role in Role]])
     ones = torch.ones_like(role_ids, dtype=torch.float)
-    metrics = role_metrics(everything()) | lost_games_metrics(8, 7) | opponent_metrics(against_opponents())
-    metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids)
-    metrics |= signal_shares(ones, ones, role_ids)
+    metrics = (
+        role_metrics(everything())
+        | lost_games_metrics(8, 7)
+        | opponent_metrics(against_opponents(), map(trained_role_won, against_opponents()))
+    )
+    metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
+    metrics |= signal_shares(ones, ones, role_ids, ROLES)
     metrics |= context_leak_metrics(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
-    batch = RoleBatch(ones, ones, role_ids, groups=["a"], categories=["vanilla_benign"], values=ones)
+    batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), BaselineState()).metrics
     return {*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)}

@@ -14,9 +14,10 @@ from verl.trainer.ppo.utils import create_rl_sampler
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.mix import apply_mix, mixed_rows
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Category
 
-HARMFUL, BENIGN, ATTACK = Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.ADVERSARIAL_BENIGN
+HARMFUL, BENIGN, ATTACK = "vanilla_harmful", "vanilla_benign", "adversarial_benign"
 FILE = [HARMFUL] * 10 + [BENIGN] * 30 + [ATTACK] * 20
 
 shares = st.floats(0.01, 100)
@@ -30,7 +31,7 @@ def test_an_epoch_has_the_shares_asked_for() -> None:
 
 @given(files, st.dictionaries(st.sampled_from([HARMFUL, BENIGN, ATTACK]), shares, min_size=1), st.integers(0, 3))
 def test_every_stretch_of_an_epoch_has_the_shares_to_within_rows(
-    file: list[Category], mix: dict[Category, float], seed: int
+    file: list[str], mix: dict[str, float], seed: int
 ) -> None:
     mix = {category: share for category, share in mix.items() if category in file}
     if not mix:
@@ -60,12 +61,12 @@ def test_the_seed_decides_which_rows() -> None:
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        ({Category.DECOY_BENIGN: 1, HARMFUL: 1}, "a share for decoy_benign, of which data.train_files has no row"),
+        ({"decoy_benign": 1, HARMFUL: 1}, "a share for decoy_benign, of which data.train_files has no row"),
         ({HARMFUL: 0}, "every share is 0"),
         ({}, "every share is 0"),
     ],
 )
-def test_a_mix_that_cannot_be_had_is_refused(mix: dict[Category, float], message: str) -> None:
+def test_a_mix_that_cannot_be_had_is_refused(mix: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mixed_rows(FILE, mix, 1)
 
@@ -83,7 +84,7 @@ class Rows:
     """What verl's RLHFDataset is here: rows in ``dataframe``, handed out one by one."""
 
     def __init__(self) -> None:
-        rows = [{"category": category.value, "index": number} for number, category in enumerate(FILE)]
+        rows = [{"category": category, "index": number} for number, category in enumerate(FILE)]
         self.dataframe = Dataset.from_list([{"extra_info": row} for row in rows])
 
     def __len__(self) -> int:
@@ -95,7 +96,7 @@ class Rows:
 
 def loader(seed: int = 5) -> Any:
     dataset = Rows()
-    apply_mix(dataset, {HARMFUL: 1, BENIGN: 1, ATTACK: 1}, seed=seed)
+    apply_mix(dataset, {Category(HARMFUL): 1, BENIGN: 1, ATTACK: 1}, MedicalGameInteraction.kind, seed=seed)
     sampler = create_rl_sampler(run_with(data__seed=seed, data__shuffle=True).data, dataset)
     return StatefulDataLoader(dataset, batch_size=6, sampler=sampler, collate_fn=list)
 

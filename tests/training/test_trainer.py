@@ -18,7 +18,10 @@ from medserl_agentloop.core.columns import (
 )
 from medserl_agentloop.core.step_report import step_line, step_numbers
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role
+
+NAMES = MedicalGameInteraction.roles
 
 
 def test_role_ids_are_padded_to_the_mask() -> None:
@@ -37,7 +40,7 @@ def test_a_row_that_verl_added_as_padding_keeps_no_token_of_its_model() -> None:
 def test_metrics_of_columns_count_trained_tokens_only() -> None:
     roles = torch.tensor([[1, 1, 0, 2]])
     columns = {"advantage": torch.tensor([[1.0, 3.0, 9.0, 5.0]])}
-    metrics = role_token_metrics(columns, torch.tensor([[1, 1, 0, 0]]), roles)
+    metrics = role_token_metrics(columns, torch.tensor([[1, 1, 0, 0]]), roles, NAMES)
     assert metrics == {
         "selfplay/attacker/trained_tokens": 2.0,
         "selfplay/attacker/advantage_mean": 2.0,
@@ -66,12 +69,12 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
 
 @pytest.mark.parametrize("role", Role)
 def test_the_step_line_leaves_out_what_a_step_lacks(role: Role) -> None:
-    assert step_line({f"selfplay/{role.value}/reward": -0.5}) == "reward -0.5"
+    assert step_line({f"selfplay/{role.value}/reward": -0.5}, MedicalGameInteraction.shown) == "reward -0.5"
 
 
 def test_the_step_line_speaks_of_void_games_where_there_are_any() -> None:
-    assert step_line({"selfplay/void_rate": 0.0}) == ""
-    assert step_line({"selfplay/void_rate": 0.25}) == "void 0.25"
+    assert step_line({"selfplay/void_rate": 0.0}, ()) == ""
+    assert step_line({"selfplay/void_rate": 0.25}, ()) == "void 0.25"
 
 
 def test_what_is_no_number_stays_out_of_the_file() -> None:
@@ -108,17 +111,17 @@ ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
 
 
 def test_signal_shares_add_up_to_one() -> None:
-    shares = signal_shares(torch.where(ROLES == 1, -3.0, 1.0), MASK, ROLES)
+    shares = signal_shares(torch.where(ROLES == 1, -3.0, 1.0), MASK, ROLES, NAMES)
     assert shares == {"selfplay/attacker/signal_share": 6 / 11, "selfplay/assessor/signal_share": 5 / 11}
-    assert signal_shares(torch.zeros(2, 6), MASK, ROLES) == {}
+    assert signal_shares(torch.zeros(2, 6), MASK, ROLES, NAMES) == {}
 
 
 def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_means() -> None:
     advantages = torch.where(ROLES == 1, -3.0, 1.0) * MASK
-    scaled = equal_role_tokens(advantages, MASK, ROLES)
+    scaled = equal_role_tokens(advantages, MASK, ROLES, NAMES)
     assert scaled.sum() / MASK.sum() == pytest.approx((-3.0 + 1.0) / 2)
 
-    other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES)
+    other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES, NAMES)
     assert (scaled[ROLES == 2] == other[ROLES == 2]).all()
 
 

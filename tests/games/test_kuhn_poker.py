@@ -1,0 +1,148 @@
+"""Kuhn poker, the second game: its rules, its known solution, and a player with two turns in one conversation."""
+
+import asyncio
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
+from support import TOKENIZER, judge
+
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.columns import context_ids, restarted
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
+from medserl_agentloop.testing.mock_engine import MockSGLangEngine
+from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_model
+
+RUN = compose_run("+recipes=kuhn_poker")
+
+
+def equilibrium(alpha: float) -> Policy:
+    """Kuhn's family of solutions, for alpha from 0 to 1/3."""
+    first = {("J", ""): alpha, ("Q", ""): 0.0, ("K", ""): 3 * alpha}
+    later = {("J", "check bet"): 0.0, ("Q", "check bet"): alpha + 1 / 3, ("K", "check bet"): 1.0}
+    facing_a_bet = {("J", "bet"): 0.0, ("Q", "bet"): 1 / 3, ("K", "bet"): 1.0}
+    after_a_check = {("J", "check"): 1 / 3, ("Q", "check"): 0.0, ("K", "check"): 1.0}
+    return {**first, **later, **facing_a_bet, **after_a_check}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1 / 3])
+def test_the_known_solutions_cannot_be_exploited(alpha: float) -> None:
+    assert nash_conv(equilibrium(alpha)) == pytest.approx(0, abs=1e-12)
+
+
+def test_uniform_play_loses_eleven_twelfths_of_a_chip() -> None:
+    assert nash_conv(dict.fromkeys(information_sets(), 0.5)) == pytest.approx(11 / 12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=12, max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_no_policy_is_better_than_the_solution(chances: list[float]) -> None:
+    assert nash_conv(dict(zip(information_sets(), chances, strict=True))) >= -1e-12
+
+
+@pytest.mark.parametrize(
+    ("moves", "won"),
+    [
+        (("check", "check"), -1),
+        (("bet", "fold"), 1),
+        (("bet", "call"), -2),
+        (("check", "bet", "fold"), -1),
+        (("check", "bet", "call"), -2),
+        ((), None),
+        (("check", "bet"), None),
+    ],
+)
+def test_what_the_first_player_wins_with_the_lower_card(moves: tuple[str, ...], won: int | None) -> None:
+    assert winnings(("J", "K"), moves) == won
+
+
+@given(
+    st.sampled_from(list(permutations("JQK", 2))),
+    st.lists(st.text(max_size=6) | st.sampled_from(["check", "bet", "fold", "Call "])),
+)
+def test_every_game_ends_and_what_one_wins_the_other_loses(cards: tuple[str, str], said: list[str]) -> None:
+    game = KuhnGame(cards)
+    for text in [*said, "check", "bet", "call", "fold"]:
+        if not game.over:
+            game.play(text)
+    assert game.over
+    assert game.record.reward("first") == -(game.record.reward("second") or 0)
+    assert set(game.record.moves) <= {*ACTIONS[True], *ACTIONS[False], "illegal"}
+
+
+def play(*replies: str) -> tuple[Any, KuhnRecord, MockSGLangEngine]:
+    engine = MockSGLangEngine(list(replies), TOKENIZER)
+
+    async def game() -> Any:
+        loop = build_agent_loop(engine, TOKENIZER, RUN)
+        facts = {"index": 0, "first": "Q", "second": "K"}
+        return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, uid="u", global_steps=1)
+
+    output = asyncio.run(game())
+    return output, KuhnRecord.model_validate(output.extra_fields[GAME_KEY]), engine
+
+
+def test_a_later_turn_continues_its_own_conversation_and_no_other() -> None:
+    _, record, engine = play("check", "bet", "call")
+    opening, other, later = engine.calls
+    assert record.moves == ("check", "bet", "call")
+    own_turn = opening.prompt_ids + opening.output.token_ids
+    assert later.prompt_ids[: len(own_turn)] == own_turn
+    assert TOKENIZER.decode(later.prompt_ids).endswith(
+        "The other says bet. fold or call?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "You hold K" not in TOKENIZER.decode(later.prompt_ids)
+    assert "You hold Q" not in TOKENIZER.decode(other.prompt_ids)
+
+
+def test_the_conversations_stand_one_after_the_other_each_with_its_own_positions() -> None:
+    output, _, engine = play("check", "bet", "call")
+    opening, other, later = engine.calls
+    first = [*later.prompt_ids, *later.output.token_ids]
+    second = [*other.prompt_ids, *other.output.token_ids]
+    assert [*output.prompt_ids, *output.response_ids] == [*first, *second]
+    assert output.context_lengths == [len(first), len(second)]
+    assert restarted(torch.tensor(output.context_lengths)).tolist() == [*range(len(first)), *range(len(second))]
+    said = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
+    assert said == [*opening.output.token_ids, *later.output.token_ids, *other.output.token_ids]
+
+
+def test_each_player_is_paid_on_the_last_token_of_their_last_turn() -> None:
+    output, _, _ = play("check", "bet", "call")
+    columns = judge(output, RUN)
+    paid = {i: r for i, r in enumerate(columns["rm_scores"].tolist()) if r}
+    first_end = output.context_lengths[0] - len(output.prompt_ids) - 1
+    assert paid == {first_end: -2.0, len(output.response_ids) - 1: 2.0}
+
+
+def test_credit_stays_within_a_conversation_where_a_role_has_two() -> None:
+    """Two games, in each of which one role has two conversations: they are four to be compared."""
+    ids = torch.tensor([[1, 1, 1, 1]] * 2)
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 5.0], [0.0, 3.0, 0.0, 3.0]])
+    conversations = torch.tensor([[0, 0, 1, 1]] * 2)
+    batch = RoleBatch(rewards, torch.ones_like(ids), ids, ["only"], ["g", "g"], ["", ""], conversations)
+    settings = CreditSettings(normalize={"only": "none"})
+    returns = ROLE_ESTIMATORS["role_reinforce_pp"](batch, settings, BaselineState()).returns
+    assert returns.tolist() == [[1, 1, 5, 5], [3, 3, 3, 3]]
+    advantages = ROLE_ESTIMATORS["role_rloo"](batch, settings, BaselineState()).advantages
+    assert advantages[0].tolist() == pytest.approx([1 - 11 / 3, 1 - 11 / 3, 5 - 7 / 3, 5 - 7 / 3])
+
+
+def test_context_ids_of_a_row_count_its_contexts() -> None:
+    lengths = [torch.tensor([4, 3]), torch.tensor([5])]
+    mask = torch.zeros(2, 5)
+    assert context_ids(lengths, mask, [5, 3]).tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+
+
+def test_a_model_has_a_policy_at_every_information_set() -> None:
+    model = tiny_model(len(TOKENIZER))
+    policy = policy_of(model, TOKENIZER)
+    assert policy.keys() == set(information_sets())
+    assert all(0 <= chance <= 1 for chance in policy.values())
+    assert len(set(policy.values())) > 6  # cards and moves make a difference
