@@ -115,8 +115,8 @@ def test_a_run_whose_rollout_log_probs_nobody_reads_need_not_ask_for_them() -> N
 
 def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
     for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
-        anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True})).anchor
-        assert anchored.per_role == {Role.ASSESSOR: 0.1}
+        anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True}))
+        assert anchored.anchors == {"assessor": 0.1}
 
 
 def test_runs_against_opponents_that_can_play_are_accepted() -> None:

@@ -17,7 +17,7 @@ from medserl_agentloop.testing.tiny import compose_run
 # Those of verl's SFT trainer are in test_warm_start_recipes.py.
 RECIPES = sorted(p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start"))
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
-PARTS = {"base", "cpu", "sglang_cpu"}  # included by others, no runs of their own
+PARTS = {"base", "core", "cpu", "medical", "sglang_cpu", "tiny"}  # included by others, no runs of their own
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -38,7 +38,10 @@ def is_toy(config: DictConfig) -> bool:
     return str(config.actor_rollout_ref.model.path).startswith(str(resource("assets")))
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS))
+OTHER_GAMES = {"kuhn_poker", "own_game"}
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS - OTHER_GAMES))
 def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")
     if not is_toy(config):
@@ -47,7 +50,14 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
     assert isinstance(check_run(config), MedicalConfig)
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS))
+def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
+    assert check_run(compose_run("+recipes=kuhn_poker")).game == "kuhn_poker"
+    assert check_run(compose_run("+recipes=own_game", "selfplay.game=kuhn_poker")).game == "kuhn_poker"
+    with pytest.raises(ConfigError, match="game is not set"):
+        check_run(compose_run("+recipes=own_game"))
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS - OTHER_GAMES))
 def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")
     if is_toy(config):

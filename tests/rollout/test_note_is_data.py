@@ -45,7 +45,7 @@ def encoder(family: str, profile: str) -> ProfileEncoder:
 @cache
 def constant_parts(family: str, profile: str, role: Role, category: Category) -> tuple[list[int], list[int]]:
     """The prompt around the note, read off two prompts whose notes share no token."""
-    a, b = (encoder(family, profile).opening(role, category, note).ids for note in "79")
+    a, b = (encoder(family, profile).of(role, category, note).ids for note in "79")
     at = next(i for i in range(len(a)) if a[i] != b[i])
     return a[:at], a[at + 1 :]
 
@@ -60,10 +60,10 @@ def test_a_prompt_is_a_constant_the_note_and_a_constant(note: str) -> None:
         tokenizer = FAMILIES[family]
         for role, category in ((Role.ASSESSOR, Category.VANILLA_BENIGN), (Role.ATTACKER, Category.ADVERSARIAL_BENIGN)):
             before, after = constant_parts(family, profile, role, category)
-            prompt = encoder(family, profile).opening(role, category, note)
+            prompt = encoder(family, profile).of(role, category, note)
             inside = prompt.ids[len(before) : len(prompt.ids) - len(after)]
             assert prompt.ids == [*before, *inside, *after]
-            assert len(inside) == prompt.note_tokens
+            assert len(inside) == prompt.data_tokens
             assert CONTROL[family].isdisjoint(inside) or family == "bert"
             if family in LOSSLESS:
                 # ▁ is how SentencePiece writes a blank: it cannot tell the two apart.
@@ -80,7 +80,7 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
     messages = load_profile(profile).messages(role, Category.ADVERSARIAL_BENIGN, note)
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prefix = load_profile(profile).settings.assistant_prefix
-    prompt = encoder(family, profile).opening(role, Category.ADVERSARIAL_BENIGN, note)
+    prompt = encoder(family, profile).of(role, Category.ADVERSARIAL_BENIGN, note)
     assert tokenizer.decode(prompt.ids) == rendered + prefix
 
 
@@ -109,15 +109,14 @@ def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_tok
 
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
 def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
-    with pytest.raises(ValueError, match=r"'classic' \(system, user\).*Use a profile without") as error:
-        ProfileEncoder(FAMILIES[family], load_profile("classic")).opening(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+    with pytest.raises(ValueError, match=r"\(system, user\).*Use a prompt profile without") as error:
+        ProfileEncoder(FAMILIES[family], load_profile("classic")).of(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
     assert "supported" in str(error.value)
 
 
 def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
     for family in ("qwen3", "gemma"):
-        encoded = ProfileEncoder(FAMILIES[family], load_profile("classic")).continuation(
-            Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.", None
-        )
+        encoder = ProfileEncoder(FAMILIES[family], load_profile("classic"))
+        encoded = encoder.continuation(encoder.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout."), None)
         text = FAMILIES[family].decode(encoded.ids)
         assert "system\n" not in text and text.count("You check clinical notes") == 1

@@ -172,7 +172,7 @@ def test_with_flash_attention_or_rows_of_their_own_they_are_accepted(changes: di
     ("changes", "warning"),
     [
         ({}, None),
-        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, "mixes the rewards of attacker and assessor"),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, "mixes the rewards of the roles"),
         ({f"{ROLLOUT}.top_p": 0.9}, f"{ROLLOUT}.top_p=0.9 and top_k=-1 cut the distribution"),
         ({f"{ROLLOUT}.top_k": 20}, "train with top_p=1.0 and top_k=-1"),
         ({"trainer.max_actor_ckpt_to_keep": None}, "about 45 GiB each"),

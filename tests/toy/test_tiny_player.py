@@ -106,9 +106,9 @@ def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEnco
         note = sample_clean_note(rng)
         if number % 2:
             wrong, _ = inject_error(rng, note)
-            prompts.append(chat.opening(Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, wrong.text).ids)
+            prompts.append(chat.of(Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, wrong.text).ids)
         else:
-            prompts.append(chat.opening(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note.text).ids)
+            prompts.append(chat.of(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note.text).ids)
     parsed = [parse_attack(text) for text in _answers(model, tokenizer, prompts)]
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES
 
@@ -119,6 +119,6 @@ def test_assessor_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEnco
     for number in range(NOTES):
         note = sample_clean_note(rng)
         shown = inject_error(rng, note)[0] if number % 2 else note
-        prompts.append(chat.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, shown.text).ids)
+        prompts.append(chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, shown.text).ids)
     parsed = [parse_assessment(text) for text in _answers(model, tokenizer, prompts)]
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES

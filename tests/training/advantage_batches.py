@@ -75,14 +75,14 @@ def random_batch(
 def written_batch(role_ids: list[list[int]], rewards: list[list[float]], **others: Any) -> RoleBatch:
     """A batch of one prompt and one category unless ``others`` say otherwise; every role token is trained on."""
     ids = torch.tensor(role_ids)
-    fields: dict[str, Any] = {"groups": ["p"] * len(role_ids), "categories": ["c"] * len(role_ids), **others}
+    fields: dict[str, Any] = {"groups": ["p"] * len(role_ids), "kinds": ["c"] * len(role_ids), **others}
     return RoleBatch(rewards=torch.tensor(rewards), mask=(ids > 0).long(), role_ids=ids, roles=ROLES, **fields)
 
 
 def take(batch: RoleBatch, rows: list[int]) -> RoleBatch:
     """The rows of ``batch`` with these numbers, in this order."""
     tensors = {name: getattr(batch, name)[rows] for name in TENSORS}
-    groups, categories = [batch.groups[r] for r in rows], [batch.categories[r] for r in rows]
+    groups, categories = [batch.groups[r] for r in rows], [batch.kinds[r] for r in rows]
     return replace(batch, groups=groups, kinds=categories, **tensors)
 
 

@@ -10,6 +10,7 @@ from training.advantage_batches import (
     ASSESSOR,
     ATTACKER,
     FORMS,
+    ROLES,
     TENSORS,
     estimate,
     random_batch,
@@ -147,8 +148,8 @@ def test_each_role_has_its_own_normalisation() -> None:
 
 
 def test_a_normalisation_that_makes_no_sense_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"normalize\.attacker=category makes no sense with role_rae: .*none, mean"):
-        estimate("role_rae", random_batch(0), with_forms("category"))
+    with pytest.raises(ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"):
+        estimate("role_rae", random_batch(0), with_forms("kind"))
 
 
 @pytest.mark.parametrize(("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"])
@@ -228,13 +229,13 @@ def test_baselines_survive_json_to_the_last_bit() -> None:
         estimate("role_rae", random_batch(seed, dense=True), state=state)
     restored = BaselineState()
     restored.load_dict(json.loads(json.dumps(state.to_dict())))
-    assert restored == state
+    assert restored.values == state.values
     batch = random_batch(9)
     resumed = estimate("role_rae", batch, state=restored)
     assert torch.equal(resumed.advantages, estimate("role_rae", batch, state=state).advantages)
-    assert restored == state
+    assert restored.values == state.values
     with pytest.raises(ValueError, match="judge"):
-        BaselineState().load_dict({"judge": {"c": 1.0}})
+        BaselineState(roles=ROLES).load_dict({"judge": {"c": 1.0}})
 
 
 @estimators

@@ -55,8 +55,8 @@ class Reference:
 
     def peers(self, row: int) -> list[float]:
         b = self.batch
-        key = (b.groups[row], b.categories[row])
-        return [self.total[other] for other in self.own if (b.groups[other], b.categories[other]) == key]
+        key = (b.groups[row], b.kinds[row])
+        return [self.total[other] for other in self.own if (b.groups[other], b.kinds[other]) == key]
 
     def role_reinforce_pp(self, row: int, how: str) -> list[float]:
         rewards = self.rewards[row]
@@ -75,7 +75,7 @@ class Reference:
         return [self.total[row] - others] * len(self.own[row])
 
     def role_rae(self, row: int, how: str) -> list[float]:
-        baseline = self.state.values.get((self.role, self.batch.categories[row]), 0.0)
+        baseline = self.state.values.get((self.role, self.batch.kinds[row]), 0.0)
         return [self.total[row] - baseline] * len(self.own[row])
 
     def role_gae(self, row: int, how: str) -> list[float]:
@@ -91,10 +91,10 @@ class Reference:
 
     def advantages(self, name: str, how: str) -> torch.Tensor:
         signals = {row: getattr(self, name)(row, how) for row in self.own}
-        if how in ("batch", "category", "mean") and (name, how) != ("role_grpo", "mean"):
+        if how in ("batch", "kind", "mean") and (name, how) != ("role_grpo", "mean"):
             parts: dict[str, list[int]] = defaultdict(list)
             for row in signals:
-                parts[self.batch.categories[row] if how == "category" else "batch"].append(row)
+                parts[self.batch.kinds[row] if how == "kind" else "batch"].append(row)
             for rows in parts.values():
                 tokens = [s for row in rows for s in signals[row]]
                 mean, variance = np.mean(tokens), np.var(tokens)

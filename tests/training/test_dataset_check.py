@@ -103,10 +103,10 @@ def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
 def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:
     spec = GameSpec.from_extra_info(extra_info("adversarial_benign"))
     prompt, response = plan_row(spec, SELFPLAY, ENCODER)
-    attack = ENCODER.opening(Role.ATTACKER, spec.category, NOTE)
-    attacker = SELFPLAY.budget.attacker(attack.note_tokens)
+    attack = ENCODER.of(Role.ATTACKER, spec.category, NOTE)
+    attacker = SELFPLAY.budget.attacker(attack.data_tokens)
     longest_note = "x" * attacker  # one token a byte: a turn that is nothing but note
-    second = len(ENCODER.opening(Role.ASSESSOR, spec.category, longest_note).ids)
+    second = len(ENCODER.of(Role.ASSESSOR, spec.category, longest_note).ids)
     assert prompt == len(attack.ids)
     assert response == attacker + second + SELFPLAY.budget.assessor
 
@@ -116,11 +116,11 @@ def test_what_an_opponent_plays_takes_no_room() -> None:
     opponent = OpponentConfig(kind="endpoint", url="http://host")
     attacker = MedicalConfig(train="attacker", opponent=opponent)
     assessor = MedicalConfig(train="assessor", opponent=opponent)
-    attack = ENCODER.opening(Role.ATTACKER, attacked.category, NOTE)
-    assess = ENCODER.opening(Role.ASSESSOR, attacked.category, NOTE)
+    attack = ENCODER.of(Role.ATTACKER, attacked.category, NOTE)
+    assess = ENCODER.of(Role.ASSESSOR, attacked.category, NOTE)
     budget = SELFPLAY.budget
-    assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.note_tokens))
-    grown = budget.rewritten_note(assess.note_tokens) - assess.note_tokens
+    assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.data_tokens))
+    grown = budget.rewritten_note(assess.data_tokens) - assess.data_tokens
     assert plan_row(attacked, assessor, ENCODER) == (len(assess.ids) + grown, budget.assessor)
     assert plan_row(untouched, attacker, ENCODER) == (1, 1)
     assert plan_row(untouched, assessor, ENCODER) == (len(assess.ids), budget.assessor)
@@ -168,10 +168,10 @@ def test_evaluation_rows_begin_with_the_assessor_whatever_the_run_does(tmp_path:
 def test_the_plan_of_a_copied_game_holds_the_copy_and_the_note_itself() -> None:
     spec = GameSpec.from_extra_info(extra_info("vanilla_benign"))
     prompt, response = plan_row(spec, COPY, ENCODER, VanillaAttacker.COPY)
-    attack = ENCODER.opening(Role.ATTACKER, spec.category, NOTE)
-    second = len(ENCODER.opening(Role.ASSESSOR, spec.category, NOTE).ids)
+    attack = ENCODER.of(Role.ATTACKER, spec.category, NOTE)
+    second = len(ENCODER.of(Role.ASSESSOR, spec.category, NOTE).ids)
     assert prompt == len(attack.ids)
-    assert response == COPY.budget.attacker(attack.note_tokens) + second + COPY.budget.assessor
+    assert response == COPY.budget.attacker(attack.data_tokens) + second + COPY.budget.assessor
 
 
 # --- rows that ask for an accurate variation ---
@@ -194,11 +194,11 @@ def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> N
         (tmp_path / role).mkdir()
     (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
     encoder = ProfileEncoder(TOKENIZER, load_profile(str(tmp_path)))
-    assert encoder.stop(Role.ASSESSOR) == {
+    assert encoder.stop_of(Role.ASSESSOR) == {
         "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
         "stop": ["</answer>"],
     }
-    assert encoder.stop(Role.ATTACKER) == ENCODER.stop(Role.ASSESSOR) == {}
+    assert encoder.stop_of(Role.ATTACKER) == ENCODER.stop_of(Role.ASSESSOR) == {}
     rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
     with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
         check_stop_strings(["</answer>"], rollout)

@@ -118,10 +118,10 @@ def test_signal_shares_add_up_to_one() -> None:
 
 def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_means() -> None:
     advantages = torch.where(ROLES == 1, -3.0, 1.0) * MASK
-    scaled = equal_role_tokens(advantages, MASK, ROLES, NAMES)
+    scaled = equal_role_tokens(advantages, MASK, ROLES)
     assert scaled.sum() / MASK.sum() == pytest.approx((-3.0 + 1.0) / 2)
 
-    other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES, NAMES)
+    other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES)
     assert (scaled[ROLES == 2] == other[ROLES == 2]).all()
 
 
