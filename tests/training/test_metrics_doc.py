@@ -23,6 +23,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Ro
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.terminal import HEADLINE_METRICS
 
+RULES = MedicalGameInteraction.rules()
 TEXT = (PACKAGE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
 TABLES = [
     [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
@@ -42,7 +43,6 @@ PLACEHOLDERS = {
     "<part>": "[a-z_]+",
 }
 
-RULES = MedicalGameInteraction.rules()
 ROLES = [role.value for role in Role]
 
 
