@@ -1,9 +1,9 @@
-"""The one HTTP client: JSON to a server that nobody vouches for, and JSON back.
+"""The one HTTP client: sends JSON to a server that is not trusted, and reads JSON back.
 
-Used by the judges, by ``chat`` (opponents, ``medserl play``), by the checkpoint pool and by ``medical_team``. The worst
-that a server can do is to give no answer: what it sends is limited in size and time and read strictly, and the
-credentials are taken out of its words before anybody sees them. Nothing is bound to an event loop before the
-first request: the reward loop, a test and ``medserl judge serve`` each bring their own.
+Everything in the package that asks a server uses it, with :class:`ServerOptions` or a subclass. The worst that a server
+can do is to give no answer: its answers are limited in size and time and read strictly, and the credentials are taken
+out of its words before they are shown. Nothing is bound to an event loop before the first request, because each caller
+brings its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import re
 import time
 import zlib
@@ -20,14 +21,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
-
-from medserl_agentloop.games.medical.edits import one_line
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -197,28 +197,87 @@ class Credentials:
         return answer
 
 
-def check_address(node: str, url: str) -> None:
-    """Refuse the address in a run's config if it cannot be used, or holds what no config should.
+class ServerAddress(BaseModel):
+    """Where a server is, what it serves, and which key it wants."""
 
-    Args:
-        node: The config's node with the keys ``url`` and ``api_key_env``.
-        url: What ``url`` is.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    node: ClassVar[str] = ""
+    """The config's node with these options, for messages; empty where they come from a command line."""
 
-    Raises:
-        ValueError: Says what to write instead.
-    """
-    if "@" in url:
+    url: str | None = Field(default=None, repr=False, description="Base of an OpenAI-compatible API.")
+    model: str | None = Field(default=None, description="Name of the served model.")
+    api_key_env: str | None = Field(
+        default=None, description="Name of the environment variable that holds the API key; never the key itself."
+    )
+
+    def api_key(self) -> str | None:
+        """The API key, from the environment: configs are logged.
+
+        Raises:
+            ValueError: The variable is not set. Its name is not repeated: it may be a key by mistake.
+        """
+        if not self.api_key_env:
+            return None
+        if key := os.environ.get(self.api_key_env):
+            return key
         raise ValueError(
-            f"{node}.url holds a user name or a password, and verl prints and logs the whole config. Take them out, "
-            f"and set {node}.api_key_env to the name of an environment variable that holds the word Basic, a blank "
-            "and the base64 code of user:password."
+            f"{f'{self.node}.api_key_env' if self.node else '--api-key-env'} names an environment variable that is not "
+            "set. It wants the name of a variable, such as MY_API_KEY, not the key; set that variable before the start."
         )
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{node}.url={url}: expected http://… or https://…")
-    try:
-        Credentials(url)
-    except ValueError as error:
-        raise ValueError(f"{node}.url={url}: {error}") from None
+
+    def check_address(self) -> None:
+        """Refuse an address in a run's config that cannot be used, or holds what no config should.
+
+        Raises:
+            ValueError: Says what to write instead.
+        """
+        url = self.url or ""
+        if "@" in url:
+            raise ValueError(
+                f"{self.node}.url holds a user name or a password, and verl prints and logs the whole config. Take "
+                f"them out, and set {self.node}.api_key_env to the name of an environment variable that holds the word "
+                "Basic, a blank and the base64 code of user:password."
+            )
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.node}.url={url}: expected http://… or https://…")
+        try:
+            Credentials(url)
+        except ValueError as error:
+            raise ValueError(f"{self.node}.url={url}: {error}") from None
+
+
+class ServerOptions(ServerAddress):
+    """How a server is asked. All limits hold per process."""
+
+    timeout_s: float = Field(default=300.0, gt=0, description="Seconds that one request may take, answer included.")
+    retries: int = Field(default=3, ge=0, description="Further tries after a lost connection, a time-out, 429 or 5xx.")
+    backoff_s: float = Field(default=0.5, ge=0, description="First pause between tries; it doubles, with jitter.")
+    backoff_max_s: float = Field(default=20.0, ge=0, description="Longest pause between two tries, in seconds.")
+    concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
+    extra_body: dict[str, Any] = Field(
+        default={},
+        description="More fields of a chat request, e.g. {chat_template_kwargs: {enable_thinking: false}}; null takes "
+        "a field out.",
+    )
+
+    def breaker(self) -> CircuitBreaker:
+        """When to stop asking; never by default."""
+        return CircuitBreaker()
+
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server.
+
+        Args:
+            path: Path of the requests, which ``url`` may end with.
+            timeout_s: Seconds that one request may take; None for ``timeout_s``.
+
+        Raises:
+            ValueError: The address or the API key is missing or cannot be used.
+        """
+        if self.url is None:
+            raise ValueError(f"{self.node}.url is not set")
+        base = self.url.rstrip("/").removesuffix(path)
+        return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
 
 
 @dataclass(frozen=True)
@@ -233,36 +292,22 @@ class HttpClient:
     """Asks one server.
 
     Args:
-        url: Its address, the base of all paths.
-        key: API key; see :class:`Credentials`.
-        timeout_s: Seconds that one request may take, from the connection to the last byte.
-        tries: Requests for one answer. Lost connections, time-outs, HTTP 429 and 5xx are tried again.
-        concurrency: Most requests in flight; the wait for a place does not count as time of a request.
-        backoff_s: First pause between two tries; it doubles, with jitter.
-        backoff_max_s: Longest pause.
-        breaker: Stops asking a server that is down; without one each request is made.
+        options: Where it is and how it is asked. The wait for one of its ``concurrency`` places does not count as
+            time of a request.
+
+    Attributes:
+        url: The base of all paths, without credentials.
 
     Raises:
-        ValueError: The address or the key cannot be used.
+        ValueError: The address or the key cannot be used, or the key is not in the environment.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None = None,
-        timeout_s: float,
-        tries: int = 1,
-        concurrency: int = 16,
-        backoff_s: float = 0.5,
-        backoff_max_s: float = 20.0,
-        breaker: CircuitBreaker | None = None,
-    ) -> None:
-        self._credentials = Credentials(url, key)
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self._credentials = Credentials(options.url or "", options.api_key())
         self.url = self._credentials.url
-        self._timeout_s, self._tries, self._concurrency = timeout_s, tries, concurrency
-        self._pause = wait_exponential(backoff_s, max=backoff_max_s) + wait_random(0, backoff_s)
-        self._breaker = breaker or CircuitBreaker()
+        self._pause = wait_exponential(options.backoff_s, max=options.backoff_max_s) + wait_random(0, options.backoff_s)
+        self._breaker = options.breaker()
         # A client belongs to an event loop, and a worker's is not running yet when this is built.
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
 
@@ -284,8 +329,8 @@ class HttpClient:
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
-        # Not httpx's json=, which cannot send the lone surrogates that a note may hold.
-        return await self._request("POST", path, json.dumps(body).encode(), tries=self._tries)
+        # Not httpx's json=, which cannot send the lone surrogates that a text may hold.
+        return await self._request("POST", path, json.dumps(body).encode(), tries=self.options.retries + 1)
 
     def blocking(self, request: Coroutine[Any, Any, T]) -> T:
         """Wait for one of this client's requests where code is not asynchronous; an event loop may run around it."""
@@ -305,7 +350,7 @@ class HttpClient:
     def shown(self, words: str | bytes) -> str:
         """The beginning of a server's words on one line, as they may stand in a message."""
         text = words[:_READ].decode(errors="replace") if isinstance(words, bytes) else words[:_READ]
-        return one_line(self._credentials.taken_out_of(text))[:_SHOWN]
+        return " ".join(self._credentials.taken_out_of(text).split())[:_SHOWN]
 
     async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
         trial = self._breaker.admit()
@@ -341,10 +386,12 @@ class HttpClient:
             try:
                 # httpx limits the wait for each part of an answer; a server may drip for ever.
                 status, body = await asyncio.wait_for(
-                    self._exchange(connections.http, method, path, content), self._timeout_s
+                    self._exchange(connections.http, method, path, content), self.options.timeout_s
                 )
             except asyncio.TimeoutError:
-                raise Unreachable(f"ReadTimeout: no answer within {self._timeout_s:g} s", "ReadTimeout") from None
+                raise Unreachable(
+                    f"ReadTimeout: no answer within {self.options.timeout_s:g} s", "ReadTimeout"
+                ) from None
             except httpx.HTTPError as error:
                 name = type(error).__name__
                 # Not "from error": what stands in a traceback is shown, too.
@@ -394,9 +441,9 @@ class HttpClient:
                 timeout=None,  # there is one for the whole exchange
                 verify=self.url.startswith("https:"),  # loading certificates that nobody asks for takes 40 ms
                 # The slots are the limit: waiting for one must not count against the time-out.
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.options.concurrency),
             )
-            self._connections[loop] = _Connections(http, asyncio.Semaphore(self._concurrency))
+            self._connections[loop] = _Connections(http, asyncio.Semaphore(self.options.concurrency))
         return self._connections[loop]
 
 
