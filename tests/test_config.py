@@ -56,7 +56,10 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
-        ({"selfplay__judge": "label"}, "selfplay.judge: no judge 'label': expected one of http, labels, llm, oracle"),
+        (
+            {"selfplay__judge": "label"},
+            "selfplay.judge: no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm, oracle",
+        ),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         (
             {"selfplay__judge_server__panel": [{"modle": "x"}]},

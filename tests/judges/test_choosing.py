@@ -74,7 +74,10 @@ def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("oracle9", "no judge 'oracle9': expected one of http, labels, llm, oracle, or package.module"),
+        (
+            "oracle9",
+            "no judge 'oracle9' (did you mean 'oracle'?): expected one of http, labels, llm, oracle, or package.module",
+        ),
         ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
         (f"{__name__}:NoJudge", "is not a class with a method 'async def judge(self, record) -> Judgement'"),
