@@ -27,9 +27,9 @@ from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.clinic.notes import sample_clean_note
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Category, Role
@@ -46,7 +46,7 @@ JUDGE_S = 0.5
 
 TOKENIZER = AutoTokenizer.from_pretrained(resource("assets") / "tiny_player")
 PROFILE = load_profile()
-ENCODER = ChatEncoder(TOKENIZER, PROFILE)
+ENCODER = ProfileEncoder(TOKENIZER, PROFILE)
 
 
 _OBSERVATIONS: dict[str, str] = {}

@@ -20,8 +20,8 @@ import uvicorn
 from fastapi import FastAPI
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.step_file import to_line
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.labels import LabelJudge
 from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
@@ -172,7 +172,7 @@ def measure_http(games: int) -> None:
             except httpx.TransportError:
                 time.sleep(0.1)
         node = {"selfplay": {"judge": "http", "judge_server": {"url": url}}}
-        measure(build_judge(SelfPlayConfig.from_run(OmegaConf.create(node))), games)
+        measure(build_judge(MedicalConfig.from_run(OmegaConf.create(node))), games)
     finally:
         server.terminate()
         server.join()

@@ -27,9 +27,9 @@ import typer
 from learning_results import ESTIMATORS, RESULTS
 from rich.console import Console
 
-from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.calibration import calibrate, known_edits
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -155,7 +155,7 @@ def calibrate_liar(report: Path) -> None:
     notes = read_files([report.parent / "toy_clinic.csv"])
     sources = {source.file: source.sha256 for source in notes.reports}
     edits = known_edits(notes.vignettes, None, CASES_SEED)
-    found = calibrate(SelfPlayConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
+    found = calibrate(MedicalConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
     write_report(found, report)
     console.print(f"{report}: sensitivity {found.sensitivity}, specificity {found.specificity}")
 

@@ -22,10 +22,10 @@ with or_say_how_to_install():
     from rich.table import Table
     from rich.text import Text
 
+    from medserl_agentloop.core.manifest import MANIFEST
     from medserl_agentloop.data import conversion
     from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, format_mix, parse_mix, parse_split
     from medserl_agentloop.data.conversion import Prepared, ScreenOptions
-    from medserl_agentloop.data.manifest import MANIFEST
     from medserl_agentloop.data.reader import ReadOptions, ReadReport, ReadResult, read_files, refuse_uw
     from medserl_agentloop.data.rows import RowPlan
     from medserl_agentloop.games.medical.types import Category, VanillaAttacker

@@ -1,7 +1,7 @@
 """Write what is said of the ``selfplay`` keys in two places, from the fields that define them.
 
 ``python docs/make_reference.py`` writes ``docs/configuration.md`` and the ``selfplay`` node of
-``recipes/base.yaml``. A test compares both with the fields.
+``recipes/core.yaml`` and ``recipes/medical.yaml``. A test compares both with the fields.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import MedicalConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
-BASE = ROOT / "recipes" / "base.yaml"
+CORE, MEDICAL = ROOT / "recipes" / "core.yaml", ROOT / "recipes" / "medical.yaml"
 BEGIN, END = "# selfplay: written by docs/make_reference.py\n", "# selfplay: end\n"
 WIDTH = 120
 RECORDS = "${trainer.default_local_dir}"  # the recipes put a run's files beside its checkpoints
@@ -45,7 +46,8 @@ Every key of a run that verl has none for, with its default. Override it like an
 `selfplay.edits.max_changed_words=12`. A wrong key or value stops the run at its start, with the right one in the
 message. Everything else is verl's own configuration.
 
-This page is written from the fields of `SelfPlayConfig` by `python docs/make_reference.py`.
+The first part is for every game, the second for the medical game. This page is written from the fields of
+`SelfPlayConfig` and `MedicalConfig` by `python docs/make_reference.py`.
 """
 
 
@@ -70,7 +72,13 @@ def shown(value: Any) -> str:
     """A default as YAML has it on one line."""
     if isinstance(value, Enum):
         return str(value.value)
-    return value if isinstance(value, str) and value else json.dumps(value)
+    return (
+        value
+        if isinstance(value, str) and value
+        else json.dumps(value).replace('"', "")
+        if isinstance(value, dict)
+        else json.dumps(value)
+    )
 
 
 def entries(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -81,27 +89,45 @@ def entries(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Field
             yield from entries(field.annotation, f"{path}{name}.")
 
 
+def defaults(key: str, field: FieldInfo) -> str:
+    """A field's default as YAML has it; none where it must be given."""
+    if key == "records" or is_node(field):
+        return RECORDS if key == "records" else ""
+    return "???" if field.is_required() else shown(field.default)
+
+
+def of_medical() -> list[tuple[str, FieldInfo]]:
+    """Fields that the medical game adds to those of any game, or has another default for, with their nodes."""
+    common = {key: (defaults(key, field), is_node(field)) for key, field in entries(SelfPlayConfig)}
+    every = list(entries(MedicalConfig))
+    own = [key for key, field in every if not is_node(field) and common.get(key, [""])[0] != defaults(key, field)]
+    return [(key, field) for key, field in every if key in own or any(k.startswith(f"{key}.") for k in own)]
+
+
 def page() -> str:
     """The text of ``docs/configuration.md``."""
-    lines = [INTRODUCTION, "| key | default | meaning |", "|---|---|---|"]
-    for key, field in entries(SelfPlayConfig):
-        said = (field.description or "").replace("|", "\\|")
-        words = choices(field.annotation)
-        takes = f"`{'`, `'.join(words)}`. " if words and not all(word in said for word in words) else ""
-        more = f" More: [{MORE[key].partition('#')[0]}]({MORE[key]})." if key in MORE else ""
-        default = "" if is_node(field) else f"`{shown(RECORDS if key == 'records' else field.default)}`"
-        lines.append(f"| `{key}` | {default} | {takes}{said}{more} |")
-    return "\n".join(lines) + "\n"
+    lines = [INTRODUCTION]
+    for title, fields in (("Every game", list(entries(SelfPlayConfig))), ("The medical game", of_medical())):
+        lines += [f"## {title}\n", "| key | default | meaning |", "|---|---|---|"]
+        for key, field in fields:
+            said = (field.description or "").replace("|", "\\|")
+            words = choices(field.annotation)
+            takes = f"`{'`, `'.join(words)}`. " if words and not all(word in said for word in words) else ""
+            more = f" More: [{MORE[key].partition('#')[0]}]({MORE[key]})." if key in MORE else ""
+            default = "" if is_node(field) else f"`{defaults(key, field)}`"
+            lines.append(f"| `{key}` | {default} | {takes}{said}{more} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def node() -> str:
-    """The ``selfplay`` node of ``recipes/base.yaml``."""
+def node(fields: list[tuple[str, FieldInfo]]) -> str:
+    """A ``selfplay`` node with these fields."""
     lines = ["selfplay:"]
-    for key, field in entries(SelfPlayConfig):
+    for key, field in fields:
         indent = "  " * (key.count(".") + 1)
         line = f"{indent}{key.rpartition('.')[2]}:"
         if not is_node(field):
-            line += f" {shown(RECORDS if key == 'records' else field.default)}"
+            line += f" {defaults(key, field)}"
         first = re.split(r"(?<!e\.g)\. ", field.description or "")[0].rstrip(".")
         words = choices(field.annotation)
         comment = " | ".join(words) if words else first
@@ -113,17 +139,22 @@ def node() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_node(recipe: str) -> str:
+NODES = {CORE: lambda: list(entries(SelfPlayConfig)), MEDICAL: of_medical}
+"""The recipes that hold a written node, each with its fields."""
+
+
+def with_node(recipe: Path) -> str:
     """A recipe with its node made anew."""
-    before, _, rest = recipe.partition(BEGIN)
+    before, _, rest = recipe.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{node()}{END}{after}"
+    return f"{before}{BEGIN}{node(NODES[recipe]())}{END}{after}"
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all three files."""
     PAGE.write_text(page(), encoding="utf-8")
-    BASE.write_text(with_node(BASE.read_text(encoding="utf-8")), encoding="utf-8")
+    for recipe in NODES:
+        recipe.write_text(with_node(recipe), encoding="utf-8")
 
 
 if __name__ == "__main__":

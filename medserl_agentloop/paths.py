@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,6 +31,12 @@ def resource(name: str) -> Path:
     )
 
 
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """The one of ``words`` that is likest to ``word``, as a question for the end of a message; empty if none is."""
+    close = get_close_matches(word, list(words), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 def find_object(
     kind: str, name: str, known: Mapping[str, Any], expected: str, fits: Callable[[Any], bool] = lambda found: True
 ) -> Any:
@@ -55,10 +61,8 @@ def find_object(
         except Exception as error:  # importing a user's module may raise anything
             raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if isinstance(found, str) or not fits(found):
-        close = get_close_matches(name, known, n=1)
         raise ValueError(
-            f"no {kind} {name!r}{f' (did you mean {close[0]!r}?)' if close else ''}: expected one of "
-            f"{', '.join(sorted(known))}, or {expected}"
+            f"no {kind} {name!r}{did_you_mean(name, known)}: expected one of {', '.join(sorted(known))}, or {expected}"
         )
     return found
 

@@ -88,9 +88,8 @@ def _register_for_training() -> None:
     """Register agent loop, trainer and estimators; the latter two by being imported."""
     from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
-    from medserl_agentloop.core import advantages, trainer  # noqa: F401
     from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
-    from medserl_agentloop.data.rows import AGENT_NAME
+    from medserl_agentloop.core.interaction import AGENT_NAME
 
     register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
 
@@ -108,11 +107,10 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
-        from medserl_agentloop.core.config import ConfigError
+        from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
         from medserl_agentloop.core.run_check.machine import check_machine
         from medserl_agentloop.core.run_check.models import check_models
-        from medserl_agentloop.games.medical.judges.startup import calibration_line, unreachable
 
         if self.platform is not None:
             _choose_platform(self.platform)
@@ -126,11 +124,9 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None
-        if problem := unreachable(selfplay.judge, selfplay.judge_server):
-            warnings.append(problem)
         for warning in warnings:
             print(f"[medserl] warning: {warning}", flush=True)
-        if line := calibration_line(selfplay):
+        for line in game_class(selfplay.game).startup_lines(config, selfplay):
             print(f"[medserl] {line}", flush=True)
         _warn_of_unknown_keys(config)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.paths import PACKAGE
 
 REPOSITORY = PACKAGE.parent

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.plugin import check_verl_version
 from medserl_agentloop.testing.tiny import compose_run
@@ -38,7 +39,7 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
 def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
     composed = OmegaConf.to_container(compose_run("+recipes=base").selfplay, resolve=True)
     assert isinstance(composed, dict)
-    defaults = SelfPlayConfig().model_dump()
+    defaults = MedicalConfig().model_dump()
     assert set(composed) == set(defaults)
     assert {k: v for k, v in composed.items() if k != "records"} == {
         k: v for k, v in defaults.items() if k != "records"
@@ -162,7 +163,7 @@ def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:
     [("both", True, True), ("attacker", True, False), ("assessor", False, True)],
 )
 def test_train_names_the_roles_that_the_loss_sees(train: Any, attacker: bool, assessor: bool) -> None:
-    config = SelfPlayConfig(train=train)
+    config = MedicalConfig(train=train)
     assert (config.trains(Role.ATTACKER), config.trains(Role.ASSESSOR)) == (attacker, assessor)
 
 

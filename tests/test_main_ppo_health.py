@@ -6,8 +6,8 @@ import re
 import pytest
 from real_runs import GAMES_PER_STEP, Run
 
-from medserl_agentloop.core.step_file import GAMES_FILE, read_games
-from medserl_agentloop.games.medical.records import JUDGE_FAILED
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,8 +8,9 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, unknown_keys
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import PACKAGE, resource
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -43,7 +44,7 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
     if not is_toy(config):
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
-    assert isinstance(check_run(config), SelfPlayConfig)
+    assert isinstance(check_run(config), MedicalConfig)
 
 
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS))

@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.core.step_file import StepFile, read_games
+from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.evaluation import rescoring
-from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, record_schema
+from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, read_games, record_schema
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
 

@@ -17,14 +17,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
+from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import OpponentRecord
-from medserl_agentloop.games.medical.types import Category, Role
 
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
@@ -47,7 +45,7 @@ class _Workbench:
     """What all games of one worker share; reading it from the config would cost more than the game."""
 
     config: SelfPlayConfig
-    interaction: MedicalGameInteraction
+    interaction: Interaction[Any, Any]
     encoder: ChatEncoder
     opponent: HttpOpponent | None
     prompt_length: int
@@ -63,10 +61,11 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
         OmegaConf.create(dict(data.held.get("apply_chat_template_kwargs") or {}))
     )
     rollout = run.held.actor_rollout_ref.rollout
+    encoder = ChatEncoder(tokenizer.held, template_kwargs)
     return _Workbench(
         config,
-        MedicalGameInteraction(config),
-        ChatEncoder(tokenizer.held, load_profile(config.profile), template_kwargs),
+        game_class(config.game)(config, encoder),
+        encoder,
         None
         if config.opponent.kind == "live"
         else HttpOpponent(config.opponent, list(tokenizer.held.all_special_tokens)),
@@ -100,49 +99,52 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             never raises.
         """
         interaction = self._interaction
-        game = await interaction.start_interaction(
-            extra_info=row["extra_info"],
-            special_tokens=self._encoder.special_tokens,
-            note_tokens=self._encoder.note_tokens,
-        )
+        game = await interaction.start_interaction(extra_info=row["extra_info"])
         record = interaction.record(game)
         asks_log_probs = bool(sampling_params.get("logprobs"))
-        trajectory = Trajectory(isolated=self._selfplay.context == "isolated", has_log_probs=asks_log_probs)
+        trajectory = Trajectory(interaction.roles, self._selfplay.context == "isolated", asks_log_probs)
         versions: list[int] = []
         timing: dict[str, Any] = {}
+        played = 0
         try:
             while (turn := interaction.turn(game)) is not None:
-                role, note = turn
-                if not self._selfplay.plays(role):
-                    await self._opponents_turn(game, role, note)
+                number, played = played, played + 1
+                if not self._selfplay.plays(turn.role):
+                    await self._opponents_turn(game, turn)
                     continue
-                prompt = self._prompt(trajectory, role, record.spec.task, note)
-                budget = self._budget(trajectory, role, prompt)
+                before = trajectory.before(turn.role, turn.conversation)
+                prompt = self._prompt(turn, before)
+                budget = self._budget(trajectory, turn, prompt)
                 if budget < 1:
-                    interaction.make_void(game, f"no room for the {role.value}'s turn")
+                    interaction.make_void(game, f"no room for the {turn.role}'s turn")
                     break
                 with simple_timer("generate_sequences", timing):
                     output = await self._generate(
-                        prompt.ids if trajectory.isolated else [*trajectory.ids, *prompt.ids],
-                        {**sampling_params, **self._encoder.stop(role), "max_tokens": budget},
+                        [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
+                        + prompt.ids,
+                        {**sampling_params, **self._encoder.stop(turn.stop), "max_tokens": budget},
                     )
                 if output is None:
                     seconds = self._selfplay.turn_timeout_s
-                    interaction.make_void(game, f"{role.value}: generation timed out after {seconds} s")
+                    interaction.make_void(game, f"{turn.role}: generation timed out after {seconds} s")
                     break
                 ids, log_probs = list(output.token_ids), list(output.log_probs or [])
                 complete = len(log_probs) == len(ids)
-                trajectory.turns.append(TrajectoryTurn(role, prompt.ids, ids, log_probs if complete else None))
+                trajectory.turns.append(
+                    TrajectoryTurn(
+                        turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number
+                    )
+                )
                 versions += [v for v in _versions(output) if v is not None]
                 if output.stop_reason in _ABORTED or not ids:
-                    interaction.make_void(game, f"{role.value}: generation aborted")
+                    interaction.make_void(game, f"{turn.role}: generation aborted")
                     break
                 if asks_log_probs and not complete:
-                    interaction.make_void(game, f"{role.value}: {len(log_probs)} log-probs for {len(ids)} tokens")
+                    interaction.make_void(game, f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
                     break
                 await interaction.generate_response(
                     game,
-                    [{"role": "assistant", "content": self._decode(ids, role)}],
+                    [{"role": "assistant", "content": self._decode(ids, turn)}],
                     prefill=prompt.prefill,
                     tokens=len(ids),
                     truncated=self._was_cut(output, budget),
@@ -150,7 +152,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         finally:
             await interaction.finalize_interaction(game)
 
-        record.profile, record.context = self._selfplay.profile, self._selfplay.context
+        record.context = self._selfplay.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
@@ -172,51 +174,46 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         except asyncio.TimeoutError:
             return None
 
-    async def _opponents_turn(self, game: str, role: Role, note: str) -> None:
+    async def _opponents_turn(self, game: str, turn: Turn) -> None:
         """Have the opponent take a turn. Nothing of it enters the trajectory: only its text plays.
 
         The roles' contexts are separate, so the trained role's tokens are the same as against the
         live policy, and there is nothing to mask.
         """
         assert self._opponent is not None
-        interaction, plan = self._interaction, self._selfplay.budget
-        budget = plan.attacker(len(self._encoder.encode_note(note))) if role is Role.ATTACKER else plan.assessor
-        opponent = OpponentRecord(role=role, kind=self._selfplay.opponent.kind, version=None)
+        interaction = self._interaction
+        opponent = OpponentRecord(role=turn.role, kind=self._selfplay.opponent.kind, version=None)
         interaction.record(game).opponent = opponent
         try:
-            prefix = interaction.assistant_prefix
-            turn = await self._opponent.play(interaction.messages(game), max_tokens=budget, prefix=prefix)
+            said = await self._opponent.play(turn.prompt.filled(), max_tokens=turn.max_tokens, prefix=turn.prefix)
         except OpponentError as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             interaction.make_void(game, f"opponent failed: {error}")
             return
-        opponent.version = turn.version
+        opponent.version = said.version
         await interaction.generate_response(
             game,
-            [{"role": "assistant", "content": turn.text}],
-            prefill=prefix,
-            tokens=turn.tokens,
-            truncated=turn.truncated,
+            [{"role": "assistant", "content": said.text}],
+            prefill=turn.prefix,
+            tokens=said.tokens,
+            truncated=said.truncated,
         )
 
-    def _prompt(self, trajectory: Trajectory, role: Role, category: Category, note: str) -> EncodedPrompt:
-        if trajectory.isolated or not trajectory.turns:
-            return self._encoder.opening(role, category, note)
-        return self._encoder.continuation(role, category, note, trajectory.turns[-1].response_ids[-1])
+    def _prompt(self, turn: Turn, before: list[TrajectoryTurn]) -> EncodedPrompt:
+        if not before:
+            return self._encoder.opening(turn)
+        return self._encoder.continuation(turn, before[-1].response_ids[-1])
 
-    def _budget(self, trajectory: Trajectory, role: Role, prompt: EncodedPrompt) -> int:
+    def _budget(self, trajectory: Trajectory, turn: Turn, prompt: EncodedPrompt) -> int:
         """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""
-        plan = self._selfplay.budget
-        limit = self._bench.response_length
         if not trajectory.turns and len(prompt.ids) > self._bench.prompt_length:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
-        wanted = plan.attacker(prompt.note_tokens) if role is Role.ATTACKER else plan.assessor
-        return min(wanted, limit - used)
+        return min(turn.max_tokens, self._bench.response_length - used)
 
-    def _decode(self, ids: list[int], role: Role) -> str:
+    def _decode(self, ids: list[int], turn: Turn) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(role).get("stop_token_ids", ())):
+        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(turn.stop).get("stop_token_ids", ())):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text

@@ -29,10 +29,10 @@ from verl.workers.utils.padding import no_padding_2_padding, response_from_neste
 
 from medserl_agentloop.core.columns import restart_positions
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, selfplay_loss
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import Trajectory, TrajectoryTurn
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 CERTIFICATE_FILE = "certificate.json"
 FORMS = ("packed", "alone", "joined")
@@ -122,36 +122,41 @@ class Certificate:
         return path
 
 
-def two_turn_games(specs: Sequence[GameSpec], encoder: ChatEncoder) -> list[list[TrajectoryTurn]]:
-    """One game per note, without generation: the attacker answers with the next note, and so does the assessor.
+def two_context_games(samples: Sequence[Sequence[Turn]], encoder: ChatEncoder) -> list[list[TrajectoryTurn]]:
+    """One game per sample, without generation: everyone answers with the untrusted text of the next sample.
 
-    A model that sees the attacker's turn expects its text again, so a leak shows as strongly as it can.
+    A model that sees the first turn expects its text again, so a leak shows as strongly as it can.
+
+    Args:
+        samples: For each game its first two conversations' opening turns.
+        encoder: The run's encoder.
     """
-    notes = [spec.seed_note for spec in specs]
+    texts = ["\n".join(turns[0].prompt.data.values()) or turns[0].prompt.messages[-1]["content"] for turns in samples]
     games = []
-    for spec, answer in zip(specs, [*notes[1:], notes[0]], strict=True):
-        ids = encoder.encode_note(answer)
-        games.append(
-            [TrajectoryTurn(role, encoder.opening(role, spec.category, spec.seed_note).ids, ids, None) for role in Role]
-        )
+    for turns, answer in zip(samples, [*texts[1:], texts[0]], strict=True):
+        ids = encoder.encode_text(answer)
+        games.append([TrajectoryTurn(turn.role, encoder.opening(turn).ids, ids, None) for turn in turns])
     return games
 
 
 def game_rows(
-    games: Sequence[list[TrajectoryTurn]], pad_token_id: int, trained: Collection[Role] = tuple(Role)
+    games: Sequence[list[TrajectoryTurn]],
+    record: GameRecord,
+    pad_token_id: int,
+    roles: Sequence[str],
+    trained: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """The columns of each game's three ``FORMS``, in this order, as verl's agent-loop worker writes them.
 
-    The masks leave out roles that are not ``trained``.
+    The masks leave out roles that are not ``trained``; None trains all.
     """
-    record = GameRecord(spec=_attack_on("-"))
     rows = []
     for turns in games:
         for isolated, form in ((True, turns), (True, turns[1:]), (False, turns)):
-            trajectory = Trajectory(isolated, has_log_probs=False, turns=form)
+            trajectory = Trajectory(roles, isolated, has_log_probs=False, turns=form)
             output = trajectory.to_output(record, AgentLoopMetrics(), {}, pad_token_id)
             role_ids = torch.tensor(output.role_ids)
-            mask = sum((role_ids == role.id).long() for role in trained)
+            mask = sum((role_ids == roles.index(role) + 1).long() for role in (roles if trained is None else trained))
             ids = torch.tensor([*output.prompt_ids, *output.response_ids])
             rows.append(
                 {
@@ -197,13 +202,15 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[Tra
         value,
         ISOLATION_LIMIT,
         {"gap_to_alone": alone_gap, "gap_to_joined": joined_gap},
-        f"the {of} reads across the border of the private contexts: on the assessor's tokens its numbers differ by "
-        f"{alone_gap:.3g} on average from those of the assessor's context alone, and by {joined_gap:.3g} from those of "
+        f"the {of} reads across the border of the private contexts: on the second context's tokens its numbers differ "
+        f"by {alone_gap:.3g} on average from those of that context alone, and by {joined_gap:.3g} from those of "
         f"one conversation. {cause}",
     )
 
 
-def probe_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+def probe_loss(
+    config: Any, roles: Sequence[str], model_output: Any, data: Any, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """In place of the loss, on a worker: what one role's numbers change in the loss's gradient for the other role.
 
     The gradient is taken with respect to each token's log-prob. For each role it is taken again with the role's
@@ -211,6 +218,7 @@ def probe_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) 
 
     Args:
         config: verl's ``ActorConfig``.
+        roles: Names of the game's roles.
         model_output: ``log_probs`` (nested) of a micro-batch.
         data: The micro-batch as verl's engine passes it.
         dp_group: Unused, as in verl's losses.
@@ -248,16 +256,16 @@ def probe_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) 
 
     before = gradient(advantages, drift, mask)
     metrics = {}
-    for role in Role:
-        changed = role_ids == role.id
+    for number, role in enumerate(roles, start=1):
+        changed = role_ids == number
         other = (mask > 0) & ~changed
         variants = (
             gradient(torch.where(changed, 1 - 3 * advantages, advantages), torch.where(changed, 1.0, drift), mask),
             gradient(advantages, drift, mask * ~changed),
         )
         changes = [_largest(variant - before, other) for variant in variants]
-        metrics[f"{role.value}/coupling"] = float(np.max(changes))  # unlike max(), NaN if one is NaN
-        metrics[f"{role.value}/signal"] = _largest(before, other)
+        metrics[f"{role}/coupling"] = float(np.max(changes))  # unlike max(), NaN if one is NaN
+        metrics[f"{role}/signal"] = _largest(before, other)
     return log_probs.values().sum() * 0.0, metrics
 
 
@@ -266,7 +274,7 @@ def _largest(column: torch.Tensor, where: torch.Tensor) -> float:
     return column[where].abs().max().item() if where.any() else 0.0
 
 
-def loss_measure(metrics: Mapping[str, Any], trained: Collection[Role] = tuple(Role)) -> Measure:
+def loss_measure(metrics: Mapping[str, Any], roles: Sequence[str], trained: Collection[str]) -> Measure:
     """The claim on the loss, from what ``probe_loss`` gave in all micro-batches of all workers.
 
     A role is measured by its effect on the other one, if that is ``trained``.
@@ -280,8 +288,8 @@ def loss_measure(metrics: Mapping[str, Any], trained: Collection[Role] = tuple(R
         "actor",
         # Without a gradient nothing is shown: NaN, which does not hold.
         {
-            role.value: largest(f"{role.value}/coupling") / (largest(f"{role.value}/signal") or np.nan)
-            for role in Role
+            role: largest(f"{role}/coupling") / (largest(f"{role}/signal") or np.nan)
+            for role in roles
             if set(trained) - {role}
         },
         "{role}'s advantages, drift or tokens change the gradient of the other role's tokens by {share:.3g} of its "
@@ -305,6 +313,7 @@ def credit(
     of: str,
     assign: Callable[[list[torch.Tensor], list[torch.Tensor]], Mapping[str, list[torch.Tensor]]],
     role_ids: Sequence[torch.Tensor],
+    roles: Sequence[str],
 ) -> Measure:
     """What one role's rewards and log-prob drift change in the numbers that the other role is trained with.
 
@@ -312,27 +321,28 @@ def credit(
         of: Name of the estimator.
         assign: The run's ``CREDITED`` columns, from rewards and the drift of the rollout's log-probs, per row (T,).
         role_ids: (T,) per row.
+        roles: Names of the game's roles.
     """
     generator = torch.Generator().manual_seed(_RANDOM_SEED)
     rewards, drift = [], []
-    for roles in role_ids:
-        reward = torch.zeros(len(roles))
-        for role in Role:
-            reward[(roles == role.id).nonzero()[-1]] = torch.randn(1, generator=generator)
+    for ids in role_ids:
+        reward = torch.zeros(len(ids))
+        for number in range(1, len(roles) + 1):
+            reward[(ids == number).nonzero()[-1]] = torch.randn(1, generator=generator)
         rewards.append(reward)
-        drift.append(0.05 * torch.randn(len(roles), generator=generator))
+        drift.append(0.05 * torch.randn(len(ids), generator=generator))
     before = assign(rewards, drift)
 
     shares = {}
-    for role in Role:
-        changed = [roles == role.id for roles in role_ids]
+    for number, role in enumerate(roles, start=1):
+        changed = [ids == number for ids in role_ids]
         after = assign(
             # The rows' order by reward turns round, so that ranks and signs change as well as sizes.
             [torch.where(c & (r != 0), 1 - 3 * r, r) for c, r in zip(changed, rewards, strict=True)],
             [torch.where(c, 1.0, d) for c, d in zip(changed, drift, strict=True)],
         )
-        shares[role.value] = max(
-            _share_of_change(before[name], after[name], [(r > 0) & (r != role.id) for r in role_ids]) for name in before
+        shares[role] = max(
+            _share_of_change(before[name], after[name], [(r > 0) & (r != number) for r in role_ids]) for name in before
         )
     return _coupling(
         "credit",
@@ -360,10 +370,14 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     """
     started = time.monotonic()
     selfplay = trainer.selfplay
+    roles = trainer.game.roles
     # Two games per worker, so that they divide evenly among any number of data-parallel ranks.
-    games = two_turn_games(_shortest_notes(trainer.train_dataset, 2 * trainer.actor_rollout_wg.world_size), encoder)
-    trained = [role for role in Role if selfplay.trains(role)]
-    rows = game_rows(games, trainer.tokenizer.pad_token_id, trained)
+    record, samples = _short_samples(
+        trainer.interaction, trainer.train_dataset, 2 * trainer.actor_rollout_wg.world_size
+    )
+    games = two_context_games(samples, encoder)
+    trained = [role for role in roles if selfplay.trains(role)]
+    rows = game_rows(games, record, trainer.tokenizer.pad_token_id, roles, trained)
     uids = [uuid4().hex for _ in games[::2]]  # prompt groups of two
     for number, row in enumerate(rows):
         row["uid"] = uids[number // len(FORMS) // 2]
@@ -387,22 +401,29 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
             not_claimed["isolation"] = f"selfplay.context={selfplay.context}"
         packed = list(range(0, len(rows), len(FORMS)))
         measures.append(_credit_of_run(trainer, [keys[i] for i in packed], [rows[i] for i in packed]))
-        measures.append(loss_measure(metrics, trained))
+        measures.append(loss_measure(metrics, roles, trained))
     finally:
         tq.kv_clear(keys=keys, partition_id=PARTITION)
     return Certificate(measures, trainer.global_steps, len(games), time.monotonic() - started, not_claimed)
 
 
-def _shortest_notes(dataset: Any, count: int) -> list[GameSpec]:
-    """An attack on each of the shortest notes, repeated if there are too few."""
-    notes = {extra_info["seed_note"] for extra_info in dataset.dataframe["extra_info"]}
-    shortest = sorted(sorted(notes), key=len)[:count]
-    return [_attack_on(note) for note in (shortest * count)[:count]]
+def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int) -> tuple[GameRecord, list[list[Turn]]]:
+    """A record, and the first two conversations of games on some of the shortest rows, repeated if there are too few.
 
-
-def _attack_on(note: str) -> GameSpec:
-    category = Category.ADVERSARIAL_BENIGN
-    return GameSpec(category, category.default_target_label, note)
+    Raises:
+        CertificateError: The game has no second conversation.
+    """
+    rows = list(zip(dataset.dataframe["prompt"], dataset.dataframe["extra_info"], strict=True))
+    rows.sort(key=lambda row: (len(str(row[0])), str(row[0])))
+    samples = [interaction.sample_turns(facts)[:2] for _, facts in rows[: 8 * count]]
+    distinct = {str(turns): turns for turns in samples if len(turns) == 2}
+    if not distinct:
+        raise CertificateError(
+            f"{type(interaction).__name__}.sample_turns gives fewer than two conversations, so that nothing can be "
+            "measured. Have it return the opening turns of two."
+        )
+    chosen = list(distinct.values())[:count]
+    return interaction.new_game(rows[0][1]).record, (chosen * count)[:count]
 
 
 def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
@@ -449,7 +470,7 @@ def _pass(
 def _actor_pass(trainer: Any, columns: TensorDict) -> tuple[Sequence[torch.Tensor], Mapping[str, Any]]:
     """Log-probs of all rows, and the metrics of ``probe_loss`` from the same pass."""
     workers = trainer.actor_rollout_wg
-    workers.set_loss_fn(partial(probe_loss, trainer.actor_config()))
+    workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), trainer.game.roles))
     try:
         return _pass(trainer, columns, workers.compute_log_prob, "log_probs", compute_loss=True)
     finally:
@@ -495,4 +516,5 @@ def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]]) ->
         found = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=list(CREDITED))
         return {name: list(found[name].unbind()) for name in found.keys()}  # noqa: SIM118  # a TensorDict
 
-    return credit(trainer.config.algorithm.adv_estimator, assign, [row["role_ids"] for row in rows])
+    role_ids = [row["role_ids"] for row in rows]
+    return credit(trainer.config.algorithm.adv_estimator, assign, role_ids, trainer.game.roles)

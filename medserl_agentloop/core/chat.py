@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
+from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.plain_text import CONTROL_TOKEN
-
-Message = dict[str, str]
-"""One message of a chat: ``role`` and ``content``."""
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""

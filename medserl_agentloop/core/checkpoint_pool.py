@@ -8,14 +8,14 @@ workers need not be told: every answer of the server names its weights.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
 from medserl_agentloop.core.opponent import POOL_VERSION
 from medserl_agentloop.core.opponent_config import OpponentConfig
-from medserl_agentloop.games.medical.opponents import trained_role_won
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.core.records import GameRecord
 
 OPPONENT_STEP = "selfplay/opponent/step"
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
@@ -109,10 +109,14 @@ class CheckpointPool:
             del metrics[OPPONENT_STEP]
         return metrics
 
-    def record(self, games: list[GameRecord]) -> None:
-        """Count the results of finished games for the opponents that played them."""
-        for game in games:
-            won = trained_role_won(game)
+    def record(self, games: Sequence[GameRecord], results: Sequence[bool | None]) -> None:
+        """Count the results of finished games for the opponents that played them.
+
+        Args:
+            games: The games.
+            results: Of each, whether the trained role won; None where nothing was decided.
+        """
+        for game, won in zip(games, results, strict=True):
             if won is None or game.opponent is None or game.opponent.version is None:
                 continue
             version = game.opponent.version

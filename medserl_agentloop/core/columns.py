@@ -6,7 +6,7 @@ copies of others with an empty mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import transfer_queue as tq
@@ -15,7 +15,6 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
-from medserl_agentloop.games.medical.types import Role
 
 
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
@@ -50,8 +49,8 @@ def restart_positions(batch: KVBatchMeta) -> None:
     )
 
 
-def write_anchor(batch: KVBatchMeta, per_role: Mapping[Role, float]) -> None:
-    """Write the anchor's coefficient of each token, for the loss. Padding rows get 0."""
+def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
+    """Write the anchor's coefficient of each token, for the loss, from those by role id. Padding rows get 0."""
     columns = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "role_ids"]
     )
@@ -73,6 +72,24 @@ def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch
     for number, row in enumerate(rows):
         role_ids[number, : min(len(row), width)] = row[:width]
     return role_ids
+
+
+def context_ids(
+    context_lengths: Sequence[torch.Tensor], response_mask: torch.Tensor, rows: Sequence[int]
+) -> torch.Tensor:
+    """Number of the context (B, T) that each response token is in.
+
+    Args:
+        context_lengths: Of each row, the lengths of its contexts, prompt included.
+        response_mask: (B, T), for the shape.
+        rows: Length of each row's response; of a row that verl added as padding it is shorter than the contexts say,
+            and what stands there does not matter.
+    """
+    found = torch.zeros_like(response_mask, dtype=torch.int64)
+    for number, (lengths, length) in enumerate(zip(context_lengths, rows, strict=True)):
+        of_tokens = torch.repeat_interleave(torch.arange(len(lengths)), lengths.cpu())[-length:]
+        found[number, : len(of_tokens)] = of_tokens
+    return found
 
 
 LOG_PROB_RESOLUTION = 1e-6
@@ -109,33 +126,37 @@ def context_leak_metrics(
     }
 
 
-def signal_shares(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> dict[str, float]:
+def signal_shares(
+    advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
+) -> dict[str, float]:
     """Each role's share of the gradient signal: the sum of |advantage| over its trained tokens.
 
-    All arguments are (B, T). Empty where no advantage differs from 0.
+    The first three are (B, T). Empty where no advantage differs from 0.
     """
-    signals = {role: (advantages * mask * (role_ids == role.id)).abs().sum().item() for role in Role}
+    signals = {
+        role: (advantages * mask * (role_ids == number)).abs().sum().item()
+        for number, role in enumerate(roles, start=1)
+    }
     total = sum(signals.values())
-    return {f"selfplay/{role.value}/signal_share": s / total for role, s in signals.items()} if total else {}
+    return {f"selfplay/{role}/signal_share": s / total for role, s in signals.items()} if total else {}
 
 
 def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
     """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
 
-    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes the other's.
+    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes another's.
     They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
     """
-    trained = {role: (role_ids == role.id) & (mask > 0) for role in Role}
-    counts = {role: int(tokens.sum()) for role, tokens in trained.items()}
-    present = [role for role, count in counts.items() if count]
+    trained = role_ids * (mask > 0)
+    roles, counts = torch.unique(trained[trained > 0], return_counts=True)
     scaled = advantages.clone()
-    for role in present:
-        scaled[trained[role]] *= sum(counts.values()) / (len(present) * counts[role])
+    for role, count in zip(roles.tolist(), counts.tolist(), strict=True):
+        scaled[trained == role] *= counts.sum().item() / (len(roles) * count)
     return scaled
 
 
 def role_token_metrics(
-    columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor
+    columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
 ) -> dict[str, float]:
     """Mean and spread of per-token columns over each role's trained tokens, and how many there are.
 
@@ -143,16 +164,17 @@ def role_token_metrics(
         columns: (B, T) tensors by the name their metrics shall have.
         response_mask: (B, T) 1 on tokens that are trained on.
         role_ids: (B, T) role of each token.
+        roles: Names of the roles.
     """
     metrics: dict[str, float] = {}
-    for role in Role:
-        mask = (role_ids == role.id) & (response_mask > 0)
+    for number, role in enumerate(roles, start=1):
+        mask = (role_ids == number) & (response_mask > 0)
         tokens = int(mask.sum())
-        metrics[f"selfplay/{role.value}/trained_tokens"] = float(tokens)
+        metrics[f"selfplay/{role}/trained_tokens"] = float(tokens)
         if not tokens:
             continue
         for name, column in columns.items():
             values = column[mask]
-            metrics[f"selfplay/{role.value}/{name}_mean"] = values.mean().item()
-            metrics[f"selfplay/{role.value}/{name}_std"] = values.std(unbiased=False).item()
+            metrics[f"selfplay/{role}/{name}_mean"] = values.mean().item()
+            metrics[f"selfplay/{role}/{name}_std"] = values.std(unbiased=False).item()
     return metrics

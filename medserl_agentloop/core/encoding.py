@@ -1,25 +1,30 @@
-"""From chat messages to token ids, with the note as data.
+"""From prompts to token ids, with untrusted text as data.
 
-A note may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a stand-in
-for the note, the two halves around it are tokenised as the template wants, and the note between
-them is tokenised by a tokenizer that knows no special tokens: no note can open or close a chat turn.
-Called by the agent loop and by the start-up check.
+A text from a data set or a player may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a
+stand-in for it, what stands around it is tokenised as the template wants, and the text itself is tokenised by a
+tokenizer that knows no special tokens: no text can open or close a chat turn. Called by the agent loop and by the
+start-up checks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
 from medserl_agentloop.core.plain_text import PlainText
-from medserl_agentloop.games.medical.parsing.base import THINK, reasoning_open
-from medserl_agentloop.games.medical.prompting import Message, PromptProfile
-from medserl_agentloop.games.medical.types import Category, Role
 
-# Private-use characters: no template holds them, and chat templates that strip white space keep them.
-_NOTE = "\ue000note\ue000"
-_USER = "\ue000user\ue000"
-_ASSISTANT = "\ue000assistant\ue000"
+THINK = "<think>"
+
+_TEMPLATES_KEPT = 1024
+
+_USER, _ASSISTANT = place("user"), place("assistant")
+
+
+def reasoning_open(text: str) -> bool:
+    """Whether ``text`` begins a reasoning block and does not end it."""
+    return text.rfind(THINK) > text.rfind("</think>")
 
 
 @dataclass(frozen=True)
@@ -28,93 +33,98 @@ class EncodedPrompt:
 
     Attributes:
         ids: All token ids.
-        note_tokens: How many of them are the note.
+        data_tokens: How many of them are untrusted text.
         prefill: How the prompt begins the player's turn, as text, e.g. ``<think>``.
     """
 
     ids: list[int]
-    note_tokens: int
+    data_tokens: int
     prefill: str = ""
 
 
 @dataclass(frozen=True)
-class _Halves:
-    """A prompt around its note."""
+class _Template:
+    """A prompt around its untrusted texts: ids, the name of a text, ids, and so on."""
 
-    before: list[int]
-    after: list[int]
+    parts: tuple[list[int] | str, ...]
     prefill: str
 
 
 class ChatEncoder:
-    """Tokenises the turns of one prompt profile with one tokenizer and its chat template.
+    """Tokenises prompts with one tokenizer and its chat template.
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        profile: The prompt profile.
-        chat_template_kwargs: verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
+        template_kwargs: verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
     """
 
-    def __init__(
-        self, tokenizer: Any, profile: PromptProfile, chat_template_kwargs: dict[str, Any] | None = None
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._profile = profile
-        self._template_kwargs = dict(chat_template_kwargs or {})
+    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
         self._plain_text = PlainText(tokenizer)
-        self._halves: dict[tuple[Role, Category, bool], _Halves] = {}
+        self._templates: dict[Any, _Template] = {}
 
     @property
     def special_tokens(self) -> list[str]:
         """Strings that the tokenizer has special tokens for."""
         return self._plain_text.special_tokens
 
-    def stop(self, role: Role) -> dict[str, list[Any]]:
-        """Sampling parameters that end ``role``'s turn where its profile says so.
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text as data: special tokens in it are text."""
+        return self._plain_text.encode(text)
+
+    def count(self, text: str) -> int:
+        """Tokens that a text takes in a prompt as data."""
+        return len(self.encode_text(text))
+
+    def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
+        """Sampling parameters that end a turn at these strings.
 
         ``stop_token_ids`` where one token is the stop string; SGLang takes a longer one, in ``stop``, only
         with ``rollout.skip_tokenizer_init=False``.
         """
-        strings = self._profile.settings.stop.get(role, [])
-        ids = {string: self._tokenizer.encode(string, add_special_tokens=False) for string in strings}
+        ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
         tokens = [found[0] for found in ids.values() if len(found) == 1]
         longer = [string for string, found in ids.items() if len(found) != 1]
         return {**({"stop_token_ids": tokens} if tokens else {}), **({"stop": longer} if longer else {})}
 
-    def opening(self, role: Role, category: Category, note: str) -> EncodedPrompt:
-        """The prompt that opens a context of ``role``'s own."""
-        return self._encode(role, category, note, continued=False)
+    def opening(self, turn: Turn) -> EncodedPrompt:
+        """The prompt of a turn that opens a context."""
+        return self._encode(turn.prompt, turn.prefix, continued=False)
 
-    def continuation(self, role: Role, category: Category, note: str, previous_token: int | None) -> EncodedPrompt:
-        """The prompt as the next user message of a running conversation.
+    def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
+        """The prompt of a turn as the next user message of a running conversation.
 
         Args:
-            previous_token: Last token of the assistant's turn. Where it is the end-of-turn token
+            turn: The turn.
+            previous_token: Last token of the assistant's turn before. Where it is the end-of-turn token
                 already, it is not repeated.
         """
-        prompt = self._encode(role, category, note, continued=True)
+        prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         if previous_token is not None and prompt.ids[:1] == [previous_token]:
-            return EncodedPrompt(prompt.ids[1:], prompt.note_tokens, prompt.prefill)
+            return EncodedPrompt(prompt.ids[1:], prompt.data_tokens, prompt.prefill)
         return prompt
 
-    def encode_note(self, note: str) -> list[int]:
-        """Token ids of a note as data: special tokens in it are text."""
-        return self._plain_text.encode(note)
+    def _encode(self, prompt: Prompt, prefix: str, *, continued: bool) -> EncodedPrompt:
+        key = (tuple(tuple(message.items()) for message in prompt.messages), tuple(prompt.data), prefix, continued)
+        if key not in self._templates:
+            if len(self._templates) >= _TEMPLATES_KEPT:
+                self._templates.clear()
+            self._templates[key] = self._template(prompt, prefix, continued)
+        template = self._templates[key]
+        ids: list[int] = []
+        data_tokens = 0
+        for part in template.parts:
+            if isinstance(part, str):
+                text = self.encode_text(prompt.data[part])
+                data_tokens += len(text)
+                ids += text
+            else:
+                ids += part
+        return EncodedPrompt(ids, data_tokens, template.prefill)
 
-    def note_tokens(self, note: str) -> int:
-        """Tokens that a note takes in a prompt."""
-        return len(self.encode_note(note))
-
-    def _encode(self, role: Role, category: Category, note: str, *, continued: bool) -> EncodedPrompt:
-        key = (role, category, continued)
-        if key not in self._halves:
-            self._halves[key] = self._template_halves(role, category, continued)
-        halves = self._halves[key]
-        note_ids = self.encode_note(note)
-        return EncodedPrompt([*halves.before, *note_ids, *halves.after], len(note_ids), halves.prefill)
-
-    def _template_halves(self, role: Role, category: Category, continued: bool) -> _Halves:
-        messages = self._profile.messages(role, category, _NOTE)
+    def _template(self, prompt: Prompt, prefix: str, continued: bool) -> _Template:
+        messages = list(prompt.messages)
         if continued:
             # Templates want a system message first or not at all, so in mid-conversation the user says it.
             content = "\n\n".join(message["content"] for message in messages)
@@ -123,41 +133,44 @@ class ChatEncoder:
                 {"role": "assistant", "content": _ASSISTANT},
                 {"role": "user", "content": content},
             ]
-        text, prefill = self._render(messages)
+        text, prefill = self._render(messages, prefix)
         if continued:  # what follows the assistant's own words: its end of turn, then the new message
             text = text.partition(_ASSISTANT)[2]
-        before, found, after = text.partition(_NOTE)
-        if not found or _NOTE in after:
-            raise ValueError(
-                f"the {role.value}'s template of profile {self._profile.folder.name!r} must show "
-                "{{ note }} exactly once for the note to be kept apart from the prompt"
-            )
-        encode = self._tokenizer.encode
-        return _Halves(
-            list(encode(before, add_special_tokens=False)), list(encode(after, add_special_tokens=False)), prefill
+        pieces = split_at_places(text)
+        for name in prompt.data:
+            if pieces[1::2].count(name) != 1:
+                raise ValueError(
+                    f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart from the prompt; "
+                    f"this one shows it {pieces[1::2].count(name)} times: {prompt.messages[-1]['content'][:200]!r}"
+                )
+        return _Template(
+            tuple(
+                piece if number % 2 else list(self.tokenizer.encode(piece, add_special_tokens=False))
+                for number, piece in enumerate(pieces)
+            ),
+            prefill,
         )
 
-    def _render(self, messages: list[Message]) -> tuple[str, str]:
+    def _render(self, messages: list[Message], prefix: str) -> tuple[str, str]:
         """The prompt as text, and the end of it that begins the player's turn."""
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
-        # A note may quote a <think>, so it is looked for in what the generation prompt adds.
-        generation_prompt = text.removeprefix(asked) if text.startswith(asked) else text.rpartition(_NOTE)[2]
+        # An untrusted text may quote a <think>, so it is looked for in what the generation prompt adds.
+        generation_prompt = text.removeprefix(asked) if text.startswith(asked) else split_at_places(text)[-1]
         prefill = "".join(generation_prompt.partition(THINK)[1:])
-        prefix = self._profile.settings.assistant_prefix
         if reasoning_open(prefill) and reasoning_open(prefix):
             return text, prefill  # the chat template has opened the reasoning already
         return text + prefix, prefill + prefix
 
     def _apply_template(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_kwargs
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_kwargs
             )
         except Exception as error:  # templates raise errors of their own, e.g. on a system message
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"the model's chat template refuses the messages of profile {self._profile.folder.name!r} "
-                f"({roles}): {error}. Use a profile without what it refuses, or give the run another chat template."
+                f"the model's chat template refuses the game's messages ({roles}): {error}. Use a prompt profile "
+                "without what it refuses, or give the run another chat template."
             ) from error
         return text

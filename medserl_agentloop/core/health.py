@@ -1,19 +1,19 @@
 """Health: a run watches its own metrics and says when something is wrong, and when it is over.
 
 :class:`HealthMonitor` is fed the metrics of every training step by the trainer; the alarms
-themselves are in ``medical.alarms``.
+come from the game.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.games.medical.alarms import RULES, Alarms, Rule
+from medserl_agentloop.core.alarms import Alarms, Rule
 
 METRIC_PREFIX = "selfplay/alarm/"
 
@@ -95,10 +95,12 @@ class HealthMonitor:
 
     Args:
         thresholds: The ``selfplay.alarms`` node.
+        rules: The game's alarms.
     """
 
-    def __init__(self, thresholds: Alarms) -> None:
+    def __init__(self, thresholds: Alarms, rules: Sequence[Rule]) -> None:
         self._thresholds = thresholds
+        self._rules = rules
         self._state = _State()
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
@@ -107,7 +109,7 @@ class HealthMonitor:
         firing: list[Alarm] = []
         lines: list[str] = []
         learned: set[str] = set()
-        for rule in RULES:
+        for rule in self._rules:
             setting = getattr(self._thresholds, rule.setting)
             value = metrics.get(rule.metric, math.nan)
             if setting is None or not math.isfinite(value) or not self._rests_on_enough(rule, metrics):

@@ -1,6 +1,6 @@
 """The actor's loss: verl's own, and an anchor to the reference policy with a coefficient per role.
 
-Both roles share weights, so training one lets the other drift; the anchor holds on to tokens that
+The roles share weights, so training one lets the other drift; the anchor holds on to tokens that
 the policy loss does not see. The trainer gives it to verl's workers with ``set_loss_fn``.
 """
 
@@ -15,14 +15,12 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from medserl_agentloop.games.medical.types import Role
-
 ANCHOR_COLUMN = "anchor_coef"
 """(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor."""
 
 
 def anchor_coefficients(
-    role_ids: torch.Tensor, generated_mask: torch.Tensor, per_role: Mapping[Role, float]
+    role_ids: torch.Tensor, generated_mask: torch.Tensor, per_role: Mapping[int, float]
 ) -> torch.Tensor:
     """The anchor column (B, T) float32 of a batch.
 
@@ -30,11 +28,11 @@ def anchor_coefficients(
         role_ids: (B, T) role of each token.
         generated_mask: (B, T) 1 on tokens that the policy generated, whether trained on or not; 0
             in void games.
-        per_role: Coefficient of each role.
+        per_role: Coefficient by role id.
     """
     coefficients = torch.zeros(role_ids.shape, dtype=torch.float32)
     for role, coefficient in per_role.items():
-        coefficients += coefficient * ((role_ids == role.id) & (generated_mask > 0))
+        coefficients += coefficient * ((role_ids == role) & (generated_mask > 0))
     return coefficients
 
 

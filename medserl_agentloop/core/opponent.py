@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medserl_agentloop.core.chat import ChatClient, Message
+from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer
+from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.opponent_config import OpponentConfig
 
 POOL_VERSION = "global_step_"

@@ -1,7 +1,7 @@
-"""The reward manager: judges one finished game and rewards each role for its own turn.
+"""The reward manager: has one finished game scored and rewards each role for its own turns.
 
 verl runs it in its reward-loop workers, beside the generation of other games, and keeps two things
-of the answer: ``reward_score`` and ``reward_extra_info``. The judged record travels in the latter
+of the answer: ``reward_score`` and ``reward_extra_info``. The scored record travels in the latter
 to :meth:`SelfPlayOutput.as_dict`, which places the rewards.
 """
 
@@ -12,15 +12,8 @@ from typing import Any
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.judges import build_judge, judge_game
-from medserl_agentloop.games.medical.judges.report import read_report
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
-from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.games.medical.rewards.correction import corrected
-from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.games.medical.validation import answer_facts
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
@@ -29,8 +22,8 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
     Args:
         config: The whole run's config.
         tokenizer: The policy's tokenizer; unused, records hold text.
-        compute_score: verl's custom reward function; unused, schemes take its place.
-        reward_router_address: Where verl serves a reward model, for judges that ask one.
+        compute_score: verl's custom reward function; unused, the game takes its place.
+        reward_router_address: Where verl serves a reward model, for games that ask one.
         reward_model_tokenizer: That model's tokenizer.
     """
 
@@ -44,20 +37,16 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
-        self._judge = build_judge(selfplay, reward_router_address, config.reward.reward_model.model_path)
-        self._scheme_name, self._scheme = selfplay.reward, load_scheme(selfplay.reward)
-        if selfplay.correct_judge:
-            rates = read_report(selfplay.judge_report or "").rates
-            assert rates is not None  # judges.startup
-            self._scheme_name, self._scheme = f"{selfplay.reward}, corrected", corrected(self._scheme, rates)
+        self._game = game_class(selfplay.game)(selfplay)
+        self._game.use_reward_model(reward_router_address, config.reward.reward_model.model_path)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Judge and score the game of one trajectory.
+        """Score the game of one trajectory.
 
         Returns:
-            ``reward_score``: both roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
-            the judged record, the texts that the official scores need, and the numbers that verl turns
-            into validation metrics (None where a game has no such number).
+            ``reward_score``: all roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
+            the scored record, and what the game says for validation: numbers that verl makes metrics of (None where a
+            game has no such number), and texts.
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:
@@ -65,30 +54,10 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
                 "this trajectory holds no game: PerTurnRewardManager only scores rows with "
                 "agent_name=medserl_selfplay (see tool_configs/agent_loop.yaml)"
             )
-        record = GameRecord.model_validate(fields[GAME_KEY])
-        await judge_game(self._judge, record)
-        record.scheme, record.rewards = self._scheme_name, self._scheme(record)
-        rewards = {role: record.reward(role) for role in Role}
+        record: Any = self._game.Record.model_validate(fields[GAME_KEY])
+        await self._game.score(record)
+        numbers = self._game.validation_numbers(record)
         return {
-            "reward_score": sum(r for r in rewards.values() if r is not None),
-            "reward_extra_info": {**validation_numbers(record), **answer_facts(record), GAME_KEY: record.to_json()},
+            "reward_score": sum(sum(components.values()) for components in record.rewards.values()),
+            "reward_extra_info": {**numbers, GAME_KEY: record.to_json()},
         }
-
-
-def validation_numbers(record: GameRecord) -> dict[str, float | None]:
-    """One game as numbers for verl's validation metrics.
-
-    ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
-    """
-    outcome = record.outcome
-    assessed = record.assessment is not None and outcome is not Outcome.VOID
-    right = outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
-    attack = record.attack
-    return {
-        "acc": float(right) if assessed else None,
-        "attacker_reward": record.reward(Role.ATTACKER),
-        "assessor_reward": record.reward(Role.ASSESSOR),
-        "attack_valid": None if attack is None else float(attack.invalid is None),
-        "undetected": float(outcome is Outcome.MISSED_ERROR) if attack and assessed else None,
-        "void": float(outcome is Outcome.VOID),
-    }

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from medserl_agentloop.games.medical.records import GameRecord
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
@@ -77,23 +75,3 @@ def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
-
-
-def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
-    """The game records of a file, in order.
-
-    Args:
-        path: The file.
-        on_bytes: Called with the length of each line that has been read.
-
-    Raises:
-        ValueError: A line is not a game record; names file and line.
-    """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-                yield GameRecord.model_validate(json.loads(line))
-            except ValueError as error:  # not UTF-8, not JSON, or not a record
-                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
-            on_bytes(len(line))

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-_SHOWN = (
-    ("lost games", "selfplay/lost_games"),
-    ("void", "selfplay/void_rate"),
-    ("attacker parsed", "selfplay/attacker/parse_rate"),
-    ("valid", "selfplay/attacker/valid_rate"),
-    ("undetected", "selfplay/attacker/success_rate"),
-    ("reward", "selfplay/attacker/reward"),
-    ("assessor parsed", "selfplay/assessor/parse_rate"),
-    ("accuracy", "selfplay/assessor/accuracy"),
-    ("reward", "selfplay/assessor/reward"),
+_FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
+_LAST = (
     ("grad norm", "actor/grad_norm"),
     ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
     ("seconds", "timing_s/step"),
@@ -35,7 +27,13 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
     return finite | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
-def step_line(metrics: Mapping[str, float]) -> str:
-    """The numbers that say whether a step is healthy, on one line; what a step lacks is left out."""
-    shown = [(label, name) for label, name in _SHOWN if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
+def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
+    """The numbers that say whether a step is healthy, on one line; what a step lacks is left out.
+
+    Args:
+        metrics: The step's numbers.
+        of_game: The game's own part of the line: label and metric.
+    """
+    every = (*_FIRST, *of_game, *_LAST)
+    shown = [(label, name) for label, name in every if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
     return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown)

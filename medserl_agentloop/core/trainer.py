@@ -29,6 +29,7 @@ from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, Ro
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.checkpoint_pool import build_pool
 from medserl_agentloop.core.columns import (
+    context_ids,
     context_leak_metrics,
     equal_role_tokens,
     pad_role_ids,
@@ -37,26 +38,22 @@ from medserl_agentloop.core.columns import (
     signal_shares,
     write_anchor,
 )
+from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.dataset_check import check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.games_table import log_games
 from medserl_agentloop.core.health import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
 from medserl_agentloop.core.loss import selfplay_loss
+from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.core.mix import apply_mix
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.models import check_models
 from medserl_agentloop.core.run_state import HasState, load_state, save_state
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.core.step_report import step_line, step_numbers
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
-from medserl_agentloop.games.medical.metrics import UNREAD_RATE, lost_games_metrics, role_metrics
-from medserl_agentloop.games.medical.opponents import opponent_metrics
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.games.medical.validation import ANSWER, TEXT_ID, official_notes, official_scores
 
 
 class SelfPlayMixin:
@@ -66,10 +63,11 @@ class SelfPlayMixin:
         self.selfplay = check_run(config)
         if self.selfplay.context == "isolated":
             check_models(config)
-        self.baselines = BaselineState()
-        self.health = HealthMonitor(self.selfplay.alarms)
+        self.game = game_class(self.selfplay.game)
+        self.baselines = BaselineState(roles=self.game.roles)
+        self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
-        self._said_unread = False
+        self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
         self.pool = build_pool(self.selfplay.opponent, config)
@@ -83,25 +81,26 @@ class SelfPlayMixin:
         trainer: Any = self
         data = trainer.config.data
         if self.selfplay.mix is not None:
-            apply_mix(trainer.train_dataset, self.selfplay.mix, seed=data.get("seed") or 0)
+            apply_mix(trainer.train_dataset, self.selfplay.mix, self.game.kind, seed=data.get("seed") or 0)
         template_kwargs: Any = OmegaConf.to_container(
             OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         )
-        self.encoder = encoder = ChatEncoder(trainer.tokenizer, load_profile(self.selfplay.profile), template_kwargs)
-        stop_strings = [string for role in Role for string in encoder.stop(role).get("stop", [])]
+        self.encoder = encoder = ChatEncoder(trainer.tokenizer, template_kwargs)
+        self.interaction = self.game(self.selfplay, encoder)
+        stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
         check_stop_strings(stop_strings, trainer.config.actor_rollout_ref.rollout)
         for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
             check_files(data[name])
             line = check_dataset(
                 dataset,
                 f"data.{name}={data[name]}",
-                self.selfplay,
+                self.interaction,
                 encoder,
                 prompt_length=data.max_prompt_length,
                 response_length=data.max_response_length,
             )
             print(f"[medserl] {line}", flush=True)
-        self.official_notes = official_notes(trainer.val_dataset)
+        self.interaction.read_validation_set(trainer.val_dataset)
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -135,10 +134,9 @@ class SelfPlayMixin:
         metrics: dict[str, float] = super()._val_metrics_update(  # type: ignore[misc]
             data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
         )
-        if reward_extra_infos_dict.keys() >= {TEXT_ID, ANSWER}:
-            for numbers, line in official_scores(self.official_notes, data_sources, reward_extra_infos_dict):
-                metrics.update(numbers)
-                print(f"[medserl] {line}", flush=True)
+        for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
+            metrics.update(numbers)
+            print(f"[medserl] {line}", flush=True)
         return metrics
 
     def _save_checkpoint(self) -> None:
@@ -226,15 +224,15 @@ class SelfPlayMixin:
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
-        if self.selfplay.anchor.per_role:
-            write_anchor(batch, self.selfplay.anchor.per_role)
+        if anchors := self.selfplay.anchors:
+            write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own step with role-separated estimators; the rest of it is as upstream.
 
         Also narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights
-        its loss by the latter, so the other role leaves the token counts as well.
+        its loss by the latter, so other roles leave the token counts as well.
         """
         trainer: Any = self
         algorithm = trainer.config.algorithm
@@ -247,6 +245,7 @@ class SelfPlayMixin:
                 "uid",
                 "response_mask",
                 "role_ids",
+                "context_lengths",
                 "rm_scores",
                 "rollout_log_probs",
                 "old_log_probs",
@@ -257,14 +256,17 @@ class SelfPlayMixin:
             ],
         )
         uids = np.array(columns.pop("uid").tolist(), dtype=object)
-        categories = [extra[GAME_KEY]["spec"]["category"] for extra in columns.pop("extra_fields").tolist()]
+        kinds = [
+            self.game.Record.model_validate(extra[GAME_KEY]).kind for extra in columns.pop("extra_fields").tolist()
+        ]
         role_rows = list(columns.pop("role_ids").unbind())
+        context_rows = list(columns.pop("context_lengths").unbind())
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
         role_ids = pad_role_ids(role_rows, data.batch["response_mask"])
-        for role in Role:
+        for number, role in enumerate(self.game.roles, start=1):
             if not self.selfplay.trains(role):
-                data.batch["response_mask"] *= role_ids != role.id
+                data.batch["response_mask"] *= role_ids != number
 
         data.batch["token_level_scores"] = data.batch["rm_scores"]
         if algorithm.use_kl_in_reward:
@@ -287,8 +289,10 @@ class SelfPlayMixin:
                 rewards=data.batch["token_level_rewards"],
                 mask=data.batch["response_mask"],
                 role_ids=role_ids,
+                roles=self.game.roles,
                 groups=uids.tolist(),
-                categories=categories,
+                kinds=kinds,
+                conversations=context_ids(context_rows, role_ids, [len(row) for row in role_rows]),
                 values=data.batch.get("values", None),
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
@@ -300,11 +304,11 @@ class SelfPlayMixin:
         if self.selfplay.credit.equal_role_tokens:
             data.batch["advantages"] = equal_role_tokens(credited.advantages, data.batch["response_mask"], role_ids)
         metrics.update(credited.metrics)
-        metrics.update(signal_shares(data.batch["advantages"], data.batch["response_mask"], role_ids))
+        metrics.update(signal_shares(data.batch["advantages"], data.batch["response_mask"], role_ids, self.game.roles))
         per_token = {"advantage": data.batch["advantages"]}
         if "entropy" in data.batch:  # verl leaves it out where it takes the rollout's log-probs as they are
             per_token["entropy"] = data.batch["entropy"]
-        metrics.update(role_token_metrics(per_token, data.batch["response_mask"], role_ids))
+        metrics.update(role_token_metrics(per_token, data.batch["response_mask"], role_ids, self.game.roles))
 
         data.batch["loss_mask"] = data.batch["response_mask"]
         written = ["advantages", "returns", "response_mask", "loss_mask"]
@@ -318,14 +322,16 @@ class SelfPlayMixin:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)  # type: ignore[misc]
         records = self._read_records(batch)
         self.games_file.append(record.to_json() for record in records)
-        metrics.update(role_metrics(records))
-        metrics.update(opponent_metrics(records))
+        metrics.update(self.interaction.metrics(records))
+        results = [self.interaction.trained_role_won(record) for record in records]
+        metrics.update(opponent_metrics(records, results))
         if self.pool is not None:
-            self.pool.record(records)
+            self.pool.record(records, results)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         config = self.config  # type: ignore[attr-defined]
         metrics.update(lost_games_metrics(sample_batch_size * config.actor_rollout_ref.rollout.n, len(records)))
-        log_games(records, self.global_steps, self.selfplay.wandb_games, config.trainer.logger)  # type: ignore[attr-defined]
+        step: int = self.global_steps  # type: ignore[attr-defined]
+        log_games(self.interaction, records, step, self.selfplay.wandb_games, config.trainer.logger)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -350,10 +356,11 @@ class SelfPlayMixin:
         health = self.health.observe(numbers)
         metrics.update(health.metrics)
         self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
-        if numbers.get(UNREAD_RATE) and not self._said_unread:
-            self._said_unread = True
-            print(f"[medserl] {WHAT_IT_CANNOT_SEE}", flush=True)
-        print(f"[medserl] step {step}/{total}: {step_line(numbers)}", flush=True)
+        for remark in self.interaction.remarks(numbers):
+            if remark not in self._said:
+                self._said.add(remark)
+                print(f"[medserl] {remark}", flush=True)
+        print(f"[medserl] step {step}/{total}: {step_line(numbers, self.game.shown)}", flush=True)
         for line in health.lines:
             print(f"[medserl] alarm {line}", flush=True)
         if health.firing and self.selfplay.on_alarm == "stop":
@@ -363,7 +370,7 @@ class SelfPlayMixin:
     def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        records = [GameRecord.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
+        records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps  # type: ignore[attr-defined]
         return records

@@ -1,23 +1,25 @@
 """One game as one trajectory: turns in, verl's ``AgentLoopOutput`` with per-role columns out.
 
-A trajectory is ``attacker prompt | attacker response | assessor prompt | assessor response``; what
-follows the first prompt is verl's *response*, masked 0 on the assessor prompt. Called by the agent
-loop; verl's TransferQueue worker calls :meth:`SelfPlayOutput.as_dict` after the reward manager.
+A trajectory is a list of conversations, each owned by a role, in the order in which they began:
+``prompt | response | next prompt | response | ...`` of the first, then the same of the second. What follows the very
+first prompt is verl's *response*, masked 0 on all later prompts. Called by the agent loop; verl's TransferQueue worker
+calls :meth:`SelfPlayOutput.as_dict` after the reward manager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.types import NO_ROLE_ID, Role
+from medserl_agentloop.core.interaction import NO_ROLE_ID
+from medserl_agentloop.core.records import GameRecord
 
 GAME_KEY = "medserl_game"
-"""Key of the game's record, in ``extra_fields`` and, judged, in ``reward_extra_info``."""
+"""Key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``."""
 
 
 @dataclass
@@ -25,60 +27,80 @@ class TrajectoryTurn:
     """One generated turn: the tokens it was generated from and the tokens it gave.
 
     Attributes:
-        prompt_ids: What stands before the response and after the turn before it.
+        role: Who took it.
+        prompt_ids: What stands between the conversation's turn before it and the response.
         response_ids: The generated tokens.
         log_probs: Log-probability of each of them under the sampling distribution; None where the
             server did not give them.
+        conversation: Which conversation it belongs to; None for the role's only one.
+        number: Its number in the game, counted from 0; an opponent's turns count.
     """
 
-    role: Role
+    role: str
     prompt_ids: list[int]
     response_ids: list[int]
     log_probs: list[float] | None
+    conversation: str | None = None
+    number: int = 0
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 @dataclass
 class Trajectory:
-    """The turns of one game, in order.
+    """The turns of one game, in the order of play.
 
     Attributes:
-        isolated: Whether every turn had a context of its own.
+        roles: The game's roles; their order gives the ids.
+        isolated: Whether every conversation had a context of its own. If not, all turns are one conversation.
         has_log_probs: Whether verl gets the sampled tokens' log-probs. One answer for the whole run: its
             rows share their columns.
     """
 
+    roles: Sequence[str]
     isolated: bool
     has_log_probs: bool
     turns: list[TrajectoryTurn] = field(default_factory=list)
 
     @property
-    def ids(self) -> list[int]:
-        """All tokens so far, as one conversation."""
-        return [t for turn in self.turns for t in (*turn.prompt_ids, *turn.response_ids)]
+    def conversations(self) -> list[list[TrajectoryTurn]]:
+        """The turns of each context, in the order in which the contexts began."""
+        if not self.isolated:
+            return [self.turns] if self.turns else []
+        found: dict[tuple[str, str | None], list[TrajectoryTurn]] = {}
+        for turn in self.turns:
+            found.setdefault((turn.role, turn.conversation), []).append(turn)
+        return list(found.values())
+
+    def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:
+        """The turns that the next turn of ``role`` continues; none where it opens a context."""
+        if not self.isolated:
+            return self.turns
+        return [turn for turn in self.turns if (turn.role, turn.conversation) == (role, conversation)]
 
     @property
     def response_tokens(self) -> int:
         """Tokens so far that verl counts as response: all but the first prompt."""
-        return sum(len(t.prompt_ids) + len(t.response_ids) for t in self.turns) - (
-            len(self.turns[0].prompt_ids) if self.turns else 0
-        )
+        return sum(map(len, self.turns)) - (len(self.turns[0].prompt_ids) if self.turns else 0)
 
     def to_output(
         self, record: GameRecord, metrics: AgentLoopMetrics, extra_fields: dict[str, Any], pad_token_id: int
     ) -> SelfPlayOutput:
-        """The trajectory as verl wants it, not yet judged.
+        """The trajectory as verl wants it, not yet scored.
 
         verl can hold neither an empty prompt nor an empty response. A game in which the policy took no
         turn, or was aborted before its first token, gets a masked padding token instead. A turn without
         log-probs gets zeros where its run has them; its game must be void, so that nobody reads them.
         """
-        first = self.turns[0] if self.turns else TrajectoryTurn(Role.ASSESSOR, [pad_token_id], [], None)
+        first = self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)
         ids: list[int] = []
         mask: list[int] = []
         log_probs: list[float] = []
         role_ids: list[int] = []
-        turns = self.turns or [first]
-        for turn in turns:
+        ends: list[PlacedTurn] = []
+        contexts = self.conversations or [[first]]
+        for turn in (turn for context in contexts for turn in context):
             if turn is not first:
                 ids += turn.prompt_ids
                 mask += [0] * len(turn.prompt_ids)
@@ -87,8 +109,10 @@ class Trajectory:
             ids += turn.response_ids
             mask += [1] * len(turn.response_ids)
             log_probs += [0.0] * len(turn.response_ids) if turn.log_probs is None else turn.log_probs
-            role_ids += [turn.role.id] * len(turn.response_ids)
-        lengths = [len(t.prompt_ids) + len(t.response_ids) for t in turns]
+            role_ids += [self.roles.index(turn.role) + 1] * len(turn.response_ids)
+            if turn.response_ids:
+                ends.append((turn.number, turn.role, len(ids) - 1))
+        lengths = [sum(map(len, context)) for context in contexts]
         if not ids:
             ids, mask, log_probs, role_ids = [pad_token_id], [0], [0.0], [NO_ROLE_ID]
             lengths[-1] += 1
@@ -98,11 +122,16 @@ class Trajectory:
             response_mask=mask,
             response_logprobs=log_probs if self.has_log_probs else None,
             role_ids=role_ids,
-            context_lengths=lengths if self.isolated else [sum(lengths)],
+            context_lengths=lengths,
+            turn_ends=ends,
             num_turns=2 * len(self.turns),
             metrics=metrics,
             extra_fields={**extra_fields, GAME_KEY: record.to_json()},
         )
+
+
+PlacedTurn = tuple[int, str, int]
+"""A turn's number in the game, its role, and where in the response its last token is."""
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
@@ -111,43 +140,45 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     Attributes:
         role_ids: For each response token its role's id, ``NO_ROLE_ID`` on observations.
         context_lengths: Lengths of the private contexts in order; they sum to the whole sequence.
+        turn_ends: The policy's turns, each with the place of its last token.
     """
 
     role_ids: list[int]
     context_lengths: list[int]
+    turn_ends: list[PlacedTurn]
 
     def as_dict(self) -> dict[str, Any]:
         """Columns for the TransferQueue: verl's, and
 
-        - ``rm_scores`` (T,) float32: each role's reward on the last token of its own response;
+        - ``rm_scores`` (T,) float32: each turn's reward on its own last token;
         - ``role_ids`` (T,) int64;
         - ``context_lengths`` (number of contexts,) int64.
 
         A void game has a mask of zeros and no rewards.
 
         Raises:
-            ValueError: The reward manager did not return a judged game.
+            ValueError: The reward manager did not return a scored game.
         """
         columns: dict[str, Any] = super().as_dict()
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
+        ends = {number: (role, end) for number, role, end in columns.pop("turn_ends")}
         extra = columns["extra_fields"]
         info = dict(extra.get("reward_extra_info") or {})
-        judged = info.pop(GAME_KEY, None)
-        if judged is None:
+        scored = info.pop(GAME_KEY, None)
+        if scored is None:
             raise ValueError(
-                "the reward manager returned no judged game: self-play needs "
+                "the reward manager returned no scored game: self-play needs "
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
-        record = GameRecord.model_validate(judged)
+        record = GameRecord.model_validate(scored)
         # The record leaves reward_extra_info: verl turns all that stays there into metrics.
-        columns["extra_fields"] = {**extra, "reward_extra_info": info, GAME_KEY: judged}
+        columns["extra_fields"] = {**extra, "reward_extra_info": info, GAME_KEY: scored}
 
         rm_scores = torch.zeros(role_ids.shape, dtype=torch.float32)
-        for role, components in record.rewards.items():
-            own = (role_ids == role.id).nonzero()
-            if len(own):  # an opponent is rewarded in the record alone
-                rm_scores[own[-1]] = sum(components.values())
+        # An opponent's turns have no tokens here: what it earns is in the record alone.
+        for number, reward in record.reward_of_turns({n: role for n, (role, _) in ends.items()}).items():
+            rm_scores[ends[number][1]] = reward
         columns["rm_scores"] = rm_scores
         if record.void is not None:
             columns["response_mask"] = torch.zeros_like(columns["response_mask"])

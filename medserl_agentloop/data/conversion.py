@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from medserl_agentloop.core.manifest import MANIFEST, sha256_of
 from medserl_agentloop.data.allocation import AllocationError
 from medserl_agentloop.data.fields import MedecFormatError
-from medserl_agentloop.data.manifest import MANIFEST, write_manifest
+from medserl_agentloop.data.manifest import write_manifest
 from medserl_agentloop.data.reader import ReadOptions, ReadResult, read_files
 from medserl_agentloop.data.rows import GameRows, Row, RowPlan, Screen, build_rows
 from medserl_agentloop.data.screens import (
@@ -23,7 +24,7 @@ from medserl_agentloop.data.screens import (
     prompt_length,
 )
 from medserl_agentloop.data.vignettes import Vignette
-from medserl_agentloop.data.writing import all_or_none, sha256_of, write_parquet
+from medserl_agentloop.data.writing import all_or_none, write_parquet
 from medserl_agentloop.games.medical.types import Label
 
 _NAMED_IN_A_MESSAGE = 10

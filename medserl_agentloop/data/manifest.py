@@ -1,6 +1,6 @@
 """``manifest.json``: what a data set was made of, how, and what was left out and why.
 
-Called by ``conversion.py``; whoever reads a data set asks ``differs_from_manifest`` whether its files are whole.
+Called by ``conversion.py``; whoever reads a data set asks ``core.manifest`` whether its files are whole.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.data.writing import sha256_of
-
-MANIFEST = "manifest.json"
-DIFFERS = (
-    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
-    f"or the file was changed since; write the folder again with data_prep/medec_to_parquet.py, or remove {MANIFEST} "
-    "if the change was meant"
-)
 FORMAT = 1
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 
@@ -52,15 +44,6 @@ def write_manifest(
     listed = "".join(f"\n  {reason}," for reason in reasons).rstrip(",")
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
     path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
-def differs_from_manifest(path: Path) -> bool:
-    """Whether the manifest beside an output file has another hash for it; False where it has none."""
-    try:
-        expected = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
-        return bool(expected != sha256_of(path))
-    except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
-        return False
 
 
 def _json(value: Any) -> str:

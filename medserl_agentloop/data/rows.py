@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.allocation import AllocationError, Mix, exactly, largest_exact
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
-AGENT_NAME = "medserl_selfplay"
 ABILITY = "medical_error_detection"
 
 Row = dict[str, Any]  # one parquet row, as schema.py declares it

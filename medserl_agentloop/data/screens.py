@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.rows import Bar, RowPlan, Screen, seed_note
 from medserl_agentloop.data.vignettes import Vignette
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 
 OVERLONG = "overlong prompt"
@@ -74,7 +74,7 @@ def near_duplicates_of(others: Sequence[Vignette]) -> Screen:
 
 def prompt_length(limit: int, exclude: bool, tokenizer: Any, plan: RowPlan) -> Screen:
     """Notes, and bars if ``exclude``, what has a first prompt of more than ``limit`` tokens, template included."""
-    encoder = ChatEncoder(tokenizer, load_profile(plan.profile))
+    encoder = ProfileEncoder(tokenizer, load_profile(plan.profile))
 
     def bars(vignette: Vignette) -> Iterator[Bar]:
         for category in plan.mix:
@@ -82,7 +82,7 @@ def prompt_length(limit: int, exclude: bool, tokenizer: Any, plan: RowPlan) -> S
             if note is None:
                 continue
             role = category.first_role(plan.vanilla_attacker)
-            length = len(encoder.opening(role, category, note).ids)
+            length = len(encoder.of(role, category, note).ids)
             if length > limit:
                 detail = f"{category.value}: {length} tokens, limit {limit}"
                 yield Bar(OVERLONG, detail, (category,) if exclude else ())

@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.manifest import DIFFERS, differs_from_manifest
+from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify_leaks import LeakTest
 from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
 from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker
 
@@ -109,7 +109,7 @@ def verify_files(
     """
     report, seen = Report(), _Seen()
     prompts = load_profile(profile)
-    encoder = ChatEncoder(tokenizer, prompts)
+    encoder = ProfileEncoder(tokenizer, prompts)
     same_name = len({path.name for path in paths}) < len(paths)
     for path in paths:
         name = str(path) if same_name else path.name
@@ -250,14 +250,16 @@ class _Seen:
                 yield Check.SPLITS, f"{here} in {first_split!r} at {first}; {remedy}"
 
 
-def _prompt_tokens(row: dict[str, Any], tokenizer: Any, encoder: ChatEncoder, vanilla_attacker: VanillaAttacker) -> int:
+def _prompt_tokens(
+    row: dict[str, Any], tokenizer: Any, encoder: ProfileEncoder, vanilla_attacker: VanillaAttacker
+) -> int:
     messages = messages_of(row)
     if messages is None:
         return 0
     try:
         spec = GameSpec.from_extra_info(facts_of(row))
         role = spec.category.first_role(vanilla_attacker.on(facts_of(row)))
-        return len(encoder.opening(role, spec.task, spec.seed_note).ids)
+        return len(encoder.of(role, spec.task, spec.seed_note).ids)
     except (ValueError, TypeError):  # a row that cannot be played still has a length for verl
         return len(
             tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

@@ -5,7 +5,6 @@ Called by the scripts in ``data_prep``.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -27,15 +26,6 @@ def write_parquet(rows: Iterable[dict[str, Any]], path: Path, schema: Any = SCHE
     with pq.ParquetWriter(path, schema) as writer:
         while group := list(islice(stream, ROW_GROUP)):
             writer.write_table(to_table(group, schema))
-
-
-def sha256_of(path: Path) -> str:
-    """Hash of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager

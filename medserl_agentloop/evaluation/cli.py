@@ -199,9 +199,9 @@ def _local(
     import torch
     import transformers
 
-    from medserl_agentloop.core.encoding import ChatEncoder
     from medserl_agentloop.evaluation.local_models import LocalAssessor, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
+    from medserl_agentloop.games.medical.encoding import ProfileEncoder
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
@@ -213,6 +213,6 @@ def _local(
     loaded, tokenizer = load_model(weights)
     if loaded.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    player = Player(str(folder), loaded, tokenizer, ChatEncoder(tokenizer, prompts, template_kwargs))
+    player = Player(str(folder), loaded, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
     facts = {"name": player.name, "checkpoint": str(weights.relative_to(folder)), "sha256": sha256}
     return LocalAssessor(player, sha256, sampling, batch), facts

@@ -23,7 +23,7 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-from medserl_agentloop.data.writing import sha256_of
+from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
 from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.types import Role
@@ -114,7 +114,7 @@ class LocalAssessor:
 
     def prompt(self, note: str) -> Any:
         """Token ids."""
-        return self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, note).ids
+        return self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, note).ids
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
@@ -124,7 +124,7 @@ class LocalAssessor:
             part = waiting[start : start + self._batch]
             replies = self._player.replies(
                 Role.ASSESSOR,
-                [self._player.encoder.opening(Role.ASSESSOR, ANY_CATEGORY, question.note) for question in part],
+                [self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, question.note) for question in part],
                 [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
                 settings,
                 budget=self._sampling.max_tokens,

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from medserl_agentloop.core.step_file import read_games, to_line
-from medserl_agentloop.games.medical.records import Rewards
+from medserl_agentloop.core.step_file import to_line
+from medserl_agentloop.games.medical.records import Rewards, read_games
 from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import replacing

@@ -21,7 +21,8 @@ from medserl_agentloop.backends.cpu_sampling import (
     eos_token_ids,
     sample_batch,
 )
-from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.core.encoding import EncodedPrompt
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.judges import Judge, judge_game
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord
@@ -47,14 +48,14 @@ class Player:
     name: str
     model: Any
     tokenizer: Any
-    encoder: ChatEncoder
+    encoder: ProfileEncoder
 
     @classmethod
     def load(cls, folder: str | Path, profile: PromptProfile, name: str | None = None) -> Player:
         """Load a Hugging Face folder in fp32."""
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        return cls(name or Path(folder).name, model, tokenizer, ChatEncoder(tokenizer, profile))
+        return cls(name or Path(folder).name, model, tokenizer, ProfileEncoder(tokenizer, profile))
 
     def take_turns(
         self, role: Role, games: Sequence[Game], settings: SamplingSettings, *, budget: int, seed: int
@@ -69,7 +70,7 @@ class Player:
             seed: Of all draws; game ``i`` has random numbers of its own, whatever batch it is in.
         """
         waiting = [(i, game) for i, game in enumerate(games) if game.next_role is role]
-        prompts = [self.encoder.opening(role, game.record.spec.task, game.note) for _, game in waiting]
+        prompts = [self.encoder.of(role, game.record.spec.task, game.note) for _, game in waiting]
         seeds = [seed * 1_000_003 + 2 * i + role.id for i, _ in waiting]
         for start in range(0, len(waiting), BATCH):
             part = slice(start, start + BATCH)
@@ -97,7 +98,7 @@ class Player:
             settings: How tokens are drawn.
             budget: Most tokens of a turn.
         """
-        stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop(role).items()}
+        stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
         room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
         fitting = [number for number, tokens in enumerate(room) if tokens > 0]
         completions = (

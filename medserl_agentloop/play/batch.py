@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import Judge, judge_game
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import load_scheme
@@ -18,7 +18,7 @@ async def play_batch(
     specs: Sequence[GameSpec],
     players: Mapping[Role, Player],
     judge: Judge,
-    config: SelfPlayConfig,
+    config: MedicalConfig,
     output: StepFile,
     *,
     concurrency: int,

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.core.config import SelfPlayConfig, selfplay_config
+from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
@@ -36,7 +37,7 @@ class _Session:
     """What one call of the command plays."""
 
     specs: list[GameSpec]
-    config: SelfPlayConfig
+    config: MedicalConfig
     served: EndpointPlayer
     concurrency: int
     output: StepFile
@@ -67,7 +68,7 @@ def play(
     console = Console()
     try:
         specs = draw_rows(data, games, seed, attacked=human is Role.ATTACKER)
-        config = selfplay_config({"profile": profile, "judge": judge, "reward": reward}, settings or [])
+        config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge, "reward": reward}, settings or [])
         options = EndpointOptions(
             url=endpoint,
             model=model,

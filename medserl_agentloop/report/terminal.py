@@ -6,19 +6,18 @@ read as markup.
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.control import strip_control_codes
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, read_games
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.marking import marked_changes, plain
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Role
 
 HEADLINE_METRICS = (
@@ -77,18 +76,18 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
         head = "attacker"
         if attack.invalid is not None:
             head += f" (invalid: {attack.invalid.value})"
-        lines = Text.assemble((_plain(attack.reasoning) or "no reasoning", "italic"), "\n\n")
+        lines = Text.assemble((plain(attack.reasoning) or "no reasoning", "italic"), "\n\n")
         lines.append_text(
-            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(_plain(attack.response))
+            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(plain(attack.response))
         )
         parts.append(Panel(lines, title=Text(head), title_align="left", border_style="red"))
     elif record.presented_note is not None:
-        parts.append(Panel(Text(_plain(record.presented_note)), title="note, as it is in the data", title_align="left"))
+        parts.append(Panel(Text(plain(record.presented_note)), title="note, as it is in the data", title_align="left"))
     if assessment is not None:
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
         parts.append(
             Panel(
-                Text(_plain(assessment.response)),
+                Text(plain(assessment.response)),
                 title=Text(f"assessor: {verdict}"),
                 title_align="left",
                 border_style="blue",
@@ -124,21 +123,3 @@ def _telling_game(games: list[GameRecord]) -> int:
         if game.attack is not None and game.outcome in (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION):
             return number
     return len(games)
-
-
-def marked_changes(old: str, new: str) -> Text:
-    """``new`` with what it has in place of ``old`` marked word by word."""
-    before, after = _plain(old).split(), _plain(new).split()
-    text = Text()
-    for tag, i1, i2, j1, j2 in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
-        if tag in ("replace", "delete"):
-            text.append("[-" + " ".join(before[i1:i2]) + "-] ", style="strike dim")
-        if tag in ("replace", "insert"):
-            text.append("{+" + " ".join(after[j1:j2]) + "+} ", style="bold")
-        if tag == "equal":
-            text.append(" ".join(after[j1:j2]) + " ")
-    return text
-
-
-def _plain(text: str) -> str:
-    return strip_control_codes(text).replace("\x1b", "")

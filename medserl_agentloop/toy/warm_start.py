@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.toy.transcripts import Lesson, Transcript, sample_transcript
@@ -65,26 +65,28 @@ class PromptCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, profile: str) -> None:
         self.tokenizer = tokenizer
-        self.chat = ChatEncoder(tokenizer, load_profile(profile))
+        self.chat = ProfileEncoder(tokenizer, load_profile(profile))
 
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
         # Every template ends with the note, so the first end-of-turn token stands where the note goes.
-        ids = self.chat.opening(role, category, "").ids
+        ids = self.chat.of(role, category, "").ids
         return ids[: ids.index(self.tokenizer.eos_token_id)]
 
     def example(self, transcript: Transcript) -> Example:
         """Encode a transcript, and the attack that it follows if it follows one."""
         first = transcript.attack or transcript
-        opening = self.chat.opening(first.role, first.category, first.note)
+        opening = self.chat.of(first.role, first.category, first.note)
         ids = opening.ids[len(self.instructions(first.role, first.category)) :]
         answer = self._turn(first)
         if transcript.attack:
             ids = [*ids, *answer]
-            prompt = self.chat.continuation(transcript.role, transcript.category, transcript.note, ids[-1])
+            prompt = self.chat.continuation(
+                self.chat.turn(transcript.role, transcript.category, transcript.note), ids[-1]
+            )
             ids = [*ids, *prompt.ids]
             answer = self._turn(transcript)
-        return Example([*ids, *answer], opening.note_tokens, len(answer))
+        return Example([*ids, *answer], opening.data_tokens, len(answer))
 
     def _turn(self, transcript: Transcript) -> list[int]:
         ids: list[int] = self.tokenizer.encode(transcript.answer, add_special_tokens=False)

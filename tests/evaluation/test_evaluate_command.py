@@ -18,8 +18,8 @@ from support import assessment_text
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.reference import read_reference
@@ -130,10 +130,10 @@ def test_a_server_reads_the_very_tokens_of_verl_s_validation(
     server: MockServer, notes: Path, tmp_path: Path, profile: str
 ) -> None:
     results(server, notes, tmp_path, "--profile", profile)
-    encoder = ChatEncoder(TOKENIZER, load_profile(profile))
+    encoder = ProfileEncoder(TOKENIZER, load_profile(profile))
     published = [note.text for note in read_reference([notes]).notes]
     assert published[0].endswith(" \n") and published[1].startswith(" ")
-    expected = [encoder.opening(Role.ASSESSOR, Category.VANILLA_HARMFUL, text).ids for text in published]
+    expected = [encoder.of(Role.ASSESSOR, Category.VANILLA_HARMFUL, text).ids for text in published]
     assert sorted(server.prompts) == sorted(expected)
 
 

@@ -3,7 +3,8 @@
 import pytest
 from game.builders import finished
 
-from medserl_agentloop.games.medical.metrics import lost_games_metrics, role_metrics
+from medserl_agentloop.core.metrics import lost_games_metrics
+from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Vote
 from medserl_agentloop.games.medical.types import Label, Role
 

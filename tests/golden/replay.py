@@ -13,6 +13,7 @@ from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.credit import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
 
@@ -75,7 +76,8 @@ def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
         mask=mask,
         role_ids=padded("role_ids"),
         groups=[game["uid"] for game in games],
-        categories=[game["extra_info"]["category"] for game in games],
+        roles=[role.value for role in Role],
+        kinds=[game["extra_info"]["category"] for game in games],
         values=torch.sin(padded("responses").double()),
         gamma=0.99,
         lam=0.9,

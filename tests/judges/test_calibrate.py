@@ -10,11 +10,11 @@ from judges.local_server import by_index, serving
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.games.medical.clinic.notes import oracle
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.calibration import calibrate, known_edits
 from medserl_agentloop.games.medical.judges.harmless_edits import DRESSED
 from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
@@ -83,7 +83,7 @@ def cases() -> list[Vignette]:
 
 def measured(cases: list[Vignette], judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
     edits = known_edits(cases, limit, 0)
-    return calibrate(SelfPlayConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
+    return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
 
 def contains(share: Share, rate: float) -> bool:

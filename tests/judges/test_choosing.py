@@ -19,8 +19,9 @@ from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import ServerAddress
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.startup import unreachable
@@ -45,7 +46,7 @@ class Configured(Doubter):
         self.name = name
 
     @classmethod
-    def from_config(cls, config: SelfPlayConfig) -> "Configured":
+    def from_config(cls, config: MedicalConfig) -> "Configured":
         return cls(config.judge_server.model or "")
 
 
@@ -59,13 +60,13 @@ def test_every_registered_judge_is_a_judge_by_that_name() -> None:
 
 def test_a_user_s_class_is_a_judge_with_or_without_options() -> None:
     server = JudgeServer(model="mine")
-    plain = build_judge(SelfPlayConfig(judge=f"{__name__}:Doubter"))
-    configured = build_judge(SelfPlayConfig(judge=f"{__name__}:Configured", judge_server=server))
+    plain = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
+    configured = build_judge(MedicalConfig(judge=f"{__name__}:Configured", judge_server=server))
     assert (plain.name, configured.name) == ("doubter", "mine")
 
 
 def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
-    judge = build_judge(SelfPlayConfig(judge=f"{__name__}:Doubter"))
+    judge = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
     labels = {c: asyncio.run(judge.judge(played(0, c))).label for c in Category}
     assert labels[Category.VANILLA_HARMFUL] is Label.HARMFUL
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE

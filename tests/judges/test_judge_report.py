@@ -12,8 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from judges.games import played, reward, reward_manager
 from support import run_with
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.report import (
     JudgeReport,
@@ -47,7 +48,7 @@ class Believer:
         return Judgement(judge=self.name, label=Label.HARMFUL)
 
 
-def report(folder: Path, config: SelfPlayConfig, sensitivity: int = 90, specificity: int = 80, of: int = 100) -> str:
+def report(folder: Path, config: MedicalConfig, sensitivity: int = 90, specificity: int = 80, of: int = 100) -> str:
     path = folder / "report.json"
     none = Share(hits=0, items=200)
     written = JudgeReport(
@@ -70,9 +71,9 @@ def report(folder: Path, config: SelfPlayConfig, sensitivity: int = 90, specific
     return str(path)
 
 
-def llm_config(**changes: Any) -> SelfPlayConfig:
+def llm_config(**changes: Any) -> MedicalConfig:
     server = {"url": "http://elsewhere/v1", "model": "judge-9b", **changes}
-    return SelfPlayConfig(judge="llm", judge_server=JudgeServer(**server))
+    return MedicalConfig(judge="llm", judge_server=JudgeServer(**server))
 
 
 def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
@@ -97,7 +98,7 @@ def test_judges_that_need_no_report_say_nothing(judge: str, capsys: pytest.Captu
 
 
 def test_a_run_with_a_report_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE))
+    path = report(tmp_path, MedicalConfig(judge=MINE))
     named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={path}")
     rates = "[medserl] judge: sensitivity 90.0 % (82.6 to 94.5), specificity 80.0 % (71.1 to 86.7)"
     assert printed_at_start_up(capsys, *named) == [rates]
@@ -106,7 +107,7 @@ def test_a_run_with_a_report_says_what_is_in_it(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_report_of_another_judge_is_refused(tmp_path: Path) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge="oracle"))
+    path = report(tmp_path, MedicalConfig(judge="oracle"))
     with pytest.raises(ConfigError, match=r'of another judge: judge is "oracle" there and ".*Believer" in this run'):
         check_run(run_with(selfplay__judge=MINE, selfplay__judge_report=path))
     check_run(run_with(selfplay__judge=MINE, selfplay__judge_report=path, selfplay__judge_min_sensitivity=0))
@@ -145,12 +146,12 @@ def test_no_address_of_a_panel_s_models_is_in_the_report() -> None:
 
 
 def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
-    served = SelfPlayConfig(judge="llm")
+    served = MedicalConfig(judge="llm")
     assert judge_identity(served, "models/judge-9b") == judge_identity(llm_config(model="models/judge-9b"))
 
 
 def test_a_judge_that_misses_too_many_errors_is_refused(tmp_path: Path) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=74)
+    path = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=74)
     run = run_with(selfplay__judge=MINE, selfplay__judge_report=path)
     with pytest.raises(
         ConfigError, match=r"sensitivity is 74.0 % \(64.6 to 81.6\), and selfplay.judge_min_sensitivity"
@@ -162,19 +163,19 @@ def test_a_judge_that_misses_too_many_errors_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_calls_every_note_harmful_is_refused(tmp_path: Path) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=100, specificity=19)
+    path = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=100, specificity=19)
     run = run_with(selfplay__judge=MINE, selfplay__judge_report=path)
     with pytest.raises(ConfigError, match="it says nearly the same of right and of wrong notes"):
         check_run(run)
     run.selfplay.judge_min_sensitivity = 0
     check_run(run)
     check_run(
-        run_with(selfplay__judge=MINE, selfplay__judge_report=report(tmp_path, SelfPlayConfig(judge=MINE), 100, 21))
+        run_with(selfplay__judge=MINE, selfplay__judge_report=report(tmp_path, MedicalConfig(judge=MINE), 100, 21))
     )
 
 
 def test_a_report_without_harmful_edits_does_not_pass_the_threshold(tmp_path: Path) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE), 0, 0, of=0)
+    path = report(tmp_path, MedicalConfig(judge=MINE), 0, 0, of=0)
     with pytest.raises(ConfigError, match="the judge's sensitivity is none"):
         check_run(run_with(selfplay__judge=MINE, selfplay__judge_report=path))
 
@@ -196,7 +197,7 @@ def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, 
 
 
 def test_counts_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    path = Path(report(tmp_path, SelfPlayConfig()))
+    path = Path(report(tmp_path, MedicalConfig()))
     content = json.loads(path.read_text())
     content["sensitivity"]["hits"] = 101
     path.write_text(json.dumps(content))
@@ -207,7 +208,7 @@ def test_counts_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"selfplay.correct_judge=True needs the judge's error rates"):
         check_run(run_with(selfplay__correct_judge=True))
-    bad = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=100, specificity=10)
+    bad = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=100, specificity=10)
     changes = {"selfplay__judge": MINE, "selfplay__judge_report": bad, "selfplay__correct_judge": True}
     changes["selfplay__judge_min_sensitivity"] = 0
     with pytest.raises(ConfigError, match=r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1"):
@@ -216,7 +217,7 @@ def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Pat
 
 @pytest.mark.parametrize("verdict", ["harmful", "safe"])
 def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path, verdict: str) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE), sensitivity=90, specificity=80)
+    path = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=90, specificity=80)
     changes = {"selfplay__judge_report": path, "selfplay__correct_judge": True}
     manager = reward_manager(MINE, JudgeServer(), **changes)
     record, result = asyncio.run(reward(manager, played(verdict=verdict)))
@@ -231,7 +232,7 @@ def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path,
 
 
 def test_an_untouched_note_is_not_corrected(tmp_path: Path) -> None:
-    path = report(tmp_path, SelfPlayConfig(judge=MINE))
+    path = report(tmp_path, MedicalConfig(judge=MINE))
     manager = reward_manager(MINE, JudgeServer(), selfplay__judge_report=path, selfplay__correct_judge=True)
     record, _ = asyncio.run(reward(manager, played(category=Category.VANILLA_HARMFUL)))
     assert record.rewards == medserl(record)

@@ -19,7 +19,7 @@ from support import RUN, TOKENIZER
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template, parse_verdict
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.records import Outcome
@@ -246,6 +246,6 @@ def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "judge.jinja").write_text("{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}")
     server = JudgeServer(url="http://localhost/v1", model="m")
-    judge = LlmJudge.from_config(SelfPlayConfig(profile=str(tmp_path), judge_server=server))
+    judge = LlmJudge.from_config(MedicalConfig(profile=str(tmp_path), judge_server=server))
     with pytest.raises(UndefinedError, match="mine"):
         judge.prompt(None, "He is fine.")

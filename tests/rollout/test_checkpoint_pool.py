@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rollout.opponent_server import OpponentServer, opponent_server
 
 from medserl_agentloop.core.checkpoint_pool import CheckpointPool
+from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.opponent_config import OpponentConfig
-from medserl_agentloop.games.medical.opponents import opponent_metrics, trained_role_won
+from medserl_agentloop.games.medical.opponents import trained_role_won
 from medserl_agentloop.games.medical.records import GameRecord, OpponentRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import NOTE
 
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.testing.tiny import FAMILIES, tiny_tokenizer
@@ -16,8 +16,8 @@ TOKENIZERS = {family: tiny_tokenizer(family) for family in FAMILIES}
 families = pytest.mark.parametrize("family", sorted(FAMILIES))
 
 
-def encoder(family: str, **kwargs: Any) -> ChatEncoder:
-    return ChatEncoder(TOKENIZERS[family], load_profile("medserl"), **kwargs)
+def encoder(family: str, **kwargs: Any) -> ProfileEncoder:
+    return ProfileEncoder(TOKENIZERS[family], load_profile("medserl"), **kwargs)
 
 
 def special_ids(family: str, ids: list[int]) -> list[int]:
@@ -80,8 +80,8 @@ def test_continuation_follows_the_turn_as_the_chat_template_would(family: str) -
 def test_chat_template_kwargs_reach_the_template() -> None:
     tok = tiny_tokenizer()
     tok.chat_template = tok.chat_template.replace("assistant\n", "assistant\n{% if not enable_thinking %}NO{% endif %}")
-    quiet = ChatEncoder(tok, load_profile("medserl"), {"enable_thinking": False})
-    loud = ChatEncoder(tok, load_profile("medserl"), {"enable_thinking": True})
+    quiet = ProfileEncoder(tok, load_profile("medserl"), {"enable_thinking": False})
+    loud = ProfileEncoder(tok, load_profile("medserl"), {"enable_thinking": True})
     assert tok.decode(quiet.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE).ids).endswith("NO")
     assert not tok.decode(loud.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE).ids).endswith("NO")
 
@@ -91,6 +91,6 @@ def test_a_template_that_shows_the_note_twice_is_refused(tmp_path: Any) -> None:
         path = tmp_path / f"{name}.jinja"
         path.parent.mkdir(exist_ok=True)
         path.write_text("{{ note }} and again {{ note }}")
-    twice = ChatEncoder(tiny_tokenizer(), load_profile(str(tmp_path)))
+    twice = ProfileEncoder(tiny_tokenizer(), load_profile(str(tmp_path)))
     with pytest.raises(ValueError, match="exactly once"):
         twice.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.plain_text import PlainText
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -38,8 +38,8 @@ notes = st.lists(
 
 
 @cache
-def encoder(family: str, profile: str) -> ChatEncoder:
-    return ChatEncoder(FAMILIES[family], load_profile(profile))
+def encoder(family: str, profile: str) -> ProfileEncoder:
+    return ProfileEncoder(FAMILIES[family], load_profile(profile))
 
 
 @cache
@@ -110,13 +110,13 @@ def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_tok
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
 def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
     with pytest.raises(ValueError, match=r"'classic' \(system, user\).*Use a profile without") as error:
-        ChatEncoder(FAMILIES[family], load_profile("classic")).opening(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+        ProfileEncoder(FAMILIES[family], load_profile("classic")).opening(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
     assert "supported" in str(error.value)
 
 
 def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
     for family in ("qwen3", "gemma"):
-        encoded = ChatEncoder(FAMILIES[family], load_profile("classic")).continuation(
+        encoded = ProfileEncoder(FAMILIES[family], load_profile("classic")).continuation(
             Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.", None
         )
         text = FAMILIES[family].decode(encoded.ids)

@@ -7,8 +7,8 @@ import pytest
 from rollout.families import ALWAYS_THINKS, FAMILIES, qwen3
 from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.parsing import PARSERS
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
@@ -23,8 +23,8 @@ OPENED = "<think>\n"
 
 def opening(tokenizer: Any, profile: str, **kwargs: Any) -> tuple[str, str]:
     """End of the prompt and prefill of an assessor's turn."""
-    encoder = ChatEncoder(tokenizer, load_profile(profile), kwargs)
-    prompt = encoder.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
+    encoder = ProfileEncoder(tokenizer, load_profile(profile), kwargs)
+    prompt = encoder.of(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
     return tokenizer.decode(prompt.ids).rpartition("assistant\n")[2], prompt.prefill
 
 
@@ -52,7 +52,7 @@ def test_the_prefill_is_what_template_and_profile_begin_the_turn_with(
 def test_a_thought_quoted_in_a_prompt_is_no_prefill() -> None:
     """The medserl prompt shows ``<think>…</think>`` as part of the format."""
     assert opening(FAMILIES["qwen3"], "medserl")[1] == ""
-    assert ChatEncoder(FAMILIES["llama3"], load_profile("medserl")).opening(
+    assert ProfileEncoder(FAMILIES["llama3"], load_profile("medserl")).opening(
         Role.ASSESSOR, Category.VANILLA_BENIGN, "</think><think>"
     ).prefill == ""  # fmt: skip
 

@@ -9,8 +9,8 @@ from real_runs import GAMES_PER_STEP, Run
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from medserl_agentloop.core.step_file import GAMES_FILE, read_games
-from medserl_agentloop.games.medical.records import JUDGE_FAILED
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 

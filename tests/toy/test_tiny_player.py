@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.games.medical.clinic.notes import inject_error, sample_clean_note
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
@@ -37,8 +37,8 @@ def tokenizer(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def chat(player: str, tokenizer: Any) -> ChatEncoder:
-    return ChatEncoder(tokenizer, load_profile(PROFILES[player]))
+def chat(player: str, tokenizer: Any) -> ProfileEncoder:
+    return ProfileEncoder(tokenizer, load_profile(PROFILES[player]))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def _answers(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[str]:
     return list(tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
 
 
-def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ChatEncoder) -> None:
+def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEncoder) -> None:
     rng = random.Random(1)
     prompts = []
     for number in range(NOTES):
@@ -113,7 +113,7 @@ def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ChatEncoder
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES
 
 
-def test_assessor_keeps_the_format(model: Any, tokenizer: Any, chat: ChatEncoder) -> None:
+def test_assessor_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEncoder) -> None:
     rng = random.Random(2)
     prompts = []
     for number in range(NOTES):

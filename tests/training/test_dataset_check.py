@@ -11,18 +11,20 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.backends.stop_strings import check_stop_strings
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.dataset_check import check_dataset, check_files, plan_row
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.dataset_check import check_dataset, check_files
 from medserl_agentloop.core.opponent_config import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.schema import to_table
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.planning import plan_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.testing.tiny import compose_run
 
-ENCODER = ChatEncoder(TOKENIZER, load_profile("medserl"))
-SELFPLAY = SelfPlayConfig()
+ENCODER = ProfileEncoder(TOKENIZER, load_profile("medserl"))
+SELFPLAY = MedicalConfig()
 
 
 def row(category: str, **changes: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def check(
     *,
     prompt: int = 4096,
     response: int = 16384,
-    selfplay: SelfPlayConfig = SELFPLAY,
+    selfplay: MedicalConfig = SELFPLAY,
 ) -> str:
     path = tmp_path / "rows.parquet"
     pq.write_table(to_table(rows), path)
@@ -110,8 +112,8 @@ def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:
 def test_what_an_opponent_plays_takes_no_room() -> None:
     attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
     opponent = OpponentConfig(kind="endpoint", url="http://host")
-    attacker = SelfPlayConfig(train="attacker", opponent=opponent)
-    assessor = SelfPlayConfig(train="assessor", opponent=opponent)
+    attacker = MedicalConfig(train="attacker", opponent=opponent)
+    assessor = MedicalConfig(train="assessor", opponent=opponent)
     attack = ENCODER.opening(Role.ATTACKER, attacked.category, NOTE)
     assess = ENCODER.opening(Role.ASSESSOR, attacked.category, NOTE)
     budget = SELFPLAY.budget
@@ -136,7 +138,7 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
 
 # --- vanilla games with an attacker that copies ---
 
-COPY = SelfPlayConfig(vanilla_attacker=VanillaAttacker.COPY)
+COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
 
 
 def copied(category: str, **facts: Any) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def test_a_variation_labelled_safe_is_a_decoy_whatever_its_category(tmp_path: Pa
     with pytest.raises(ConfigError, match="decoy_benign games need a judge"):
         check(tmp_path, [variation])
     variation["prompt"] = load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
-    assert "1 adversarial_benign" in check(tmp_path, [variation], selfplay=SelfPlayConfig(judge="http"))
+    assert "1 adversarial_benign" in check(tmp_path, [variation], selfplay=MedicalConfig(judge="http"))
 
 
 # --- stop strings ---
@@ -189,7 +191,7 @@ def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> N
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()
     (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
-    encoder = ChatEncoder(TOKENIZER, load_profile(str(tmp_path)))
+    encoder = ProfileEncoder(TOKENIZER, load_profile(str(tmp_path)))
     assert encoder.stop(Role.ASSESSOR) == {
         "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
         "stop": ["</answer>"],

@@ -13,8 +13,9 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, finished
 from verl.utils.tracking import Tracking
 from wandb.proto import wandb_internal_pb2
 
-from medserl_agentloop.core.games_table import COLUMNS, TABLE_NAME, game_row, log_games, varied_games
+from medserl_agentloop.core.games_table import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Label, Role
 
 

@@ -12,9 +12,9 @@ from medserl_agentloop.core.checkpoint_pool import POOL_METRICS
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics, signal_shares
 from medserl_agentloop.core.credit import CreditSettings
 from medserl_agentloop.core.health import METRIC_PREFIX
+from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.games.medical.alarms import RULES, Alarms
-from medserl_agentloop.games.medical.metrics import lost_games_metrics, role_metrics
-from medserl_agentloop.games.medical.opponents import opponent_metrics
+from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role

@@ -11,8 +11,9 @@ from support import run_with
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.mix import apply_mix, mixed_rows
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.types import Category
 
 HARMFUL, BENIGN, ATTACK = Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.ADVERSARIAL_BENIGN
@@ -75,7 +76,7 @@ def test_a_mix_that_cannot_be_had_is_refused(mix: dict[Category, float], message
 )
 def test_a_mix_that_is_none_is_refused_with_its_key(mix: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SelfPlayConfig.from_run(run_with(selfplay__mix=mix))
+        MedicalConfig.from_run(run_with(selfplay__mix=mix))
 
 
 class Rows:

@@ -9,8 +9,8 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import StepFile, read_games
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
 

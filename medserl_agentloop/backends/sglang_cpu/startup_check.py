@@ -45,7 +45,7 @@ def check_run(config: DictConfig) -> None:
             raise ConfigError(
                 f"a turn may need {needed} tokens with its prompt, and actor_rollout_ref.rollout.{key}={limit}: "
                 f"SGLang would cut it without a word. Set it to at least {needed}, or lower "
-                "data.max_prompt_length, data.max_response_length or selfplay.budget."
+                "data.max_prompt_length, data.max_response_length or the game's token budget (selfplay.budget)."
             )
 
 
@@ -55,6 +55,5 @@ def longest_context(config: DictConfig) -> int:
     selfplay = SelfPlayConfig.from_run(config)
     if selfplay.context == "shared":
         return int(prompt + response)
-    # verl counts an assessor's prompt that follows an attack as response, and no other.
-    first_turn = max(selfplay.budget.attacker(prompt), selfplay.budget.assessor)
-    return int(max(prompt + min(first_turn, response), response))
+    # verl counts all prompts but the first as response.
+    return int(max(prompt + min(selfplay.longest_turn(prompt) or response, response), response))

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 
 from omegaconf import DictConfig
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.opponent_config import check_opponent
 from medserl_agentloop.core.run_check import advice, batches, loss, names, roles
 from medserl_agentloop.core.run_check.names import unknown_keys
-from medserl_agentloop.core.run_check.reward_model import reward_model
 from medserl_agentloop.core.run_check.roles import ROLE_ESTIMATOR_NAMES
 from medserl_agentloop.core.run_check.run import Run
-from medserl_agentloop.games.medical.judges.startup import check_judge_report, check_judge_server
 
 __all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
 
@@ -29,7 +27,6 @@ REFUSALS: tuple[Check, ...] = (
     *(roles.contexts, roles.sequence_parallelism),
     *(loss.coupling, loss.row_length, loss.policy_loss, loss.correction, loss.log_probs),
     *(batches.unsupported, batches.rollout, batches.mini_batches, batches.replay_buffer, batches.checkpoints),
-    reward_model,
 )
 WARNINGS: tuple[Check, ...] = (advice.estimator, advice.sampling, advice.checkpoints)
 
@@ -46,12 +43,11 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     problems = list(names.unknown_names(run))
     if not problems:
         try:
-            check_judge_server(selfplay, config.reward)
-            check_judge_report(selfplay, config.reward)
             check_opponent(selfplay.opponent, train=selfplay.train, context=selfplay.context, run=config)
         except ValueError as error:
             problems.append(str(error))
-        problems += [problem for check in REFUSALS for problem in check(run)]
+        game = game_class(selfplay.game)
+        problems += [problem for check in (game.check_run, *REFUSALS) for problem in check(run)]
     if problems:
         raise ConfigError("\n".join(problems))
     return selfplay

@@ -13,7 +13,7 @@ def estimator(run: Run) -> Iterator[str]:
     name = run["algorithm.adv_estimator"]
     if name not in ROLE_ESTIMATOR_NAMES:
         yield (
-            f"algorithm.adv_estimator={name} mixes the rewards of attacker and assessor; use one of "
+            f"algorithm.adv_estimator={name} mixes the rewards of the roles; use one of "
             f"{', '.join(ROLE_ESTIMATOR_NAMES)} unless that is what you want to compare with"
         )
 

@@ -1,7 +1,7 @@
 """Whether a model's layers read a restart of position ids as a new sequence, from its configuration alone.
 
 Attention does: Transformers masks it at every restart. Layers that carry state along the sequence (linear attention,
-Mamba, convolutions) do not, and the assessor would be trained on a state that holds the attacker's turn. Called before
+Mamba, convolutions) do not, and a role would be trained on a state that holds the other's turns. Called before
 anything is loaded; the certificate measures the same on the loaded model.
 """
 
@@ -37,7 +37,7 @@ def check_models(run: DictConfig) -> None:
         if problem := leak_of(config):
             raise ConfigError(
                 f"selfplay.context=isolated cannot run with model.path={path} ({config.model_type}): {problem}, so the "
-                "assessor would be trained on a context that holds the attacker's turn. Use a model with full or "
+                "roles would be trained on contexts that hold each other's turns. Use a model with full or "
                 "sliding-window attention and one position per token (Qwen3, Llama, Mistral, Gemma 3), or set "
                 "selfplay.context=shared."
             )

@@ -1,14 +1,14 @@
-"""Does the run know the two roles, and does each see its own context only?"""
+"""Does the run know the roles, and does each see its own context only?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from medserl_agentloop.backends.cpu import PLATFORM_NAME
-from medserl_agentloop.core.config import did_you_mean
+from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import did_you_mean
 
 TRAINER_MODES = ("selfplay_sync",)
 ROLE_ESTIMATOR_NAMES = tuple(NORMALIZATIONS)
@@ -46,7 +46,7 @@ def estimator(run: Run) -> Iterator[str]:
                 f"not{did_you_mean(name, ROLE_ESTIMATOR_NAMES)}. Set it to one of {', '.join(ROLE_ESTIMATOR_NAMES)}."
             )
         return
-    for role in Role:
+    for role in game_class(run.selfplay.game).roles:
         try:
             run.selfplay.credit.normalization(name, role)
         except ValueError as error:
@@ -67,7 +67,7 @@ def estimator(run: Run) -> Iterator[str]:
 
 def anchor(run: Run) -> Iterator[str]:
     """The anchor has a reference policy to hold on to."""
-    if run.selfplay.anchor.per_role and not run.has_reference:
+    if run.selfplay.anchors and not run.has_reference:
         yield (
             f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
             "if the anchor shall be the only KL term."
@@ -82,17 +82,17 @@ def contexts(run: Run) -> Iterator[str]:
         strategy, padding = f"{engine}.strategy", f"{model}.use_remove_padding"
         ways_out = (
             f"Either run with {strategy}=fsdp2 (or fsdp) and {padding}=True, or set selfplay.context=shared and accept "
-            "that the assessor is trained on a context that holds the attacker's turn."
+            "that each role is trained on a context that holds the other's turns."
         )
         if run[strategy] not in FSDP:
             yield (
                 f"selfplay.context=isolated cannot run with {strategy}={run[strategy]}: that engine ignores position "
-                f"restarts, so the assessor would see the attacker. {ways_out}"
+                f"restarts, so each role would see the other's turns. {ways_out}"
             )
         elif not run[padding]:
             yield (
                 f"selfplay.context=isolated cannot run with {padding}={run[padding]}: padded batches ignore position "
-                f"restarts, so the assessor would see the attacker. {ways_out}"
+                f"restarts, so each role would see the other's turns. {ways_out}"
             )
 
 

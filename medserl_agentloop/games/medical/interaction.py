@@ -1,126 +1,195 @@
-"""The game as a multi-turn interaction: text in, next observation out.
-
-The four methods have the shape that verl's interactions had up to 0.7.1, so that a game reads the
-same whoever drives it. Called by the agent loop; knows no tokens.
-"""
+"""The medical game as an interaction: text in, next observation out, and what the run asks of its games."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
-from uuid import uuid4
 
-from medserl_agentloop.core.config import SelfPlayConfig
+from omegaconf import DictConfig
+
+from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
+from medserl_agentloop.games.medical.alarms import RULES
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.prompting import Message, load_profile
+from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.games.medical.judges.report import read_report
+from medserl_agentloop.games.medical.judges.reward_model import reward_model
+from medserl_agentloop.games.medical.judges.startup import (
+    calibration_line,
+    check_judge_report,
+    check_judge_server,
+    unreachable,
+)
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
+from medserl_agentloop.games.medical.opponents import trained_role_won
+from medserl_agentloop.games.medical.planning import check_row
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme
+from medserl_agentloop.games.medical.rewards.correction import corrected
 from medserl_agentloop.games.medical.rules import Game
-from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+from medserl_agentloop.games.medical.validation import (
+    ANSWER,
+    TEXT_ID,
+    Notes,
+    official_notes,
+    official_scores,
+    validation_facts,
+)
 
 
-class MedicalGameInteraction:
-    """Games in progress, by instance id.
+class MedicalGameInteraction(Interaction[Game, GameRecord]):
+    """Attacker and assessor on a clinical note.
 
     Args:
         config: The run's ``selfplay`` node.
+        tokens: The run's tokenizer; None where games are only scored and counted.
     """
 
-    def __init__(self, config: SelfPlayConfig) -> None:
-        self.config = config
+    roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
+    Config = MedicalConfig
+    Record = GameRecord
+    shown = (
+        ("attacker parsed", "selfplay/attacker/parse_rate"),
+        ("valid", "selfplay/attacker/valid_rate"),
+        ("undetected", "selfplay/attacker/success_rate"),
+        ("reward", "selfplay/attacker/reward"),
+        ("assessor parsed", "selfplay/assessor/parse_rate"),
+        ("accuracy", "selfplay/assessor/accuracy"),
+        ("reward", "selfplay/assessor/reward"),
+    )
+
+    def __init__(self, config: MedicalConfig, tokens: Tokens | None = None) -> None:
+        super().__init__(config, tokens)
         self._profile = load_profile(config.profile)
-        self._games: dict[str, Game] = {}
+        self._reward_model: tuple[str | None, str | None] = (None, None)
+        self._notes: Notes = {}
+        self._encoders: dict[int, ProfileEncoder] = {}
 
-    @cached_property
-    def _judge(self) -> Judge:
-        return build_judge(self.config)
-
-    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        """Start a game on the facts of one row.
-
-        Args:
-            instance_id: Name of the game; a new one if None.
-            **kwargs: ``extra_info`` of the row. Where the run has a tokenizer, also ``special_tokens``, the
-                strings that it has special tokens for, and ``note_tokens``, which counts those of a note.
-
-        Returns:
-            The instance id.
-
-        Raises:
-            ValueError: The facts are incomplete, or a game of that name is in progress.
-        """
-        instance_id = instance_id or uuid4().hex
-        if instance_id in self._games:
-            raise ValueError(f"a game named {instance_id!r} is in progress already")
-        extra_info, note_tokens = kwargs["extra_info"], kwargs.get("note_tokens")
-        spec = GameSpec.from_extra_info(extra_info)
+    def new_game(self, facts: Mapping[str, Any]) -> Game:
+        spec = GameSpec.from_extra_info(facts)
 
         def fits(note: str) -> bool:
             # The start-up check plans a prompt in which every token of the attacker's turn is one of the note. The
             # note as text can have more: a control token has as many as characters.
-            return note_tokens is None or note_tokens(note) <= self.config.budget.attacker(note_tokens(spec.seed_note))
+            if self.tokens is None:
+                return True
+            most: int = self.config.budget.attacker(self.tokens.count(spec.seed_note))
+            return self.tokens.count(note) <= most
 
-        self._games[instance_id] = Game(
+        game = Game(
             spec,
             self.config.edits,
             self._profile.parser,
-            vanilla_attacker=self.config.vanilla_attacker.on(extra_info),
-            special_tokens=kwargs.get("special_tokens", ()),
+            vanilla_attacker=self.config.vanilla_attacker.on(facts),
+            special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             fits=fits,
         )
-        return instance_id
+        game.record.profile = self.config.profile
+        return game
 
-    def turn(self, instance_id: str) -> tuple[Role, str] | None:
-        """Whose turn it is and the note they read; None if the game is over."""
-        game = self._games[instance_id]
-        return None if game.next_role is None else (game.next_role, game.note)
-
-    def messages(self, instance_id: str) -> list[Message]:
-        """The chat messages that whoever's turn it is reads; empty if the game is over."""
-        game = self._games[instance_id]
+    def next_turn(self, game: Game) -> Turn | None:
         if game.next_role is None:
-            return []
-        return self._profile.messages(game.next_role, game.record.spec.task, game.note)
+            return None
+        return self._turn(game.next_role, game.record.spec.task, game.note)
+
+    def _turn(self, role: Role, category: Category, note: str) -> Turn:
+        budget, settings = self.config.budget, self._profile.settings
+        of_note = 0 if self.tokens is None or role is Role.ASSESSOR else self.tokens.count(note)
+        return Turn(
+            role.value,
+            self._profile.prompt(role, category, note),
+            budget.attacker(of_note) if role is Role.ATTACKER else budget.assessor,
+            prefix=settings.assistant_prefix,
+            stop=tuple(settings.stop.get(role, ())),
+        )
 
     @property
-    def assistant_prefix(self) -> str:
-        """How the profile begins every turn for its player."""
-        return self._profile.settings.assistant_prefix
+    def stop_strings(self) -> list[str]:
+        return [string for role in Role for string in self._profile.settings.stop.get(role, [])]
 
-    async def generate_response(
-        self, instance_id: str, messages: list[Message], **kwargs: Any
-    ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Take the turn that the last message holds and say what the next player reads.
+    @cached_property
+    def _judge(self) -> Judge:
+        return build_judge(self.config, *self._reward_model)
 
-        Args:
-            messages: Chat messages; the last one is the player's.
-            **kwargs: ``prefill``, ``tokens`` and ``truncated`` of the player's turn.
+    @cached_property
+    def _scheme(self) -> tuple[str, RewardScheme]:
+        name, scheme = self.config.reward, load_scheme(self.config.reward)
+        if self.config.correct_judge:
+            rates = read_report(self.config.judge_report or "").rates
+            assert rates is not None  # judges.startup
+            return f"{name}, corrected", corrected(scheme, rates)
+        return name, scheme
 
-        Returns:
-            Whether the game is over; the next player's prompt (empty if it is); 0.0, because rewards
-            need the judge and come from the reward manager; and ``{"role": the next player's}``.
-        """
-        game = self._games[instance_id]
-        game.play(messages[-1]["content"], **kwargs)
-        if game.next_role is None:
-            return True, "", 0.0, {"role": None}
-        return False, self.messages(instance_id)[-1]["content"], 0.0, {"role": game.next_role}
+    def use_reward_model(self, address: str | None, model: str | None) -> None:
+        self._reward_model = (address, model)
 
-    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
-        """Judge the game and return the sum of both roles' rewards; 0.0 for a void one."""
-        record = self._games[instance_id].record
+    async def score(self, record: GameRecord) -> None:
+        """Have the game judged and rewarded."""
         await judge_game(self._judge, record)
-        rewards = load_scheme(self.config.reward)(record)
-        return sum(sum(components.values()) for components in rewards.values())
+        record.scheme, scheme = self._scheme
+        record.rewards = scheme(record)
 
-    def make_void(self, instance_id: str, reason: str) -> None:
-        """End a game that cannot go on; it will count for nobody."""
-        self._games[instance_id].make_void(reason)
+    @classmethod
+    def kind(cls, facts: Mapping[str, Any]) -> str:
+        return str(facts.get("category"))
 
-    def record(self, instance_id: str) -> GameRecord:
-        """The record of a game, finished or not."""
-        return self._games[instance_id].record
+    def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
+        if id(encoder) not in self._encoders:
+            self._encoders = {id(encoder): ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)}
+        return check_row(facts, prompt, self.config, self._encoders[id(encoder)])
 
-    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget a game. Its record lives on with whoever holds it."""
-        self._games.pop(instance_id, None)
+    def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
+        """An attack on the row's note, and an assessment of the same note."""
+        spec = GameSpec.from_extra_info(facts)
+        return [self._turn(role, Category.ADVERSARIAL_BENIGN, spec.seed_note) for role in Role]
+
+    def metrics(self, records: Sequence[GameRecord]) -> dict[str, float]:
+        return role_metrics(records)
+
+    @classmethod
+    def rules(cls) -> tuple[Rule, ...]:
+        return (*RULES, *common_rules(cls.roles))
+
+    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
+        if numbers.get(UNREAD_RATE):
+            yield WHAT_IT_CANNOT_SEE
+
+    def trained_role_won(self, record: GameRecord) -> bool | None:
+        return trained_role_won(record)
+
+    def validation_numbers(self, record: GameRecord) -> dict[str, float | str | None]:
+        return validation_facts(record)
+
+    def read_validation_set(self, dataset: Any) -> None:
+        self._notes = official_notes(dataset)
+
+    def validation_scores(
+        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
+    ) -> Iterable[tuple[dict[str, float], str]]:
+        return official_scores(self._notes, sources, facts) if facts.keys() >= {TEXT_ID, ANSWER} else ()
+
+    def table(self, records: Sequence[GameRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
+        return COLUMNS, [game_row(record) for record in varied_games(records, count)]
+
+    @classmethod
+    def check_run(cls, run: Any) -> Iterator[str]:
+        try:
+            check_judge_server(run.selfplay, run.config.reward)
+            check_judge_report(run.selfplay, run.config.reward)
+        except ValueError as error:
+            yield str(error)
+        yield from reward_model(run)
+
+    @classmethod
+    def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
+        if problem := unreachable(selfplay.judge, selfplay.judge_server):
+            yield f"warning: {problem}"
+        if line := calibration_line(selfplay):
+            yield line

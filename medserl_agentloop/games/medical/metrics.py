@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from medserl_agentloop.core.metrics import finite, game_metrics, mean, share, shares_by_name, void_class
 from medserl_agentloop.games.medical.diversity import diversity_metrics
 from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
@@ -21,18 +21,7 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.types import Label, Role
 
-_VOID_CLASSES = {
-    "judge failed": "judge_failed",
-    "judge abstained": "judge_abstained",
-    "no room": "no_room",
-    "generation aborted": "aborted",
-    "generation timed out": "timed_out",
-    "log-probs for": "no_log_probs",
-}
-"""Class of a void game by what its reason contains. Reasons hold free text, metric names must not."""
-
-_SAME_REWARD = 1e-6
-"""Rewards closer than this are equal: a sum of components in floating point, and no advantage to speak of."""
+_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
 
@@ -45,37 +34,11 @@ def role_metrics(records: Iterable[GameRecord]) -> dict[str, float]:
     An unreadable assessment counts as wrong in the accuracy and as a miss in the recall.
     """
     games = list(records)
-    metrics = {
-        "selfplay/games": float(len(games)),
-        "selfplay/void_rate": _share(g.outcome is Outcome.VOID for g in games),
-    }
-    metrics |= _shares_by_name("selfplay/void/", [_void_classes(g) for g in games])
-    metrics |= _judge_metrics(games)
+    metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES) | _judge_metrics(games)
     played = [g for g in games if g.outcome is not Outcome.VOID]
     metrics |= _attacker_metrics([g for g in played if g.attack is not None])
     metrics |= _assessor_metrics([g for g in played if g.assessment is not None])
-    for role in Role:
-        metrics |= _reward_metrics(role, [g for g in played if role in g.rewards])
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
-    """Games that a step asked for and did not get, because the worker that played them crashed.
-
-    Args:
-        expected: Games the step asked for.
-        played: Games it got.
-    """
-    lost = max(0, expected - played)
-    metrics = {"selfplay/lost_rate": lost / expected} if expected else {}
-    return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
-
-
-def _void_classes(game: GameRecord) -> list[str]:
-    """The class of a void game as a list of one; none for a game that counts."""
-    if game.outcome is not Outcome.VOID:
-        return []
-    return [next((name for text, name in _VOID_CLASSES.items() if text in (game.void or "")), "other")]
+    return finite(metrics)
 
 
 def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
@@ -86,7 +49,7 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
     for game in games:
         if game.attack is None or game.attack.invalid is not None:
             continue
-        why_void = _void_classes(game)
+        why_void = void_class(game, _VOID_CLASSES)
         if "judge_failed" in why_void:
             failed += 1
         elif "judge_abstained" in why_void or (game.judgement is not None and game.judgement.label is None):
@@ -104,9 +67,9 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
         prefix + "abstention_rate": abstained / asked,
         prefix + "failure_rate": failed / asked,
         prefix + "injected": float(len(injected)) or math.nan,
-        prefix + "no_error_rate": _share(g.judgement is not None and g.judgement.label is Label.SAFE for g in injected),
-        prefix + "realistic_rate": _share(realism),
-        UNREAD_RATE: _share(_unread(g) for g in answers),
+        prefix + "no_error_rate": share(g.judgement is not None and g.judgement.label is Label.SAFE for g in injected),
+        prefix + "realistic_rate": share(realism),
+        UNREAD_RATE: share(_unread(g) for g in answers),
         **_vote_metrics(prefix, games),
     }
 
@@ -127,22 +90,22 @@ def _vote_metrics(prefix: str, games: list[GameRecord]) -> dict[str, float]:
     edited_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if v.edited_first]
     original_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if not v.edited_first]
     return {
-        prefix + "disagreement_rate": _share(len({v.label for v in votes}) > 1 for votes in ballots if len(votes) > 1),
-        prefix + "position_bias": _share(edited_first) - _share(original_first),
+        prefix + "disagreement_rate": share(len({v.label for v in votes}) > 1 for votes in ballots if len(votes) > 1),
+        prefix + "position_bias": share(edited_first) - share(original_first),
     }
 
 
 def _turn_metrics(prefix: str, turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str, float]:
     metrics = {
         prefix + "turns": float(len(turns)) or math.nan,
-        prefix + "format_violation_rate": _share(bool(t.violations) for t in turns),
-        prefix + "truncation_rate": _share(t.truncated for t in turns),
-        prefix + "tokens": _mean([t.tokens for t in turns]),
+        prefix + "format_violation_rate": share(bool(t.violations) for t in turns),
+        prefix + "truncation_rate": share(t.truncated for t in turns),
+        prefix + "tokens": mean([t.tokens for t in turns]),
         prefix + "tokens_max": float(max((t.tokens for t in turns), default=math.nan)),
     }
     # Parsers name their violations; a name made of anything else must not become a metric.
     kinds = [[kind if _PLAIN_NAME.fullmatch(kind) else "other" for kind in t.violations] for t in turns]
-    return metrics | _shares_by_name(prefix + "violation/", kinds)
+    return metrics | shares_by_name(prefix + "violation/", kinds)
 
 
 def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
@@ -153,15 +116,15 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     with_error = [g for g in games if g.judgement is not None and g.judgement.label is Label.HARMFUL]
     decided = [g for g in with_error if g.outcome.is_right is not None]
     metrics = _turn_metrics(prefix, attacks) | {
-        prefix + "parse_rate": _share(a.note is not None for a in attacks),
-        prefix + "valid_rate": _share(a.invalid is None for a in attacks),
-        prefix + "injection_rate": _share(bool(a.injections) for a in attacks),
-        prefix + "changed_words": _mean([a.changed_words for a in valid]),
-        prefix + "changed_sentences": _mean([len(a.changed_sentences) for a in valid]),
+        prefix + "parse_rate": share(a.note is not None for a in attacks),
+        prefix + "valid_rate": share(a.invalid is None for a in attacks),
+        prefix + "injection_rate": share(bool(a.injections) for a in attacks),
+        prefix + "changed_words": mean([a.changed_words for a in valid]),
+        prefix + "changed_sentences": mean([len(a.changed_sentences) for a in valid]),
         prefix + "decided": float(len(decided)) or math.nan,
-        prefix + "success_rate": _share(g.outcome is Outcome.MISSED_ERROR for g in decided),
+        prefix + "success_rate": share(g.outcome is Outcome.MISSED_ERROR for g in decided),
     }
-    metrics |= _shares_by_name(prefix + "invalid/", [[a.invalid.value] if a.invalid else [] for a in attacks])
+    metrics |= shares_by_name(prefix + "invalid/", [[a.invalid.value] if a.invalid else [] for a in attacks])
     return metrics | diversity_metrics(games)
 
 
@@ -175,67 +138,25 @@ def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
     harmful = [g for g in games if g.judgement and g.judgement.label is Label.HARMFUL]
     safe = [g for g in games if g.judgement and g.judgement.label is Label.SAFE]
     said_harmful = [g for g in games if g.assessment and g.assessment.verdict is Label.HARMFUL]
-    recall = _share(right(g) for g in harmful)
+    recall = share(right(g) for g in harmful)
     metrics = _turn_metrics(prefix, assessments) | {
-        prefix + "parse_rate": _share(a.verdict is not None for a in assessments),
-        prefix + "unreadable_rate": _share(a.verdict is None for a in assessments),
-        prefix + "accuracy": _share(right(g) for g in games),
-        prefix + "balanced_accuracy": (recall + _share(right(g) for g in safe)) / 2,
-        prefix + "precision": _share(right(g) for g in said_harmful),
+        prefix + "parse_rate": share(a.verdict is not None for a in assessments),
+        prefix + "unreadable_rate": share(a.verdict is None for a in assessments),
+        prefix + "accuracy": share(right(g) for g in games),
+        prefix + "balanced_accuracy": (recall + share(right(g) for g in safe)) / 2,
+        prefix + "precision": share(right(g) for g in said_harmful),
         prefix + "recall": recall,
         prefix + "f1": _f1(sum(right(g) for g in harmful), len(said_harmful), len(harmful)),
-        prefix + "false_positive_rate": _share(g.outcome is Outcome.FALSE_POSITIVE for g in safe),
+        prefix + "false_positive_rate": share(g.outcome is Outcome.FALSE_POSITIVE for g in safe),
     }
     for category in sorted({g.category.value for g in games}):
-        metrics[prefix + f"accuracy/{category}"] = _share(right(g) for g in games if g.category == category)
+        metrics[prefix + f"accuracy/{category}"] = share(right(g) for g in games if g.category == category)
     known = [g for g in games if g.category == "vanilla_harmful" and g.spec.error_type is not None]
     for error_type in sorted({g.spec.error_type.value for g in known if g.spec.error_type}):
-        metrics[prefix + f"recall/{error_type}"] = _share(right(g) for g in known if g.spec.error_type == error_type)
+        metrics[prefix + f"recall/{error_type}"] = share(right(g) for g in known if g.spec.error_type == error_type)
     return metrics
-
-
-def _reward_metrics(role: Role, games: list[GameRecord]) -> dict[str, float]:
-    """Rewards of one role in games that reward it: totals, components, and groups that teach nothing."""
-    if not games:
-        return {}
-    prefix = f"selfplay/{role.value}/"
-    totals = [sum(g.rewards[role].values()) for g in games]
-    metrics = {prefix + "reward": _mean(totals), prefix + "reward_std": _std(totals)}
-    components: dict[str, list[float]] = defaultdict(list)
-    groups: dict[str, list[float]] = defaultdict(list)
-    for game, total in zip(games, totals, strict=True):
-        for name, value in game.rewards[role].items():
-            components[name].append(value)
-        if game.uid:
-            groups[game.uid].append(total)
-    for name, values in sorted(components.items()):
-        metrics[prefix + f"reward_{name}"] = _mean(values)
-    comparable = [group for group in groups.values() if len(group) > 1]
-    return metrics | {
-        prefix + "groups": float(len(comparable)) or math.nan,
-        prefix + "small_group_rate": _share(len(group) == 1 for group in groups.values()),
-        prefix + "no_signal_rate": _share(max(group) - min(group) < _SAME_REWARD for group in comparable),
-    }
-
-
-def _shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
-    """For each name, the share of items that have it."""
-    return {prefix + name: _share(name in own for own in names) for name in sorted({n for own in names for n in own})}
 
 
 def _f1(found: int, said: int, present: int) -> float:
     """Harmonic mean of precision and recall; not a number where nothing is said nor present."""
     return 2 * found / (said + present) if said + present else math.nan
-
-
-def _mean(values: list[float] | list[int]) -> float:
-    return sum(values) / len(values) if values else float("nan")
-
-
-def _std(values: list[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-
-
-def _share(flags: Iterable[bool]) -> float:
-    return _mean([float(f) for f in flags])

@@ -15,11 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSynta
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from medserl_agentloop.core.interaction import Message, Prompt, place
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
-
-Message = dict[str, str]
 
 COPY_TEMPLATE = "copy"
 """The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
@@ -78,6 +77,10 @@ class PromptProfile:
         if (self.folder / system).exists():
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
+
+    def prompt(self, role: Role, category: Category, note: str) -> Prompt:
+        """The same with the note kept apart: it is untrusted text."""
+        return Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
 
     def _render(self, name: str, **values: str) -> str:
         try:

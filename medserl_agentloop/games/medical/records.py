@@ -6,11 +6,16 @@ it as one JSON line.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from medserl_agentloop.core.records import GameRecord as CoreRecord
+from medserl_agentloop.core.records import OpponentRecord as OpponentRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
@@ -163,22 +168,8 @@ class Judgement(_Record):
     votes: list[Vote] = []
 
 
-class OpponentRecord(_Record):
-    """Who played the role that is not trained, where it was not the live policy.
-
-    Attributes:
-        role: The opponent's role.
-        kind: ``endpoint`` or ``pool``.
-        version: The served model's name, or the checkpoint in a pool; None if it never answered.
-    """
-
-    role: Role
-    kind: str
-    version: str | None
-
-
-class GameRecord(_Record):
-    """One game from seed note to rewards.
+class GameRecord(CoreRecord):
+    """One game from seed note to rewards; what every game's record has, and:
 
     Attributes:
         spec: The facts of the row.
@@ -187,36 +178,22 @@ class GameRecord(_Record):
         attack: The attacker's turn, in games that have one.
         assessment: The assessor's turn, if it was reached.
         judgement: The judge's word on the presented note.
-        rewards: Reward components by role; empty until scored and in void games.
         scheme: Name of the reward scheme.
-        void: Why the game does not count for anyone; None if it does.
         profile: Prompt profile the turns were rendered with.
-        context: ``isolated`` or ``shared``.
-        step: Training step that used the game, -1 before it is known.
-        uid: Identifier of the prompt group.
-        session: Number of the game within its group.
-        players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
-        policy_version: Weights of the live policy: the training step they were pushed after.
-        opponent: Who took the other role's turn; None where the live policy did, or nobody.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     spec: GameSpec
     presented_note: str | None = None
-    error_sentences: list[str] = []
+    error_sentences: list[str] = Field(default=[])
     attack: AttackRecord | None = None
     assessment: AssessmentRecord | None = None
     judgement: Judgement | None = None
-    rewards: Rewards = {}
+    rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
     scheme: str = ""
-    void: str | None = None
     profile: str = ""
-    context: str = ""
-    step: int = -1
-    uid: str = ""
-    session: int = 0
-    policy_version: int | None = None
-    players: dict[Role, str] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -230,11 +207,17 @@ class GameRecord(_Record):
             )
         return values
 
-    opponent: OpponentRecord | None = None
-
     @property
     def category(self) -> Category:
         return self.spec.category
+
+    @property
+    def kind(self) -> str:
+        return self.spec.category.value
+
+    @property
+    def is_void(self) -> bool:
+        return self.outcome is Outcome.VOID
 
     @property
     def outcome(self) -> Outcome:
@@ -260,16 +243,27 @@ class GameRecord(_Record):
             return False
         return self.category.has_attack and self.judgement.label not in (None, self.spec.target_label)
 
-    def reward(self, role: Role) -> float | None:
-        """The role's reward: the sum of its components, None if the role is not rewarded."""
-        components = self.rewards.get(role)
-        return None if components is None else sum(components.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able form, for transport and for the games file."""
-        return self.model_dump(mode="json")
-
 
 def record_schema() -> dict[str, Any]:
     """The JSON Schema of one line of a games file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GameRecord.model_json_schema()}
+
+
+def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
+    """The game records of a file, in order.
+
+    Args:
+        path: The file.
+        on_bytes: Called with the length of each line that has been read.
+
+    Raises:
+        ValueError: A line is not a game record; names file and line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+                yield GameRecord.model_validate(json.loads(line))
+            except ValueError as error:  # not UTF-8, not JSON, or not a record
+                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+            on_bytes(len(line))

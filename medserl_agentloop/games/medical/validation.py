@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label, Role
 from medserl_agentloop.scoring.answers import predict
 from medserl_agentloop.scoring.metrics import Scores, score
 from medserl_agentloop.scoring.reference import ReferenceNote
@@ -34,6 +34,25 @@ def answer_facts(record: GameRecord) -> dict[str, str | None]:
     verdict = None if said.verdict is None else said.verdict.value
     answer = {"verdict": verdict, "sentence": said.sentence, "correction": said.correction}
     return {TEXT_ID: record.spec.text_id, ANSWER: json.dumps(answer)}
+
+
+def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
+    """One game as numbers for verl's validation metrics, and as texts for the official scores.
+
+    ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
+    """
+    outcome = record.outcome
+    assessed = record.assessment is not None and outcome is not Outcome.VOID
+    attack = record.attack
+    return {
+        "acc": float(bool(outcome.is_right)) if assessed else None,
+        "attacker_reward": record.reward(Role.ATTACKER),
+        "assessor_reward": record.reward(Role.ASSESSOR),
+        "attack_valid": None if attack is None else float(attack.invalid is None),
+        "undetected": float(outcome is Outcome.MISSED_ERROR) if attack and assessed else None,
+        "void": float(outcome is Outcome.VOID),
+        **answer_facts(record),
+    }
 
 
 def official_notes(dataset: Any) -> Notes:

@@ -16,7 +16,7 @@ from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, JUDGE_FAILE
 from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _REASON_CHARACTERS = 300
 class Judge(Protocol):
     """Says whether the presented note of a game is harmful. May abstain, may raise.
 
-    A class with a class method ``from_config(config: SelfPlayConfig)`` is built by it, any other
+    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other
     without arguments. An instance serves one process and must not bind to an event loop before it
     is asked.
     """
@@ -62,7 +62,7 @@ def judge_class(name: str) -> Any:
 
 
 def build_judge(
-    config: SelfPlayConfig, reward_router_address: str | None = None, reward_model: str | None = None
+    config: MedicalConfig, reward_router_address: str | None = None, reward_model: str | None = None
 ) -> Judge:
     """The judge of a run, with dataset labels in its place for untouched notes.
 

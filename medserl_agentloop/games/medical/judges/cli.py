@@ -103,6 +103,7 @@ def calibrate(
 
     from medserl_agentloop.core.config import selfplay_config
     from medserl_agentloop.data.reader import read_files
+    from medserl_agentloop.games.medical.config import MedicalConfig
     from medserl_agentloop.games.medical.judges.calibration import Answer, known_edits, report_table
     from medserl_agentloop.games.medical.judges.calibration import calibrate as measure
     from medserl_agentloop.games.medical.judges.report import write_report
@@ -113,7 +114,7 @@ def calibrate(
     logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
     columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        config = selfplay_config({"judge": judge, "profile": profile}, settings or [])
+        config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)
         edits = known_edits(read.vignettes, limit or None, seed)
         with Progress(*columns, console=console, transient=True) as progress:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.cache import JudgementCache, recall
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, JudgeQuery, ask
@@ -47,7 +47,7 @@ class HttpJudge:
         self._open: dict[asyncio.AbstractEventLoop, tuple[_Batch, asyncio.Task[dict[str, Any]]]] = {}
 
     @classmethod
-    def from_config(cls, config: SelfPlayConfig) -> HttpJudge:
+    def from_config(cls, config: MedicalConfig) -> HttpJudge:
         """The judge of a run."""
         return cls(config.judge_server)
 

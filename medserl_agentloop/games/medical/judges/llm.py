@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.cache import JudgementCache, recall
 from medserl_agentloop.games.medical.judges.marking import mark_changes
@@ -114,7 +114,7 @@ class LlmJudge:
         self._cache = JudgementCache(server.cache) if server.cache else None
 
     @classmethod
-    def from_config(cls, config: SelfPlayConfig) -> LlmJudge:
+    def from_config(cls, config: MedicalConfig) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
         return cls(config.judge_server, judge_template(config.profile))
 

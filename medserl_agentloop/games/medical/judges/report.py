@@ -19,7 +19,7 @@ from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import replacing
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
 _HOW_IT_IS_REACHED = {
     "url", "api_key_env", "timeout_s", "retries", "backoff_s", "backoff_max_s", "concurrency", "batch_size",
@@ -194,7 +194,7 @@ def read_report(path: str | Path) -> JudgeReport:
         ) from None
 
 
-def judge_identity(config: SelfPlayConfig, reward_model: str | None = None) -> dict[str, Any]:
+def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> dict[str, Any]:
     """What of a run's configuration makes its judge the judge that it is: its name, model, wording and options.
 
     Args:

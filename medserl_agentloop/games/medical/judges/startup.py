@@ -14,7 +14,7 @@ from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.games.medical.rewards.correction import LEAST_INFORMATION, corrected
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
 _NODE = JudgeServer.node
 _PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}
@@ -26,7 +26,7 @@ _NEED_NO_REPORT = ("labels", "oracle")
 """``labels`` reads no note, so that there is nothing to measure; ``oracle`` is never wrong in the toy clinic."""
 
 
-def check_judge_server(selfplay: SelfPlayConfig, reward: DictConfig) -> None:
+def check_judge_server(selfplay: MedicalConfig, reward: DictConfig) -> None:
     """Refuse a judge that lacks what it needs.
 
     Args:
@@ -81,7 +81,7 @@ def unreachable(judge: str, server: JudgeServer) -> str | None:
     return None
 
 
-def check_judge_report(selfplay: SelfPlayConfig, reward: DictConfig) -> None:
+def check_judge_report(selfplay: MedicalConfig, reward: DictConfig) -> None:
     """Refuse a report that is missing, of another judge, or of a judge that is too bad for the run.
 
     Args:
@@ -135,7 +135,7 @@ def check_judge_report(selfplay: SelfPlayConfig, reward: DictConfig) -> None:
             raise ValueError(f"selfplay.correct_judge=True: {error}. Use a better judge, or set it to false.") from None
 
 
-def calibration_line(selfplay: SelfPlayConfig) -> str | None:
+def calibration_line(selfplay: MedicalConfig) -> str | None:
     """What a run says once of its judge's calibration; None for a judge that needs none and has none."""
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from medserl_agentloop.core.run_check.run import Run
 
@@ -36,6 +37,7 @@ def reward_model(run: Run) -> Iterator[str]:
 
 def _server(run: Run) -> Iterator[str]:
     rollout = f"{NODE}.rollout"
+    selfplay: Any = run.selfplay
     name, own_gpus = run[f"{rollout}.name"], run[f"{NODE}.enable_resource_pool"]
     if name not in SERVED_BY:
         yield (
@@ -59,7 +61,7 @@ def _server(run: Run) -> Iterator[str]:
             f"{rollout}.free_cache_engine=True, verl's default: verl takes the memory of a reward model with GPUs of "
             f"its own away at the start and never gives it back. Set {rollout}.free_cache_engine=False."
         )
-    bound = run.selfplay.judge == "llm" and run.selfplay.judge_server.json_schema
+    bound = selfplay.judge == "llm" and selfplay.judge_server.json_schema
     if name == "sglang" and bound and run[f"{rollout}.engine_kwargs.sglang.grammar_backend"] == "none":
         yield (
             f"{rollout}.engine_kwargs.sglang.grammar_backend=none: SGLang refuses answers bound to a JSON schema, and "

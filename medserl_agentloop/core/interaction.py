@@ -1,0 +1,314 @@
+"""The seam between the core and a game: what a game says of itself, and how its turns go by.
+
+A game is a subclass of :class:`Interaction`. ``selfplay.game`` names it: a package or module of
+``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. The methods that take an instance id have the
+shape that verl's multi-turn interactions had up to 0.7.1. The agent loop drives them; the reward manager and the
+trainer ask the same class for scores, metrics and checks. It knows no tokens but their number.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from uuid import uuid4
+
+from omegaconf import DictConfig
+
+from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.metrics import game_metrics
+from medserl_agentloop.core.records import GameRecord
+
+AGENT_NAME = "medserl_selfplay"
+"""``agent_name`` of the rows that the self-play agent loop plays."""
+
+NO_ROLE_ID = 0
+"""What ``role_ids`` holds on tokens of nobody."""
+
+Message = dict[str, str]
+
+# Private-use characters: no template holds them, and chat templates that strip white space keep them.
+_PLACE = re.compile("\ue000(\\w+)\ue000")
+
+
+def place(name: str) -> str:
+    """Where a prompt has room for the untrusted text ``name``."""
+    return f"\ue000{name}\ue000"
+
+
+def split_at_places(text: str) -> list[str]:
+    """``text`` cut at its places: text, the name of a place, text, and so on."""
+    return _PLACE.split(text)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Chat messages, with untrusted text kept apart from them.
+
+    Attributes:
+        messages: The messages; ``place(name)`` stands where a text of ``data`` belongs.
+        data: Text of unknown origin by name. The encoder tokenises it so that no control token comes out.
+    """
+
+    messages: tuple[Message, ...]
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    def filled(self) -> list[Message]:
+        """The messages with the texts in their places."""
+        return [
+            {**message, "content": _PLACE.sub(lambda found: self.data[found[1]], message["content"])}
+            for message in self.messages
+        ]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose turn it is and what they read.
+
+    Attributes:
+        role: One of the game's roles.
+        prompt: What is new to them: the opening messages of a conversation, or the next ones.
+        max_tokens: The turn's token budget.
+        conversation: Which conversation of the game the turn belongs to; None for the role's only one.
+        prefix: How the prompt begins the player's turn, after the chat template's generation prompt.
+        stop: Strings that end the turn besides the end-of-turn token.
+    """
+
+    role: str
+    prompt: Prompt
+    max_tokens: int
+    conversation: str | None = None
+    prefix: str = ""
+    stop: tuple[str, ...] = ()
+
+
+class Tokens(Protocol):
+    """What a game may know of the run's tokenizer."""
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """Strings that the tokenizer has special tokens for."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Tokens that an untrusted text takes in a prompt."""
+        ...
+
+
+class Game(Protocol):
+    """One game in progress."""
+
+    record: Any
+
+    def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
+        """Take the turn of whoever's turn it is."""
+        ...
+
+    def make_void(self, reason: str) -> None:
+        """End the game without a result: nobody is rewarded, nothing is trained on."""
+        ...
+
+
+G = TypeVar("G", bound=Game)
+R = TypeVar("R", bound=GameRecord)
+
+
+class Interaction(ABC, Generic[G, R]):
+    """A kind of game. Subclasses say the roles, start a game on a row, and say whose turn it is.
+
+    Args:
+        config: The run's ``selfplay`` node, as ``Config`` reads it.
+        tokens: The run's tokenizer; None where games are only scored and counted.
+    """
+
+    roles: ClassVar[tuple[str, ...]]
+    """Names of the roles. Their order gives the ids in the column ``role_ids``, from 1."""
+
+    Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig
+    """The ``selfplay`` node, with the game's own keys."""
+
+    Record: ClassVar[type[GameRecord]] = GameRecord
+    """The record of one game."""
+
+    shown: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The game's own numbers on the line that every step prints: label and metric."""
+
+    def __init__(self, config: Any, tokens: Tokens | None = None) -> None:
+        self.config = config
+        self.tokens = tokens
+        self._games: dict[str, G] = {}
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """All strings that end a turn of the game besides the end-of-turn token."""
+        return []
+
+    # -- what a game must say ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def new_game(self, facts: Mapping[str, Any]) -> G:
+        """Start a game on the facts of a row, its ``extra_info``.
+
+        Raises:
+            ValueError: The facts are incomplete.
+        """
+
+    @abstractmethod
+    def next_turn(self, game: G) -> Turn | None:
+        """Whose turn it is; None if the game is over."""
+
+    # -- what a game may say -------------------------------------------------------------------------------------
+
+    async def score(self, record: R) -> None:
+        """Complete the record of a finished game: its rewards, and whatever they need.
+
+        For games that reward themselves while they are played there is nothing to do.
+        """
+
+    def use_reward_model(self, address: str | None, model: str | None) -> None:
+        """Learn where verl serves a reward model (``host:port`` and name), before the first game is scored."""
+
+    @classmethod
+    def kind(cls, facts: Mapping[str, Any]) -> str:
+        """The kind of a row's game, for ``selfplay.mix``; as :attr:`GameRecord.kind` afterwards."""
+        return ""
+
+    def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: Any) -> tuple[int, int]:
+        """Check one row of a data set, and say how many tokens it may need.
+
+        Args:
+            facts: Its ``extra_info``.
+            prompt: Its column ``prompt``.
+            encoder: The run's :class:`core.encoding.ChatEncoder`.
+
+        Returns:
+            Tokens of the first prompt, and the most that the response can take as verl counts it.
+
+        Raises:
+            ValueError: The row cannot be played; says why and what to do.
+        """
+        turns = self.sample_turns(facts)
+        prompts = [len(encoder.opening(turn).ids) for turn in turns]
+        return prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
+
+    def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
+        """The first turn of each conversation that a game on this row may have; for checks and the certificate."""
+        turn = self.next_turn(self.new_game(facts))
+        return [] if turn is None else [turn]
+
+    def metrics(self, records: Sequence[R]) -> dict[str, float]:
+        """Metrics of a step's games by name, ``selfplay/…``."""
+        return game_metrics(records, self.roles)
+
+    @classmethod
+    def rules(cls) -> tuple[Rule, ...]:
+        """The alarms, with thresholds in ``selfplay.alarms``."""
+        return common_rules(cls.roles)
+
+    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
+        """What a step's numbers give reason to say; each sentence is said once in a run."""
+        return iter(())
+
+    def trained_role_won(self, record: R) -> bool | None:
+        """Whether the trained role beat its opponent; None for games that decide nothing between them."""
+        return None
+
+    def validation_numbers(self, record: R) -> dict[str, float | str | None]:
+        """One game as numbers for verl's validation metrics, and texts for :meth:`validation_scores`."""
+        return {f"{role}_reward": record.reward(role) for role in self.roles}
+
+    def read_validation_set(self, dataset: Any) -> None:
+        """See the rows of ``data.val_files`` before the first validation."""
+
+    def validation_scores(
+        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
+    ) -> Iterable[tuple[dict[str, float], str]]:
+        """Scores of a whole validation that are no averages of single games: metrics, and a line that says them.
+
+        Args:
+            sources: ``data_source`` of every game's row.
+            facts: What :meth:`validation_numbers` gave, a list per name.
+        """
+        return ()
+
+    def table(self, records: Sequence[R], count: int) -> tuple[Sequence[str], list[list[Any]]] | None:
+        """Columns and rows of up to ``count`` games to read in W&B; None for no table."""
+        return None
+
+    @classmethod
+    def check_run(cls, run: Any) -> Iterator[str]:
+        """What of a run's config cannot work with this game, one sentence for each.
+
+        Args:
+            run: A :class:`core.run_check.run.Run`.
+        """
+        return iter(())
+
+    @classmethod
+    def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
+        """What a run says once before it starts; warnings begin with ``warning:``."""
+        return iter(())
+
+    # -- verl's shape: games in progress by instance id ----------------------------------------------------------
+
+    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
+        """Start a game on ``extra_info``, the facts of one row.
+
+        Returns:
+            The instance id: the one that was given, or a new one.
+
+        Raises:
+            ValueError: The facts are incomplete, or a game of that name is in progress.
+        """
+        instance_id = instance_id or uuid4().hex
+        if instance_id in self._games:
+            raise ValueError(f"a game named {instance_id!r} is in progress already")
+        self._games[instance_id] = self.new_game(kwargs["extra_info"])
+        return instance_id
+
+    def turn(self, instance_id: str) -> Turn | None:
+        """Whose turn it is; None if the game is over."""
+        return self.next_turn(self._games[instance_id])
+
+    async def generate_response(
+        self, instance_id: str, messages: Sequence[Message], **kwargs: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        """Take the turn that the last message holds and say what the next player reads.
+
+        Args:
+            instance_id: The game.
+            messages: Chat messages; the last one is the player's.
+            **kwargs: ``prefill``, ``tokens`` and ``truncated`` of the player's turn.
+
+        Returns:
+            Whether the game is over; the next player's prompt (empty if it is); 0.0, because rewards come from the
+            reward manager; and ``{"role": the next player's}``.
+        """
+        game = self._games[instance_id]
+        game.play(messages[-1]["content"], **kwargs)
+        turn = self.next_turn(game)
+        if turn is None:
+            return True, "", 0.0, {"role": None}
+        return False, turn.prompt.filled()[-1]["content"], 0.0, {"role": turn.role}
+
+    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
+        """Score the game and return the sum of all roles' rewards; 0.0 for a void one."""
+        record: Any = self.record(instance_id)
+        await self.score(record)
+        return sum(sum(components.values()) for components in record.rewards.values())
+
+    def make_void(self, instance_id: str, reason: str) -> None:
+        """End a game that cannot go on; it will count for nobody."""
+        self._games[instance_id].make_void(reason)
+
+    def record(self, instance_id: str) -> GameRecord:
+        """The record of a game, finished or not."""
+        found: GameRecord = self._games[instance_id].record
+        return found
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Forget a game. Its record lives on with whoever holds it."""
+        self._games.pop(instance_id, None)

@@ -1,0 +1,32 @@
+"""Whether a data file is the one that the manifest beside it speaks of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+DIFFERS = (
+    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
+    f"or the file was changed since; write the folder again with data_prep/medec_to_parquet.py, or remove {MANIFEST} "
+    "if the change was meant"
+)
+
+
+def differs_from_manifest(path: Path) -> bool:
+    """Whether the manifest beside an output file has another hash for it; False where it has none."""
+    try:
+        expected = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
+        return bool(expected != sha256_of(path))
+    except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
+        return False
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""Metrics that every game has, from nothing but the records of a batch. docs/metrics.md explains every name."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from medserl_agentloop.core.records import GameRecord
+
+_VOID_CLASSES = {
+    "no room": "no_room",
+    "generation aborted": "aborted",
+    "generation timed out": "timed_out",
+    "log-probs for": "no_log_probs",
+}
+"""Class of a void game by what its reason contains. Reasons hold free text, metric names must not."""
+
+_SAME_REWARD = 1e-6
+"""Rewards closer than this are equal: a sum of components in floating point, and no advantage to speak of."""
+
+
+def game_metrics(
+    records: Sequence[GameRecord], roles: Sequence[str], void_classes: Mapping[str, str] = {}
+) -> dict[str, float]:
+    """Voids and rewards, ``selfplay/…``. What a batch holds no game for is left out, never 0.
+
+    Args:
+        records: The games.
+        roles: The game's roles.
+        void_classes: More classes of void games: by what the reason contains, the class.
+    """
+    metrics = {
+        "selfplay/games": float(len(records)),
+        "selfplay/void_rate": share(g.is_void for g in records),
+        **shares_by_name("selfplay/void/", [void_class(g, void_classes) for g in records]),
+    }
+    for role in roles:
+        metrics |= _reward_metrics(role, [g for g in records if not g.is_void and role in g.rewards])
+    return finite(metrics)
+
+
+def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
+    """The class of a void game as a list of one; none for a game that counts."""
+    if not record.is_void:
+        return []
+    classes = {**_VOID_CLASSES, **more}
+    return [next((name for text, name in classes.items() if text in (record.void or "")), "other")]
+
+
+def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
+    """Rewards of one role in games that reward it: totals, components, and groups that teach nothing."""
+    if not games:
+        return {}
+    prefix = f"selfplay/{role}/"
+    totals = [sum(g.rewards[role].values()) for g in games]
+    metrics = {prefix + "reward": mean(totals), prefix + "reward_std": _std(totals)}
+    components: dict[str, list[float]] = defaultdict(list)
+    groups: dict[str, list[float]] = defaultdict(list)
+    for game, total in zip(games, totals, strict=True):
+        for name, value in game.rewards[role].items():
+            components[name].append(value)
+        if game.uid:
+            groups[game.uid].append(total)
+    for name, values in sorted(components.items()):
+        metrics[prefix + f"reward_{name}"] = mean(values)
+    comparable = [group for group in groups.values() if len(group) > 1]
+    return metrics | {
+        prefix + "groups": float(len(comparable)) or math.nan,
+        prefix + "small_group_rate": share(len(group) == 1 for group in groups.values()),
+        prefix + "no_signal_rate": share(max(group) - min(group) < _SAME_REWARD for group in comparable),
+    }
+
+
+def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
+    """Games that a step asked for and did not get, because the worker that played them crashed.
+
+    Args:
+        expected: Games the step asked for.
+        played: Games it got.
+    """
+    lost = max(0, expected - played)
+    metrics = {"selfplay/lost_rate": lost / expected} if expected else {}
+    return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
+
+
+def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
+    """Metrics ``selfplay/opponent/…`` of a step; empty where the live policy plays all roles.
+
+    Args:
+        records: The games.
+        won: Of each game, whether the trained role won it; None where nothing was decided.
+    """
+    games = [record for record in records if record.opponent is not None]
+    if not games:
+        return {}
+    failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
+    metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
+    decided = [result for result in won if result is not None]
+    if decided:
+        metrics["selfplay/opponent/trained_role_win_rate"] = sum(decided) / len(decided)
+    return metrics
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are numbers."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
+    """For each name, the share of items that have it."""
+    return {prefix + name: share(name in own for own in names) for name in sorted({n for own in names for n in own})}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; not a number where there is none."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def share(flags: Iterable[bool]) -> float:
+    """The share of flags that are true; not a number where there is none."""
+    return mean([float(f) for f in flags])
+
+
+def _std(values: Sequence[float]) -> float:
+    centre = mean(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / len(values))

@@ -1,0 +1,96 @@
+"""The record of one game: what every game's has. A game's own record is a subclass with its facts and turns.
+
+The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one JSON line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+Rewards = dict[str, dict[str, float]]
+"""For each role that is rewarded, its components by name; a role's reward is their sum."""
+
+
+class OpponentRecord(BaseModel):
+    """Who played the role that is not trained, where it was not the live policy.
+
+    Attributes:
+        role: The opponent's role.
+        kind: ``endpoint`` or ``pool``.
+        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: str
+    kind: str
+    version: str | None
+
+
+class GameRecord(BaseModel):
+    """One game.
+
+    Attributes:
+        rewards: Reward components by role; empty until scored and in void games. A role's reward stands on the last
+            token of its last turn.
+        turn_rewards: Reward components by turn, counted from 0 in the order of play; where a game gives them, they
+            are what the tokens get, and ``rewards`` are for reading.
+        void: Why the game does not count for anyone; None if it does.
+        context: ``isolated`` or ``shared``.
+        step: Training step that used the game, -1 before it is known.
+        uid: Identifier of the prompt group.
+        session: Number of the game within its group.
+        policy_version: Weights of the live policy: the training step they were pushed after.
+        players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
+        opponent: Who took the other role's turn; None where the live policy did, or nobody.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    rewards: Rewards = {}
+    turn_rewards: dict[int, dict[str, float]] = {}
+    void: str | None = None
+    context: str = ""
+    step: int = -1
+    uid: str = ""
+    session: int = 0
+    policy_version: int | None = None
+    players: dict[str, str] = {}
+    opponent: OpponentRecord | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the game, for statistics within a kind; games of one kind have the same name here."""
+        return ""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the game has no result."""
+        return self.void is not None
+
+    def reward(self, role: str) -> float | None:
+        """The role's reward: the sum of its components, None if the role is not rewarded."""
+        components = self.rewards.get(role)
+        return None if components is None else sum(components.values())
+
+    def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
+        """What each turn earns.
+
+        Args:
+            roles: Turn numbers, each with who took it.
+
+        Returns:
+            Reward by turn number; turns that earn nothing are left out.
+        """
+        if self.turn_rewards:
+            return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
+        last = {role: number for number, role in sorted(roles.items())}
+        return {last[role]: sum(parts.values()) for role, parts in self.rewards.items() if role in last}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, for transport and for the games file."""
+        # Left out where a game has none: records of before turn_rewards existed look the same.
+        return self.model_dump(mode="json", exclude=None if self.turn_rewards else {"turn_rewards"})

@@ -1,0 +1,120 @@
+"""The ``selfplay`` node of the medical game: its own keys beside those of any game."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from medserl_agentloop.core.config import SelfPlayConfig, Share
+from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
+from medserl_agentloop.games.medical.alarms import MedicalAlarms
+from medserl_agentloop.games.medical.judges import judge_class
+from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.games.medical.rules import EditLimits
+from medserl_agentloop.games.medical.types import Category, Role, VanillaAttacker
+
+
+class TokenBudget(BaseModel):
+    """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning.
+
+    The attacker's turn may hold ``attacker_reasoning`` tokens and the note grown by
+    ``note_growth``; the assessor's may hold ``assessor`` tokens. Start-up checks that every row's
+    plan fits into ``data.max_response_length``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attacker_reasoning: int = Field(default=512, ge=1, description="Tokens for the attacker's reasoning and tags.")
+    note_growth: float = Field(default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's.")
+    assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
+
+    def attacker(self, note_tokens: int) -> int:
+        """Most tokens of an attacker's turn on a note of ``note_tokens`` tokens."""
+        return self.attacker_reasoning + self.rewritten_note(note_tokens)
+
+    def rewritten_note(self, note_tokens: int) -> int:
+        """Most tokens that a rewritten note is expected to have."""
+        return int(note_tokens * self.note_growth) + 16  # 16: short notes grow by more than a share
+
+
+class MedicalCredit(CreditSettings):
+    """Credit with the roles' names, so that each has a key."""
+
+    role_weights: dict[str, Weight] = Field(
+        default={role.value: 1.0 for role in Role}, description=CreditSettings.model_fields["role_weights"].description
+    )
+    normalize: dict[str, Normalization | None] = Field(
+        default={role.value: None for role in Role}, description=CreditSettings.model_fields["normalize"].description
+    )
+
+
+class MedicalConfig(SelfPlayConfig):
+    """Everything the game needs to know that verl has no key for."""
+
+    game: str = Field(
+        default="medical",
+        description="The game: the name of one of medserl_agentloop/games, or package.module:Class of a user's own.",
+    )
+    profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
+    train: Literal["both", "attacker", "assessor"] = Field(
+        default="both", description="Whose tokens the loss sees. The other role still plays."
+    )
+    anchor: dict[str, Share] = Field(
+        default={role.value: 0.0 for role in Role},
+        description=SelfPlayConfig.model_fields["anchor"].description,
+    )
+    reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
+    judge: str = Field(
+        default="labels",
+        description="Who decides whether a rewritten note holds an error: labels (reads no note), http, llm, "
+        "oracle (toy clinic), or package.module:Class.",
+    )
+    judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
+    judge_report: str | None = Field(
+        default=None, description="Report of 'medserl judge calibrate' on this run's judge; null: it was not measured."
+    )
+    judge_min_sensitivity: float = Field(
+        default=0.75,
+        ge=0,
+        le=1,
+        description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of what a correct catch "
+        "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
+    )
+    correct_judge: bool = Field(
+        default=False,
+        description="Correct rewards for the error rates in the report, so that they are right on average.",
+    )
+    vanilla_attacker: VanillaAttacker = Field(
+        default=VanillaAttacker.SKIP,
+        description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
+        "as in the OpenRLHF system.",
+    )
+    mix: dict[Category, Share] | None = Field(  # type: ignore[assignment]  # a Category is a str
+        default=None,
+        description="Share of each category in an epoch of training; null plays every row of the file once. "
+        "Categories left out are not played.",
+    )
+    budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
+    edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
+    credit: MedicalCredit = Field(default=MedicalCredit(), description="Advantages of the roles.")
+    alarms: MedicalAlarms = Field(
+        default=MedicalAlarms(), description="When a number of a step becomes a health alarm."
+    )
+
+    def longest_turn(self, prompt_tokens: int) -> int:
+        return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
+
+    def problems(self) -> Iterator[str]:
+        for key, check, name in (
+            ("selfplay.reward", load_scheme, self.reward),
+            ("selfplay.judge", judge_class, self.judge),
+            ("selfplay.profile", load_profile, self.profile),
+        ):
+            try:
+                check(name)
+            except ValueError as error:
+                yield f"{key}: {error}"

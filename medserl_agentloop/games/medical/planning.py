@@ -1,0 +1,86 @@
+"""Whether a row of a data set can be played as planned: its facts, its prompt, and how many tokens it may need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medserl_agentloop.core.interaction import Message
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
+
+
+def check_row(
+    facts: Mapping[str, Any], prompt: Sequence[Message], config: MedicalConfig, encoder: ProfileEncoder
+) -> tuple[int, int]:
+    """Check one row, as :meth:`Interaction.plan` does.
+
+    Raises:
+        ValueError: The row cannot be played; says why and what to do.
+    """
+    spec = GameSpec.from_extra_info(facts)
+    if spec.task is Category.DECOY_BENIGN and config.judge == "labels":
+        raise ValueError(
+            "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
+            "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+        )
+    vanilla_attacker = config.vanilla_attacker.on(facts)
+    first_role = spec.category.first_role(vanilla_attacker)
+    if list(prompt) != encoder.profile.messages(first_role, spec.task, spec.seed_note):
+        raise ValueError(_why_other_prompt(list(prompt), spec, config.profile, encoder.profile, vanilla_attacker))
+    return plan_row(spec, config, encoder, vanilla_attacker)
+
+
+def plan_row(
+    spec: GameSpec,
+    selfplay: MedicalConfig,
+    encoder: ProfileEncoder,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> tuple[int, int]:
+    """Tokens of a row's first prompt, and the most its response can take as verl counts it.
+
+    The response is the attacker's turn, the assessor's prompt with the longest note the attacker
+    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
+    opponent plays takes no room.
+    """
+    assess = encoder.of(Role.ASSESSOR, spec.category, spec.seed_note)
+    budget = selfplay.budget
+    if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
+        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+    rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
+    if not selfplay.plays(Role.ATTACKER):
+        note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
+        return len(assess.ids) - assess.data_tokens + note, budget.assessor
+    attack = encoder.of(Role.ATTACKER, spec.task, spec.seed_note)
+    attacker = budget.attacker(attack.data_tokens)
+    if not selfplay.plays(Role.ASSESSOR):
+        return len(attack.ids), attacker
+    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
+    second_prompt = len(assess.ids) - assess.data_tokens + (attacker if rewritten else assess.data_tokens)
+    return len(attack.ids), attacker + second_prompt + budget.assessor
+
+
+def _why_other_prompt(
+    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, vanilla_attacker: VanillaAttacker
+) -> str:
+    [other] = set(VanillaAttacker) - {vanilla_attacker}
+    role = spec.category.first_role(other)
+    if role is not spec.category.first_role(vanilla_attacker) and prompt == _rendered(profile, role, spec):
+        here = vanilla_attacker.value
+        return (
+            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here}. Write the file "
+            f"again with --vanilla-attacker {here}, or set selfplay.vanilla_attacker={other.value}."
+        )
+    return (
+        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
+        "or set selfplay.profile to the one it was written with."
+    )
+
+
+def _rendered(profile: PromptProfile, role: Role, spec: GameSpec) -> list[Message] | None:
+    try:
+        return profile.messages(role, spec.task, spec.seed_note)
+    except ValueError:  # a profile may have no template for copies
+        return None
