@@ -1,12 +1,14 @@
-"""Where the files that travel with the package are, and how a file is written whole or not at all."""
+"""Finding files of the package and objects of the user, and writing a file whole or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import BinaryIO
+from pkgutil import resolve_name
+from typing import Any, BinaryIO
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -27,6 +29,42 @@ def resource(name: str) -> Path:
         f"{name!r} is neither in the installed package nor in the checkout: looked at "
         + " and ".join(str(p) for p in candidates)
     )
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """The one of ``words`` that is likest to ``word``, as a question for the end of a message; empty if none is."""
+    close = get_close_matches(word, list(words), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def find_object(
+    kind: str, name: str, known: Mapping[str, Any], expected: str, fits: Callable[[Any], bool] = lambda found: True
+) -> Any:
+    """The object called ``name``, or a user's own as ``package.module:attribute``.
+
+    An import path works in every process that can import the module, Ray's workers included.
+
+    Args:
+        kind: What is looked for, e.g. ``parser``.
+        name: A key of ``known``, or an import path.
+        known: Objects, or their import paths, by name.
+        expected: How a user's own is written.
+        fits: Whether an object is of the right kind.
+
+    Raises:
+        ValueError: There is no such object; lists those there are.
+    """
+    found = known.get(name, name)
+    if isinstance(found, str) and all(found.partition(":")):
+        try:
+            found = resolve_name(found)
+        except Exception as error:  # importing a user's module may raise anything
+            raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if isinstance(found, str) or not fits(found):
+        raise ValueError(
+            f"no {kind} {name!r}{did_you_mean(name, known)}: expected one of {', '.join(sorted(known))}, or {expected}"
+        )
+    return found
 
 
 @contextmanager

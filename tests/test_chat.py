@@ -13,7 +13,7 @@ from play.chat_server import MODEL, ChatServer, chat_server, completion
 from serving import as_new
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient
-from medserl_agentloop.core.client import HttpClient, NoAnswer
+from medserl_agentloop.core.client import NoAnswer, ServerOptions
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,9 @@ def server(_server: ChatServer) -> ChatServer:
 
 
 def client(url: str, **changes: Any) -> ChatClient:
-    usual = {"timeout_s": 5.0, "tries": 3, "concurrency": 4, "backoff_s": 0.01}
+    usual = {"timeout_s": 5.0, "retries": 2, "concurrency": 4, "backoff_s": 0.01}
     special_tokens = changes.pop("special_tokens", ())
-    return ChatClient(HttpClient(f"{url}/v1", **{**usual, **changes}), MODEL, special_tokens)
+    return ChatClient(ServerOptions(url=f"{url}/v1", model=MODEL, **{**usual, **changes}).client(), special_tokens)
 
 
 def ask(url: str, content: str = "hello", prefix: str = "", times: int = 1, **changes: Any) -> list[ChatAnswer]:
@@ -153,7 +153,7 @@ def test_a_server_that_comes_back_is_asked_again(server: ChatServer) -> None:
 
 def test_a_server_that_is_gone_is_said_to_be() -> None:
     with pytest.raises(NoAnswer, match=r"^ConnectError: .+ \(2 tries\)$") as caught:
-        ask("http://127.0.0.1:9", tries=2)
+        ask("http://127.0.0.1:9", retries=1)
     assert caught.value.reason == "ConnectError"
 
 
@@ -165,7 +165,7 @@ def test_a_server_that_drips_is_given_up(server: ChatServer) -> None:
 
     server.answer = lambda role, prompt: StreamingResponse(drip())
     with pytest.raises(NoAnswer, match=r"^ReadTimeout: no answer within 0\.3 s \(1 try\)$"):
-        ask(server.url, timeout_s=0.3, tries=1)
+        ask(server.url, timeout_s=0.3, retries=0)
 
 
 def test_no_more_requests_are_in_flight_than_allowed_and_the_wait_for_a_place_is_no_time_out(
@@ -182,7 +182,7 @@ def test_no_more_requests_are_in_flight_than_allowed_and_the_wait_for_a_place_is
         return "hello"
 
     server.answer = answer
-    assert len(ask(server.url, times=12, concurrency=2, timeout_s=1.0, tries=1)) == 12
+    assert len(ask(server.url, times=12, concurrency=2, timeout_s=1.0, retries=0)) == 12
     assert most == 2
 
 

@@ -57,7 +57,10 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
-        ({"selfplay__judge": "label"}, "selfplay.judge: no judge 'label': expected one of http, labels, llm, oracle"),
+        (
+            {"selfplay__judge": "label"},
+            "selfplay.judge: no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm, oracle",
+        ),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         (
             {"selfplay__judge_server__panel": [{"modle": "x"}]},
@@ -67,10 +70,13 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
             {"selfplay__profile": "nonesuch"},
             "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl",
         ),
-        ({**ENDPOINT, "selfplay__train": "both"}, "Set selfplay.train=attacker or selfplay.train=assessor"),
+        ({**ENDPOINT, "selfplay__train": "both"}, "Set selfplay.train to the name of one role"),
         ({**ENDPOINT, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
         ({**ENDPOINT, "selfplay__opponent__url": "host:1"}, "selfplay.opponent.url=host:1: expected http://"),
-        ({**ENDPOINT, "selfplay__opponent__api_key_env": "NO_SUCH_KEY"}, "no such environment variable"),
+        (
+            {**ENDPOINT, "selfplay__opponent__api_key_env": "NO_SUCH_KEY"},
+            "selfplay.opponent.api_key_env names an environment variable that is not",
+        ),
         ({**ENDPOINT, "selfplay__opponent__rul": "latest"}, "selfplay.opponent.rul is not a key of this node (did"),
         ({**ENDPOINT, "selfplay__opponent__sampling__top_p": 2}, "selfplay.opponent.sampling.top_p=2"),
         (POOL, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"),

@@ -1,6 +1,6 @@
 """A chat model behind an OpenAI-compatible server (SGLang, vLLM, ...): messages in, a turn's text out.
 
-Used by ``core.opponent``, ``play.endpoint`` and the judge ``llm``.
+Used by whoever asks a served model for a turn: opponents, players and games.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
 from medserl_agentloop.core.interaction import Message
-from medserl_agentloop.games.medical.injections import CONTROL_TOKEN
+from medserl_agentloop.core.plain_text import CONTROL_TOKEN
+
+PATH = "/chat/completions"
+"""Path of the requests, under the base of the API."""
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
@@ -43,14 +46,14 @@ class ChatClient:
     """Asks one model.
 
     Args:
-        http: The server; its address is the base of the API, e.g. ``http://host:30000/v1``.
-        model: Name of the served model.
+        http: The server; its address is the base of the API, e.g. ``http://host:30000/v1``. Its options name the model
+            and hold more fields for each request.
         special_tokens: Special tokens of the model's tokenizer, where they are known; messages may not
             smuggle them in, nor those of common chat templates.
     """
 
-    def __init__(self, http: HttpClient, model: str, special_tokens: Iterable[str] = ()) -> None:
-        self.http, self.model = http, model
+    def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
+        self.http = http
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
@@ -59,27 +62,29 @@ class ChatClient:
 
         Args:
             messages: The chat so far.
-            fields: More fields of the request; they win over those made here, and None takes one out.
+            fields: Sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
+                takes a field out.
             prefix: Begins the turn and is no part of the answer.
 
         Raises:
             NoAnswer: No usable answer after all tries.
         """
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": self.http.options.model,
             "messages": [{**m, "content": self._as_text(m["content"])} for m in messages],
         }
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= _CONTINUE
-        wanted = {name: value for name, value in {**body, **fields}.items() if value is not None}
-        return self._read(await self.http.post("/chat/completions", wanted), prefix)
+        body |= {**fields, **self.http.options.extra_body}
+        wanted = {name: value for name, value in body.items() if value is not None}
+        return self._read(await self.http.post(PATH, wanted), prefix)
 
     def _as_text(self, content: str) -> str:
         """The content with its special tokens made harmless.
 
-        A chat server tokenises messages with special tokens switched on. Without this, an attacker
-        would learn to end the assessor's turn for it by writing ``<|im_end|>`` into its note.
+        A chat server tokenises messages with special tokens switched on. Without this, a player would learn to end
+        another one's turn by writing ``<|im_end|>`` into its own.
         """
         return self._special.sub(lambda found: found[0][0] + _JOINER + found[0][1:], content)
 

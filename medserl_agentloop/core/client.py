@@ -1,9 +1,9 @@
-"""The one HTTP client: JSON to a server that nobody vouches for, and JSON back.
+"""The one HTTP client: sends JSON to a server that is not trusted, and reads JSON back.
 
-Used by the judges, by ``chat`` (opponents, ``medserl play``), by the checkpoint pool and by ``medical_team``. The worst
-that a server can do is to give no answer: what it sends is limited in size and time and read strictly, and the
-credentials are taken out of its words before anybody sees them. Nothing is bound to an event loop before the
-first request: the reward loop, a test and ``medserl judge serve`` each bring their own.
+Everything in the package that asks a server uses it, with :class:`ServerOptions` or a subclass. The worst that a server
+can do is to give no answer: its answers are limited in size and time and read strictly, and the credentials are taken
+out of its words before they are shown. Nothing is bound to an event loop before the first request, because each caller
+brings its own.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import asyncio
 import json
 import logging
 import math
-import re
+import os
 import time
 import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.core.credentials import Credentials
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ MAX_BYTES = 8 * 2**20
 """Longest answer that is read, unpacked. A thousand games with a page of reasoning each fit."""
 
 _READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at for a message, and in it
-_SHORTEST_SECRET = 6  # Of shorter ones only whole credentials are looked for in answers: "none" is also a word.
 
 
 class NoAnswer(Exception):
@@ -134,91 +132,87 @@ class CircuitBreaker:
         self._trial_running = self._trial_running and not trial
 
 
-class Credentials:
-    """What a server is shown to be let in, and nobody else.
+class ServerAddress(BaseModel):
+    """Where a server is, what it serves, and which key it wants."""
 
-    Args:
-        url: The server's address. A user name and a password in it are sent as basic authentication.
-        key: API key, sent as a bearer token; with its scheme in front (``Basic ...``) it is sent as it is. It
-            wins over what the address holds.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    node: ClassVar[str] = ""
+    """The config's node with these options, for messages; empty where they come from a command line."""
 
-    Attributes:
-        url: The address without them, and without a slash at its end.
-        headers: The header that carries them, if there are any.
+    url: str | None = Field(default=None, repr=False, description="Base of an OpenAI-compatible API.")
+    model: str | None = Field(default=None, description="Name of the served model.")
+    api_key_env: str | None = Field(
+        default=None, description="Name of the environment variable that holds the API key; never the key itself."
+    )
 
-    Raises:
-        ValueError: The address or the key cannot be used. The message repeats neither.
-    """
-
-    def __init__(self, url: str, key: str | None = None) -> None:
-        try:
-            parts = urlsplit(url.strip())
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            usable = usable and not parts.query and not parts.fragment
-            httpx.URL(url.strip())
-        except (ValueError, httpx.InvalidURL):
-            usable = False
-        if not usable:
-            raise ValueError(
-                "the address of the server cannot be used: expected http://host:port or https://host (signs of a "
-                "password other than letters and digits are written in percent code)"
-            )
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
-        value, user, password = (key or "").strip(), unquote(parts.username or ""), unquote(parts.password or "")
-        if not value and (user or password):
-            value = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
-        if value and not (value.isascii() and value.isprintable()):
-            raise ValueError("the API key holds a character that no HTTP header can hold")
-        value = value if not value or " " in value else f"Bearer {value}"
-        self.headers = {"authorization": value} if value else {}
-        # As they stand in the address, decoded, and as they travel: a server may repeat any of them.
-        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", _decoded(value)}
-        parted = {value.rpartition(" ")[2], password or user, parts.password or "", _decoded(value).partition(":")[2]}
-        self._in_messages = _any_of(whole | parted)
-        self._in_answers = _any_of(whole | {part for part in parted if len(part) >= _SHORTEST_SECRET})
-
-    def taken_out_of(self, text: str) -> str:
-        """A message without them."""
-        return self._in_messages.sub("***", text)
-
-    def taken_out_of_answer(self, answer: Any) -> Any:
-        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes.
+    def api_key(self) -> str | None:
+        """The API key, from the environment: configs are logged.
 
         Raises:
-            RecursionError: The answer is nested too deeply.
+            ValueError: The variable is not set. Its name is not repeated: it may be a key by mistake.
         """
-        if isinstance(answer, str):
-            return self._in_answers.sub("***", answer).encode(errors="replace").decode()
-        if isinstance(answer, list):
-            return [self.taken_out_of_answer(item) for item in answer]
-        if isinstance(answer, dict):
-            clean = self.taken_out_of_answer
-            return {clean(name): clean(value) for name, value in answer.items()}
-        return answer
-
-
-def check_address(node: str, url: str) -> None:
-    """Refuse the address in a run's config if it cannot be used, or holds what no config should.
-
-    Args:
-        node: The config's node with the keys ``url`` and ``api_key_env``.
-        url: What ``url`` is.
-
-    Raises:
-        ValueError: Says what to write instead.
-    """
-    if "@" in url:
+        if not self.api_key_env:
+            return None
+        if key := os.environ.get(self.api_key_env):
+            return key
         raise ValueError(
-            f"{node}.url holds a user name or a password, and verl prints and logs the whole config. Take them out, "
-            f"and set {node}.api_key_env to the name of an environment variable that holds the word Basic, a blank "
-            "and the base64 code of user:password."
+            f"{f'{self.node}.api_key_env' if self.node else '--api-key-env'} names an environment variable that is not "
+            "set. It wants the name of a variable, such as MY_API_KEY, not the key; set that variable before the start."
         )
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{node}.url={url}: expected http://… or https://…")
-    try:
-        Credentials(url)
-    except ValueError as error:
-        raise ValueError(f"{node}.url={url}: {error}") from None
+
+    def check_address(self) -> None:
+        """Refuse an address in a run's config that cannot be used, or holds what no config should.
+
+        Raises:
+            ValueError: Says what to write instead.
+        """
+        url = self.url or ""
+        if "@" in url:
+            raise ValueError(
+                f"{self.node}.url holds a user name or a password, and verl prints and logs the whole config. Take "
+                f"them out, and set {self.node}.api_key_env to the name of an environment variable that holds the word "
+                "Basic, a blank and the base64 code of user:password."
+            )
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.node}.url={url}: expected http://… or https://…")
+        try:
+            Credentials(url)
+        except ValueError as error:
+            raise ValueError(f"{self.node}.url={url}: {error}") from None
+
+
+class ServerOptions(ServerAddress):
+    """How a server is asked. All limits hold per process."""
+
+    timeout_s: float = Field(default=300.0, gt=0, description="Seconds that one request may take, answer included.")
+    retries: int = Field(default=3, ge=0, description="Further tries after a lost connection, a time-out, 429 or 5xx.")
+    backoff_s: float = Field(default=0.5, ge=0, description="First pause between tries; it doubles, with jitter.")
+    backoff_max_s: float = Field(default=20.0, ge=0, description="Longest pause between two tries, in seconds.")
+    concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
+    extra_body: dict[str, Any] = Field(
+        default={},
+        description="More fields of a chat request, e.g. {chat_template_kwargs: {enable_thinking: false}}; null takes "
+        "a field out.",
+    )
+
+    def breaker(self) -> CircuitBreaker:
+        """When to stop asking; never by default."""
+        return CircuitBreaker()
+
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server.
+
+        Args:
+            path: Path of the requests, which ``url`` may end with.
+            timeout_s: Seconds that one request may take; None for ``timeout_s``.
+
+        Raises:
+            ValueError: The address or the API key is missing or cannot be used.
+        """
+        if self.url is None:
+            raise ValueError(f"{self.node}.url is not set")
+        base = self.url.rstrip("/").removesuffix(path)
+        return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
 
 
 @dataclass(frozen=True)
@@ -233,36 +227,22 @@ class HttpClient:
     """Asks one server.
 
     Args:
-        url: Its address, the base of all paths.
-        key: API key; see :class:`Credentials`.
-        timeout_s: Seconds that one request may take, from the connection to the last byte.
-        tries: Requests for one answer. Lost connections, time-outs, HTTP 429 and 5xx are tried again.
-        concurrency: Most requests in flight; the wait for a place does not count as time of a request.
-        backoff_s: First pause between two tries; it doubles, with jitter.
-        backoff_max_s: Longest pause.
-        breaker: Stops asking a server that is down; without one each request is made.
+        options: Where it is and how it is asked. The wait for one of its ``concurrency`` places does not count as
+            time of a request.
+
+    Attributes:
+        url: The base of all paths, without credentials.
 
     Raises:
-        ValueError: The address or the key cannot be used.
+        ValueError: The address or the key cannot be used, or the key is not in the environment.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None = None,
-        timeout_s: float,
-        tries: int = 1,
-        concurrency: int = 16,
-        backoff_s: float = 0.5,
-        backoff_max_s: float = 20.0,
-        breaker: CircuitBreaker | None = None,
-    ) -> None:
-        self._credentials = Credentials(url, key)
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self._credentials = Credentials(options.url or "", options.api_key())
         self.url = self._credentials.url
-        self._timeout_s, self._tries, self._concurrency = timeout_s, tries, concurrency
-        self._pause = wait_exponential(backoff_s, max=backoff_max_s) + wait_random(0, backoff_s)
-        self._breaker = breaker or CircuitBreaker()
+        self._pause = wait_exponential(options.backoff_s, max=options.backoff_max_s) + wait_random(0, options.backoff_s)
+        self._breaker = options.breaker()
         # A client belongs to an event loop, and a worker's is not running yet when this is built.
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
 
@@ -284,8 +264,8 @@ class HttpClient:
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
-        # Not httpx's json=, which cannot send the lone surrogates that a note may hold.
-        return await self._request("POST", path, json.dumps(body).encode(), tries=self._tries)
+        # Not httpx's json=, which cannot send the lone surrogates that a text may hold.
+        return await self._request("POST", path, json.dumps(body).encode(), tries=self.options.retries + 1)
 
     def blocking(self, request: Coroutine[Any, Any, T]) -> T:
         """Wait for one of this client's requests where code is not asynchronous; an event loop may run around it."""
@@ -305,7 +285,7 @@ class HttpClient:
     def shown(self, words: str | bytes) -> str:
         """The beginning of a server's words on one line, as they may stand in a message."""
         text = words[:_READ].decode(errors="replace") if isinstance(words, bytes) else words[:_READ]
-        return one_line(self._credentials.taken_out_of(text))[:_SHOWN]
+        return " ".join(self._credentials.taken_out_of(text).split())[:_SHOWN]
 
     async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
         trial = self._breaker.admit()
@@ -341,10 +321,12 @@ class HttpClient:
             try:
                 # httpx limits the wait for each part of an answer; a server may drip for ever.
                 status, body = await asyncio.wait_for(
-                    self._exchange(connections.http, method, path, content), self._timeout_s
+                    self._exchange(connections.http, method, path, content), self.options.timeout_s
                 )
             except asyncio.TimeoutError:
-                raise Unreachable(f"ReadTimeout: no answer within {self._timeout_s:g} s", "ReadTimeout") from None
+                raise Unreachable(
+                    f"ReadTimeout: no answer within {self.options.timeout_s:g} s", "ReadTimeout"
+                ) from None
             except httpx.HTTPError as error:
                 name = type(error).__name__
                 # Not "from error": what stands in a traceback is shown, too.
@@ -394,9 +376,9 @@ class HttpClient:
                 timeout=None,  # there is one for the whole exchange
                 verify=self.url.startswith("https:"),  # loading certificates that nobody asks for takes 40 ms
                 # The slots are the limit: waiting for one must not count against the time-out.
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.options.concurrency),
             )
-            self._connections[loop] = _Connections(http, asyncio.Semaphore(self._concurrency))
+            self._connections[loop] = _Connections(http, asyncio.Semaphore(self.options.concurrency))
         return self._connections[loop]
 
 
@@ -415,18 +397,3 @@ def read_json(text: str | bytes) -> Any:
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
     found = dict(pairs)
     return found if len(found) == len(pairs) else None
-
-
-def _decoded(authorization: str) -> str:
-    """``user:password`` of a header of basic authentication; nothing of another one."""
-    scheme, _, value = authorization.partition(" ")
-    try:
-        return b64decode(value).decode() if scheme.lower() == "basic" else ""
-    except ValueError:
-        return ""
-
-
-def _any_of(texts: set[str]) -> re.Pattern[str]:
-    """Matches each of ``texts`` in any case, the longest first; nothing where there is none."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)", re.IGNORECASE)

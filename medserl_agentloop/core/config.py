@@ -6,8 +6,7 @@ run must be is checked by :mod:`medserl_agentloop.core.run_check`.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.credit import CreditSettings
 from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.paths import did_you_mean, find_object
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.interaction import Interaction
@@ -141,20 +141,12 @@ def game_class(name: str) -> type[Interaction[Any, Any]]:
     Raises:
         ConfigError: There is no such game, or it cannot be imported.
     """
-    path = name
-    if ":" not in name:
-        known = import_module(_GAMES).GAMES
-        if name not in known:
-            raise ConfigError(
-                f"selfplay.game={name}: there is no such game{did_you_mean(name, known)}. Choose one of "
-                f"{', '.join(sorted(known))}, or package.module:Class for one of yours."
-            )
-        path = known[name]
-    module, _, attribute = path.partition(":")
     try:
-        found: type[Interaction[Any, Any]] = getattr(import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(f"selfplay.game={name} cannot be loaded: {type(error).__name__}: {error}") from error
+        found: type[Interaction[Any, Any]] = find_object(
+            "game", name, import_module(_GAMES).GAMES, "package.module:Class for one of yours"
+        )
+    except ValueError as error:
+        raise ConfigError(f"selfplay.game: {error}") from None
     if not hasattr(found, "next_turn"):
         raise ConfigError(f"selfplay.game={name} is no subclass of medserl_agentloop.core.interaction.Interaction")
     return found
@@ -199,9 +191,3 @@ def _explain(error: Any, model: Any) -> str:
         f"{key} is not a key of this node{did_you_mean(str(error['loc'][-1]), model.model_fields)}; "
         f"it has {', '.join(sorted(model.model_fields))}"
     )
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """The one of ``words`` that is likest to ``word``, as a question for the end of a message; empty if none is."""
-    close = difflib.get_close_matches(word, list(words), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

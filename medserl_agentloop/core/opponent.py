@@ -43,12 +43,12 @@ class HttpOpponent:
 
     Args:
         config: The run's ``selfplay.opponent`` node.
-        special_tokens: Special tokens of the policy's tokenizer; notes may not smuggle them in.
+        special_tokens: Special tokens of the policy's tokenizer; messages may not smuggle them in.
     """
 
     def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
         self.config = config
-        self._chat = ChatClient(config.client("/v1"), config.model, special_tokens)
+        self._chat = ChatClient(config.client("/v1"), special_tokens)
 
     async def play(self, messages: list[Message], *, max_tokens: int, prefix: str = "") -> OpponentTurn:
         """The opponent's turn, which the prompt begins with ``prefix``.
@@ -56,12 +56,12 @@ class HttpOpponent:
         Raises:
             OpponentError: No usable answer after all attempts.
         """
-        fields = {"max_tokens": max_tokens, **self.config.sampling.model_dump(), **self.config.extra_body}
+        fields = {"max_tokens": max_tokens, **self.config.sampling.model_dump()}
         try:
             answer = await self._chat.complete(messages, fields, prefix)
         except NoAnswer as error:
             raise OpponentError(error.reason) from None
-        version = answer.model or self.config.model
+        version = answer.model or str(self.config.model)
         if self.config.kind == "pool":
             # The answer itself names the weights that gave it. Whatever else a worker could look at (a
             # file, the row's step) may be older or newer than what the server played with.

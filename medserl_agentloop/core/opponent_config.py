@@ -5,13 +5,12 @@ Read by ``config.py``, the agent loop and the trainer; imports no framework.
 
 from __future__ import annotations
 
-import os
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.client import HttpClient, check_address
+from medserl_agentloop.core.client import HttpClient, ServerOptions
 
 
 class OpponentSampling(BaseModel):
@@ -23,26 +22,22 @@ class OpponentSampling(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
 
 
-class OpponentConfig(BaseModel):
+class OpponentConfig(ServerOptions):
     """Who plays the role that is not trained."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    node: ClassVar[str] = "selfplay.opponent"
 
     kind: Literal["live", "endpoint", "pool"] = Field(
         default="live",
         description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "
         "pool: earlier checkpoints of this run, served by one SGLang server whose weights are swapped.",
     )
-    url: str = Field(default="", description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool.")
-    model: str = Field(default="default", description="Model name in the requests; SGLang takes any.")
-    api_key_env: str = Field(default="", description="Environment variable that holds the API key, if one is needed.")
-    timeout_s: float = Field(default=300.0, gt=0, description="Seconds one answer may take.")
-    retries: int = Field(default=3, ge=0, description="Further attempts after time-outs, outages and HTTP 429 or 5xx.")
+    url: str | None = Field(
+        default=None, description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool."
+    )
+    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
     concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
     sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
-    extra_body: dict[str, Any] = Field(
-        default={}, description="More fields of the request, e.g. {chat_template_kwargs: {enable_thinking: false}}."
-    )
     rule: Literal["latest", "uniform", "win_rate"] = Field(
         default="uniform",
         description="Which checkpoint of the pool plays a step. win_rate prefers those that the trained role "
@@ -56,16 +51,10 @@ class OpponentConfig(BaseModel):
 
         Args:
             path: Base of the requests, under the server's root. ``url`` may or may not name the API's version.
-            timeout_s: Seconds that one request may take; None for ``timeout_s``.
+            timeout_s: As in :meth:`ServerOptions.client`.
         """
-        return HttpClient(
-            self.url.rstrip("/").removesuffix("/v1") + path,
-            # The key stays in the environment: configs are logged.
-            key=os.environ[self.api_key_env] if self.api_key_env else None,
-            timeout_s=timeout_s or self.timeout_s,
-            tries=self.retries + 1,
-            concurrency=self.concurrency,
-        )
+        root = (self.url or "").rstrip("/").removesuffix("/v1")
+        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
 
 def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: DictConfig) -> None:
@@ -79,19 +68,16 @@ def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: D
     kind = f"selfplay.opponent.kind={opponent.kind}"
     if train == "both":
         raise ValueError(
-            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set "
-            "selfplay.train=attacker or selfplay.train=assessor, or selfplay.opponent.kind=live."
+            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
+            "the name of one role, or selfplay.opponent.kind=live."
         )
     if context == "shared":
         raise ValueError(
             f"{kind} keeps the opponent's turn out of the trajectory, but selfplay.context=shared is one "
             "conversation of both roles. Set selfplay.context=isolated."
         )
-    check_address("selfplay.opponent", opponent.url)
-    if opponent.api_key_env and opponent.api_key_env not in os.environ:
-        raise ValueError(
-            f"selfplay.opponent.api_key_env={opponent.api_key_env}: there is no such environment variable; export it"
-        )
+    opponent.check_address()
+    opponent.api_key()
     if opponent.kind == "pool":
         _check_checkpoints(kind, run)
 

@@ -10,6 +10,16 @@ import json
 import re
 from typing import Any
 
+CONTROL_TOKEN = "|".join(
+    (
+        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
+        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
+        r"<</?SYS>>",
+        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
+    )
+)
+"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
+
 # Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST], <start_of_turn>.
 # Others, such as Gemma's runs of line breaks, are text.
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)

@@ -74,7 +74,7 @@ def evaluate(
     from medserl_agentloop.evaluation.answering import Sampling
     from medserl_agentloop.evaluation.robustness import read_twins, robustness_tables
     from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.play.endpoint import EndpointOptions, api_key_in
+    from medserl_agentloop.play.endpoint import EndpointOptions
     from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS
     from medserl_agentloop.scoring.reference import read_reference
     from medserl_agentloop.scoring.report import tables
@@ -100,12 +100,12 @@ def evaluate(
             options = EndpointOptions(
                 url=model,
                 model=_served_name(served),
-                api_key=api_key_in(api_key_env),
+                api_key_env=api_key_env,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 seed=seed,
                 timeout_s=timeout,
-                tries=tries,
+                retries=tries - 1,
                 concurrency=concurrency,
                 template_kwargs=template_kwargs,
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
 from medserl_agentloop.games.medical.types import Label
@@ -102,4 +102,4 @@ def wait_for_judge_server(judge_url: str, max_wait: float = 60, check_interval: 
 
 
 def _client(judge_url: str, timeout_s: float) -> HttpClient:
-    return HttpClient(judge_url.rstrip("/").removesuffix("/judge"), timeout_s=timeout_s)
+    return ServerOptions(url=judge_url, timeout_s=timeout_s, retries=0).client("/judge")

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.core.client import Credentials
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -27,7 +26,7 @@ from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.play.batch import play_batch
 from medserl_agentloop.play.driver import Player
-from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer, api_key_in
+from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 from medserl_agentloop.play.human import HumanPlayer
 from medserl_agentloop.play.rows import draw_rows
 from medserl_agentloop.report.terminal import render_game
@@ -38,8 +37,9 @@ class _Session:
     """What one call of the command plays."""
 
     specs: list[GameSpec]
-    endpoint: EndpointOptions
     config: MedicalConfig
+    served: EndpointPlayer
+    concurrency: int
     output: StepFile
     human: Role | None
 
@@ -67,24 +67,20 @@ def play(
     """Play games against a served model, judge and score them, and write their records."""
     console = Console()
     try:
-        session = _Session(
-            specs=draw_rows(data, games, seed, attacked=human is Role.ATTACKER),
-            endpoint=EndpointOptions(
-                url=_http_url(endpoint),
-                model=model,
-                api_key=api_key_in(api_key_env),
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                timeout_s=timeout,
-                concurrency=1 if human else concurrency,
-            ),
-            config=selfplay_config(
-                MedicalConfig, {"profile": profile, "judge": judge, "reward": reward}, settings or []
-            ),
-            output=_new_file(output),
-            human=human,
+        specs = draw_rows(data, games, seed, attacked=human is Role.ATTACKER)
+        config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge, "reward": reward}, settings or [])
+        options = EndpointOptions(
+            url=endpoint,
+            model=model,
+            api_key_env=api_key_env,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            timeout_s=timeout,
+            concurrency=1 if human else concurrency,
         )
+        served = EndpointPlayer(options, load_profile(profile))
+        session = _Session(specs, config, served, options.concurrency, output=_new_file(output), human=human)
         _check_decoys(session)
         records = asyncio.run(_play(session, console))
     except ValueError as error:
@@ -115,7 +111,7 @@ async def _play(session: _Session, console: Console) -> list[GameRecord]:
         if session.human is not None:
             console.print(render_game(record, title="the game you played"))
 
-    async with aclosing(EndpointPlayer(session.endpoint, load_profile(session.config.profile))) as served:
+    async with aclosing(session.served) as served:
         await served.check()
         players: dict[Role, Player] = dict.fromkeys(Role, served)
         if session.human is not None:
@@ -127,7 +123,7 @@ async def _play(session: _Session, console: Console) -> list[GameRecord]:
                 judge,
                 session.config,
                 session.output,
-                concurrency=session.endpoint.concurrency,
+                concurrency=session.concurrency,
                 on_game=on_game,
             )
 
@@ -151,14 +147,6 @@ def _check_decoys(session: _Session) -> None:
             f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "
             "use another judge, or data without the category"
         )
-
-
-def _http_url(url: str) -> str:
-    try:
-        Credentials(url)
-    except ValueError as error:
-        raise ValueError(f"--endpoint: {error}") from None
-    return url
 
 
 def _new_file(path: Path) -> StepFile:

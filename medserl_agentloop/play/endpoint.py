@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from medserl_agentloop.core.chat import ChatClient
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
+from pydantic import Field, field_validator
+
+from medserl_agentloop.core.chat import PATH, ChatClient
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, ServerOptions
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
 
 
-@dataclass(frozen=True)
-class EndpointOptions:
-    """How a server is asked.
+class EndpointOptions(ServerOptions):
+    """How a server is asked for turns. The address may hold a user name and a password."""
 
-    Attributes:
-        url: Base of the API; ``/v1`` is added where it has no path. May hold a user name and a password.
-        model: Name of the served model.
-        api_key: Sent as a bearer token; None sends none.
-        max_tokens: Most tokens of one turn.
-        temperature: Sampling temperature.
-        seed: Makes every turn's sampling seed, together with role and note.
-        timeout_s: Seconds that one request may take.
-        tries: Requests for one turn before the game is void.
-        concurrency: Most requests in flight.
-        backoff_s: First pause between two tries; it doubles up to 20 seconds.
-        template_kwargs: Arguments of the server's chat template, e.g. ``{"enable_thinking": False}``.
-    """
+    url: str = Field(repr=False, description="Base of the API; /v1 is added where it has no path.")
+    model: str = Field(description="Name of the served model.")
+    max_tokens: int = Field(default=4096, description="Most tokens of one turn.")
+    temperature: float = Field(default=1.0, description="Sampling temperature.")
+    seed: int = Field(default=0, description="Makes every turn's sampling seed, together with role and note.")
+    template_kwargs: dict[str, Any] = Field(default={}, description="Arguments of the server's chat template.")
 
-    url: str = field(repr=False)
-    model: str
-    api_key: str | None = field(default=None, repr=False)
-    max_tokens: int = 4096
-    temperature: float = 1.0
-    seed: int = 0
-    timeout_s: float = 300.0
-    tries: int = 4
-    concurrency: int = 16
-    backoff_s: float = 0.5
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def base(self) -> str:
-        """The API's base without a slash at its end."""
-        url = self.url.rstrip("/")
-        return url if urlsplit(url).path.strip("/") else f"{url}/v1"
-
-
-def api_key_in(variable: str | None) -> str | None:
-    """The API key that an environment variable holds; None where no variable is named.
-
-    Raises:
-        ValueError: It is not set.
-    """
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        # The name is not repeated: it may be a key by mistake.
-        raise ValueError("--api-key-env names an environment variable that is not set; it wants the name, not the key")
-    return key
+    @field_validator("url")
+    @classmethod
+    def _with_a_path(cls, url: str) -> str:
+        base = url.strip().rstrip("/")
+        return base if "/" in base.partition("://")[2] else f"{base}/v1"
 
 
 class EndpointPlayer:
@@ -81,15 +44,8 @@ class EndpointPlayer:
         self.parser = profile.parser
         self._options = options
         self.profile = profile
-        self._http = HttpClient(
-            options.base,
-            key=options.api_key,
-            timeout_s=options.timeout_s,
-            tries=options.tries,
-            concurrency=options.concurrency,
-            backoff_s=options.backoff_s,
-        )
-        self._chat = ChatClient(self._http, options.model)
+        self._chat = ChatClient(options.client(PATH))
+        self._http = self._chat.http
         self.url = self._http.url
         """The API's base, without credentials."""
 

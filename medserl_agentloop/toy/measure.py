@@ -189,7 +189,7 @@ def _found(game: GameRecord) -> bool:
 
 
 def _right(game: GameRecord) -> bool:
-    return game.outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
+    return bool(game.outcome.is_right)
 
 
 def _rate(measure: str, holds: Sequence[bool]) -> Rate:

@@ -12,7 +12,7 @@ from judges.local_server import by_index
 from judges.test_llm import PRESENT, TEMPLATE, completion
 
 from medserl_agentloop.core.chat import ChatClient
-from medserl_agentloop.core.client import HttpClient, NoAnswer
+from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.games.medical.judges import judge_game
 from medserl_agentloop.games.medical.judges.http import HttpJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
@@ -36,7 +36,8 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
         labels = create_medical_judge_remote_function(url, timeout_s)("", queries)
         return [NO_ANSWER * one["is_parsing_error"] + one["judge_reasoning"] for one in labels.values()]
     if client == "chat":
-        chat = ChatClient(HttpClient(url, key=server.api_key(), timeout_s=timeout_s), "m")
+        options = ServerOptions(url=url, model="m", api_key_env=key_env, timeout_s=timeout_s, retries=0)
+        chat = ChatClient(options.client())
         try:
             return [chat.http.blocking(chat.complete([{"role": "user", "content": "hello"}], {})).text]
         except NoAnswer as error:

@@ -18,11 +18,12 @@ from omegaconf import OmegaConf
 from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
+from medserl_agentloop.core.client import ServerAddress
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
-from medserl_agentloop.games.medical.judges.options import JudgeServer, PanelModel
+from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.startup import unreachable
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
@@ -74,7 +75,10 @@ def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("oracle9", "no judge 'oracle9': expected one of http, labels, llm, oracle, or package.module"),
+        (
+            "oracle9",
+            "no judge 'oracle9' (did you mean 'oracle'?): expected one of http, labels, llm, oracle, or package.module",
+        ),
         ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
         (f"{__name__}:NoJudge", "is not a class with a method 'async def judge(self, record) -> Judgement'"),
@@ -183,7 +187,7 @@ def test_a_server_that_does_not_answer_is_one_line(judge: str, path: str) -> Non
 def test_every_server_of_a_panel_is_tried() -> None:
     dead = unused_url()
     with serving(lambda number, body: by_index(body)) as server:
-        panel = [PanelModel(url=f"{dead}/v1", model="second")]
+        panel = [ServerAddress(url=f"{dead}/v1", model="second")]
         problem = unreachable("llm", server.options().model_copy(update={"model": "first", "panel": panel}))
     assert problem is not None and dead in problem
 

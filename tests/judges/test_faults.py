@@ -162,7 +162,8 @@ def test_a_cancelled_trial_does_not_keep_the_circuit_open_for_ever() -> None:
         with pytest.raises(Unreachable):
             await client.post("/judge", {})
         trial = asyncio.create_task(client.post("/judge", {}))
-        await asyncio.sleep(0.05)
+        while len(server.requests) < 2:
+            await asyncio.sleep(0.01)
         trial.cancel()
         await asyncio.gather(trial, return_exceptions=True)
         release.set()

@@ -10,13 +10,13 @@ from judges.local_server import harmful
 from judges.test_llm import PRESENT, completion
 
 from medserl_agentloop.core.chat import ChatClient
-from medserl_agentloop.core.client import HttpClient, NoAnswer, read_json
+from medserl_agentloop.core.client import NoAnswer, ServerOptions, read_json
 from medserl_agentloop.games.medical.judges.llm import parse_verdict
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
 from medserl_agentloop.games.medical.types import Label
 
 PASSWORD = "hunter2-hunter2"
-HTTP = HttpClient(f"http://anna:{PASSWORD}@localhost", timeout_s=1.0)
+HTTP = ServerOptions(url=f"http://anna:{PASSWORD}@localhost").client()
 CHAT = ChatClient(HTTP, "m")
 ANSWERS = [
     json.dumps(answer).encode()

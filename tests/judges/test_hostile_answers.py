@@ -16,7 +16,7 @@ from judges.clients import CLIENTS, NO_ANSWER, ask, http_answer, raw_server
 from judges.local_server import Status, by_index, harmful, serving
 from judges.test_llm import PRESENT, completion
 
-from medserl_agentloop.core.client import MAX_BYTES, HttpClient, NoAnswer
+from medserl_agentloop.core.client import MAX_BYTES, NoAnswer, ServerOptions
 
 # --- size ---
 
@@ -176,7 +176,7 @@ def test_any_bytes_are_an_answer_or_none(client: str) -> None:
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more))
 def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
     with raw_server(line) as url:
-        client = HttpClient(url, timeout_s=0.3)
+        client = ServerOptions(url=url, timeout_s=0.3, retries=0).client()
         try:
             client.blocking(client.post("/judge", {}))
         except NoAnswer as error:

@@ -11,7 +11,7 @@ from judges.local_server import harmful, serving
 from judges.test_llm import PRESENT, completion
 from support import run_with
 
-from medserl_agentloop.core.client import HttpClient, NoAnswer
+from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.medical_team import test_judge_connection
@@ -105,14 +105,15 @@ def test_a_key_with_its_scheme_is_sent_as_it_is(monkeypatch: pytest.MonkeyPatch)
 )
 def test_an_address_that_cannot_be_used_is_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="expected http://host:port") as error:
-        HttpClient(url, timeout_s=1.0)
+        ServerOptions(url=url).client()
     assert url not in str(error.value) and "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["sk-\nsecret", "sk-sécret"])
-def test_a_key_that_no_header_can_hold_is_not_repeated(key: str) -> None:
+def test_a_key_that_no_header_can_hold_is_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_TEST_KEY", key)
     with pytest.raises(ValueError, match="no HTTP header can hold") as error:
-        HttpClient("http://host", key=key, timeout_s=1.0)
+        ServerOptions(url="http://host", api_key_env="JUDGE_TEST_KEY").client()
     assert "cret" not in str(error.value)
 
 
@@ -134,9 +135,10 @@ def test_a_short_key_is_no_reason_to_change_what_a_model_says(monkeypatch: pytes
         assert ask("chat", server.url, key_env="JUDGE_TEST_KEY") == ["none of it"]
 
 
-def test_the_exceptions_hold_no_secret_either() -> None:
+def test_the_exceptions_hold_no_secret_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_TEST_KEY", KEY)
     with raw_server(b"HTTP/1.1 400 X\r\ncontent-length: 17\r\n\r\n" + KEY.encode()) as url:
-        client = HttpClient(url, key=KEY, timeout_s=5.0)
+        client = ServerOptions(url=url, api_key_env="JUDGE_TEST_KEY").client()
         with pytest.raises(NoAnswer) as caught:
             asyncio.run(client.post("/judge", {}))
     assert KEY not in repr(caught.value) + str(caught.getrepr(style="short"))

@@ -14,11 +14,11 @@ from judges.local_server import Status, serving
 from judges.test_llm import PRESENT, TEMPLATE, VERDICT, completion, options
 from support import run_with
 
-from medserl_agentloop.core.client import BadAnswer
+from medserl_agentloop.core.client import BadAnswer, ServerAddress
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.options import Agreement, PanelModel
+from medserl_agentloop.games.medical.judges.options import Agreement
 from medserl_agentloop.games.medical.judges.votes import combine
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Vote
@@ -183,8 +183,8 @@ def test_a_panel_asks_each_of_its_models_with_its_own_address_and_key(monkeypatc
         serving(lambda number, body: completion(absent)) as two,
     ):
         panel = [
-            PanelModel(url=two.url + "/v1", model="second", api_key_env="SECOND_KEY"),
-            PanelModel(model="third"),
+            ServerAddress(url=two.url + "/v1", model="second", api_key_env="SECOND_KEY"),
+            ServerAddress(model="third"),
         ]
         (game,) = judged(one, panel=panel, api_key_env="FIRST_KEY")
         asked = {
@@ -202,7 +202,9 @@ def test_a_judge_is_down_when_none_of_its_models_answers() -> None:
 
     with serving(broken) as down, serving(lambda number, body: completion(PRESENT)) as up:
         quick = {"retries": 0, "breaker_failures": 1}
-        half = LlmJudge(options(down, panel=[PanelModel(url=up.url + "/v1")], agreement="abstain", **quick), TEMPLATE)
+        half = LlmJudge(
+            options(down, panel=[ServerAddress(url=up.url + "/v1")], agreement="abstain", **quick), TEMPLATE
+        )
         whole = LlmJudge(options(down, votes=2, **quick), TEMPLATE)
         assert asyncio.run(half.judge(played())).label is Label.HARMFUL
         with pytest.raises(BadAnswer, match="2 of 2 votes were lost: Unreachable: HTTP 500"):

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
 
 def options(server: ChatServer, **changes: Any) -> EndpointOptions:
-    return replace(EndpointOptions(server.url, MODEL, backoff_s=0.01, timeout_s=5.0), **changes)
+    return EndpointOptions(**{"url": server.url, "model": MODEL, "backoff_s": 0.01, "timeout_s": 5.0, **changes})
 
 
 async def ask(options: EndpointOptions, profile: Any = None, note: str = CLEAN_NOTE, check: bool = False) -> Any:
@@ -61,7 +60,7 @@ def test_a_completion_becomes_the_turn_as_the_model_wrote_it(server: ChatServer)
 def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
     server.answer = lambda role, prompt: answer
     with pytest.raises(NoReplyError, match=reason):
-        reply(server, tries=2)
+        reply(server, retries=1)
 
 
 def test_a_note_cannot_end_the_models_chat_turn(server: ChatServer) -> None:
@@ -73,10 +72,11 @@ def test_a_note_cannot_end_the_models_chat_turn(server: ChatServer) -> None:
     assert forged in said.text
 
 
-def test_the_key_travels_and_is_never_shown(server: ChatServer) -> None:
-    reply(server, api_key="sk-secret")
+def test_the_key_travels_and_is_never_shown(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYER_KEY", "sk-secret")
+    reply(server, api_key_env="PLAYER_KEY")
     assert server.keys == ["Bearer sk-secret"]
-    assert "sk-secret" not in repr(options(server, api_key="sk-secret"))
+    assert "sk-secret" not in repr(options(server, api_key_env="PLAYER_KEY", url="http://anna:sk-secret@host"))
 
 
 def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
@@ -114,4 +114,4 @@ def test_a_server_that_cannot_play_is_refused(server: ChatServer, models: Any, s
 
 def test_an_address_without_a_server_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:9/v1/models .*base of an"):
-        asyncio.run(ask(EndpointOptions("http://127.0.0.1:9", MODEL), check=True))
+        asyncio.run(ask(EndpointOptions(url="http://127.0.0.1:9", model=MODEL), check=True))

@@ -17,9 +17,9 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.backends.cpu import PLATFORM_NAME, ROLLOUT_NAME
-from medserl_agentloop.core.config import did_you_mean
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, REF, ROLLOUT, Run
+from medserl_agentloop.paths import did_you_mean
 
 # Where verl has an if-chain instead of a registry, the names stand here; tests compare them with verl's.
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from medserl_agentloop.backends.cpu import PLATFORM_NAME
-from medserl_agentloop.core.config import did_you_mean, game_class
+from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
+from medserl_agentloop.paths import did_you_mean
 
 TRAINER_MODES = ("selfplay_sync",)
 ROLE_ESTIMATOR_NAMES = tuple(NORMALIZATIONS)

@@ -128,7 +128,7 @@ def compare_notes(old: str, new: str) -> Edit:
     removed: list[str] = []
     sentences = words = 0
     cut_short, same = False, True
-    for start, end, new_start, new_end in _changed_runs(before, after):
+    for start, end, new_start, new_end in changed_runs(before, after):
         gone, come = before[start:end], after[new_start:new_end]
         removed += gone
         inserted += come
@@ -150,7 +150,7 @@ def compare_notes(old: str, new: str) -> Edit:
     )
 
 
-def _changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
+def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
     """Maximal runs of differing sentences as (start, end) in ``before`` and in ``after``."""
     runs: list[tuple[int, int, int, int]] = []
     for op in Levenshtein.opcodes(before, after):

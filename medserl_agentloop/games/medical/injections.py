@@ -12,17 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from medserl_agentloop.core.plain_text import CONTROL_TOKEN
 from medserl_agentloop.games.medical.canonical import visible
-
-CONTROL_TOKEN = "|".join(
-    (
-        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
-        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
-        r"<</?SYS>>",
-        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
-    )
-)
-"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
 
 CONTROL_KINDS = frozenset({"special_token", "tag"})
 """Kinds of injections that no note may hold: they inflate it, or confuse whoever quotes it in an answer."""

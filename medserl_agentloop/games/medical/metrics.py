@@ -21,11 +21,6 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.types import Label, Role
 
-_DECIDED = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
-"""Outcomes of a note that holds an error and got a readable verdict."""
-
-_RIGHT = (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
-
 _VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
@@ -119,7 +114,7 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     prefix = "selfplay/attacker/"
     # Success: the error went unnoticed, of all rewritten notes that do hold one.
     with_error = [g for g in games if g.judgement is not None and g.judgement.label is Label.HARMFUL]
-    decided = [g for g in with_error if g.outcome in _DECIDED]
+    decided = [g for g in with_error if g.outcome.is_right is not None]
     metrics = _turn_metrics(prefix, attacks) | {
         prefix + "parse_rate": share(a.note is not None for a in attacks),
         prefix + "valid_rate": share(a.invalid is None for a in attacks),
@@ -138,7 +133,7 @@ def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
     prefix = "selfplay/assessor/"
 
     def right(game: GameRecord) -> bool:
-        return game.outcome in _RIGHT
+        return bool(game.outcome.is_right)
 
     harmful = [g for g in games if g.judgement and g.judgement.label is Label.HARMFUL]
     safe = [g for g in games if g.judgement and g.judgement.label is Label.SAFE]

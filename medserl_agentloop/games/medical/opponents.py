@@ -5,14 +5,6 @@ from __future__ import annotations
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 
-WINNERS = {
-    Outcome.CORRECT_DETECTION: Role.ASSESSOR,
-    Outcome.CORRECT_REJECTION: Role.ASSESSOR,
-    Outcome.MISSED_ERROR: Role.ATTACKER,
-    Outcome.FALSE_POSITIVE: Role.ATTACKER,
-}
-"""Who wins by an outcome; by the others nobody does."""
-
 
 def trained_role_won(record: GameRecord) -> bool | None:
     """Whether the trained role beat its opponent; None for games that decide nothing between them.
@@ -24,5 +16,5 @@ def trained_role_won(record: GameRecord) -> bool | None:
         return None
     if record.attack is None:
         return None  # one player only
-    winner = WINNERS.get(record.outcome)
-    return winner is not None and winner != record.opponent.role
+    assessor_won = record.outcome.is_right
+    return assessor_won is not None and assessor_won is (record.opponent.role == Role.ATTACKER)

@@ -65,6 +65,13 @@ class Outcome(str, Enum):
     CORRECT_REJECTION = "correct_rejection"
     FALSE_POSITIVE = "false_positive"
 
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the assessor's verdict was right; None where the game has no verdict that counts."""
+        if self in (Outcome.VOID, Outcome.INVALID_ATTACK, Outcome.UNREADABLE):
+            return None
+        return self in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -43,10 +43,9 @@ def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
     """
     outcome = record.outcome
     assessed = record.assessment is not None and outcome is not Outcome.VOID
-    right = outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
     attack = record.attack
     return {
-        "acc": float(right) if assessed else None,
+        "acc": float(bool(outcome.is_right)) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
         "assessor_reward": record.reward(Role.ASSESSOR),
         "attack_valid": None if attack is None else float(attack.invalid is None),

@@ -6,7 +6,6 @@ same way, ``selfplay.judge=package.module:Class``.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.labels import LabelJudge
 from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, JUDGE_FAILED, GameRecord, Judgement
+from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
@@ -55,15 +55,7 @@ def judge_class(name: str) -> Any:
     Raises:
         ValueError: There is no such judge, it cannot be imported, or it is no judge.
     """
-    module, _, attribute = JUDGES.get(name, name).partition(":")
-    if not attribute:
-        raise ValueError(
-            f"no judge {name!r}: expected one of {', '.join(sorted(JUDGES))}, or package.module:Class for one of yours"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise ValueError(f"judge {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = find_object("judge", name, JUDGES, "package.module:Class for one of yours")
     if not inspect.isclass(found) or not inspect.iscoroutinefunction(getattr(found, "judge", None)):
         raise ValueError(f"judge {name!r} is not a class with a method 'async def judge(self, record) -> Judgement'")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,16 +29,15 @@ class ShapeName(str, Enum):
 @app.command()
 def serve(
     backend: Annotated[BackendName, typer.Option(help="Labels of the categories, or a language model.")],
-    url: Annotated[Optional[str], typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,  # noqa: UP045
-    model: Annotated[Optional[str], typer.Option(help="llm: name of the model.")] = None,  # noqa: UP045
-    api_key_env: Annotated[Optional[str], typer.Option(help="llm: environment variable that holds the key.")] = None,  # noqa: UP045
+    url: Annotated[str | None, typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="llm: name of the model.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="llm: environment variable that holds the key.")] = None,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
-    cache: Annotated[Optional[str], typer.Option(help="llm: folder of answers given before.")] = None,  # noqa: UP045
+    cache: Annotated[str | None, typer.Option(help="llm: folder of answers given before.")] = None,
     timeout_s: Annotated[float, typer.Option(help="llm: seconds that one request may take.")] = 30.0,
     concurrency: Annotated[int, typer.Option(help="llm: requests in flight at once.")] = 16,
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2."),
+        list[str] | None, typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2.")
     ] = None,
     shape: Annotated[
         ShapeName, typer.Option(help="Answers bare, as the original server, or under score_key.")
@@ -91,7 +90,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
     ] = None,
 ) -> None:

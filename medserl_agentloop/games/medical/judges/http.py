@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -19,18 +18,11 @@ from medserl_agentloop.games.medical.records import GameRecord, Judgement
 
 
 @dataclass
-class _Asked:
-    query: JudgeQuery
-    answer: asyncio.Future[Judgement]
-
-
-@dataclass
 class _Batch:
-    """Queries of one event loop that wait for others to join them, and requests under way."""
+    """Games of one event loop that are asked about together."""
 
-    waiting: list[_Asked] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    requests: set[asyncio.Task[None]] = field(default_factory=set)
+    queries: dict[int, JudgeQuery] = field(default_factory=dict)
+    full: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HttpJudge:
@@ -52,7 +44,7 @@ class HttpJudge:
         self._client = server.client("/judge")
         self._cache = JudgementCache(server.cache) if server.cache else None
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
-        self._batches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batch] = WeakKeyDictionary()
+        self._open: dict[asyncio.AbstractEventLoop, tuple[_Batch, asyncio.Task[dict[str, Any]]]] = {}
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
@@ -74,49 +66,38 @@ class HttpJudge:
         return answer.model_copy(update={"seconds": time.monotonic() - started})
 
     async def _ask(self, record: GameRecord) -> Judgement:
-        loop = asyncio.get_running_loop()
-        batch = self._batches.setdefault(loop, _Batch())
-        asked = _Asked(JudgeQuery.of(next(self._numbers), record), loop.create_future())
-        batch.waiting.append(asked)
-        if len(batch.waiting) >= self._server.batch_size:
-            self._send(batch)
-        elif batch.timer is None:
-            batch.timer = loop.call_later(self._server.batch_wait_ms / 1000, self._send, batch)
-        return await asked.answer
-
-    def _send(self, batch: _Batch) -> None:
-        if batch.timer is not None:
-            batch.timer.cancel()
-        asked, batch.waiting, batch.timer = batch.waiting, [], None
-        request = asyncio.get_running_loop().create_task(self._request(asked))
-        batch.requests.add(request)  # the loop itself holds tasks weakly
-        request.add_done_callback(batch.requests.discard)
-
-    async def _request(self, batch: list[_Asked]) -> None:
-        batch = [asked for asked in batch if not asked.answer.done()]  # whose game was cancelled, is not asked about
-        if not batch:
-            return
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        if loop not in self._open:
+            self._open[loop] = (new := _Batch()), loop.create_task(self._answers(new))
+        batch, answers = self._open[loop]
+        batch.queries[number] = JudgeQuery.of(number, record)
+        if len(batch.queries) >= self._server.batch_size:
+            self._close(batch)
         try:
-            answers = await ask(self._client, [asked.query.model_dump(exclude_none=True) for asked in batch])
-        except BaseException as error:
-            for asked in batch:
-                if not asked.answer.done():
-                    asked.answer.set_exception(BadAnswer("cancelled") if not isinstance(error, Exception) else error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for asked in batch:
-            if asked.answer.done():
-                continue
-            try:
-                asked.answer.set_result(self._judgement(answers[str(asked.query.game_idx)]))
-            except NoAnswer as error:
-                asked.answer.set_exception(error)
-
-    def _judgement(self, answer: Any) -> Judgement:
+            answer = (await asyncio.shield(answers))[str(number)]
+        except asyncio.CancelledError:
+            batch.queries.pop(number, None)
+            raise
         if isinstance(answer, NoAnswer):
             raise answer
         try:
             return JudgeAnswer.read(answer).to_judgement(self.name)
         except ValueError as error:
             raise BadAnswer(str(error)) from None
+
+    async def _answers(self, batch: _Batch) -> dict[str, Any]:
+        """The server's answers by game number, once the batch is full or has waited."""
+        try:
+            await asyncio.wait_for(batch.full.wait(), self._server.batch_wait_ms / 1000)
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            self._close(batch)
+        queries = [query.model_dump(exclude_none=True) for query in batch.queries.values()]
+        return await ask(self._client, queries) if queries else {}
+
+    def _close(self, batch: _Batch) -> None:
+        """Let no more games join."""
+        if not batch.full.is_set():
+            batch.full.set()
+            del self._open[asyncio.get_running_loop()]

@@ -14,7 +14,7 @@ from typing import Literal
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict
 
-from medserl_agentloop.core.chat import ChatAnswer, ChatClient
+from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
@@ -62,11 +62,11 @@ class _Model:
 
     def __init__(self, server: JudgeServer, wording: str) -> None:
         if server.model is None:
-            raise ValueError("selfplay.judge_server.model is not set")
+            raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
-        self.chat = ChatClient(server.client("/chat/completions"), server.model)
-        self._max_tokens, self._json_schema = server.max_tokens, server.json_schema
-        self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens, **server.extra_body}
+        self.chat = ChatClient(server.client(PATH))
+        self._json_schema = server.json_schema
+        self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
         version = json.dumps([wording, _SCHEMA, server.temperature, server.extra_body], sort_keys=True)
         self.version = hashlib.sha256(version.encode()).hexdigest()
 
@@ -85,7 +85,7 @@ class _Model:
             logger.warning("the judge's server refuses response_format=json_schema; it is not sent any more")
             self._json_schema = False
         if answer.truncated:
-            raise BadAnswer(f"cut off after {self._max_tokens} tokens (selfplay.judge_server.max_tokens)")
+            raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
         return parse_verdict(answer.text)
 
     async def _complete(self, prompt: str, *, json_schema: bool = True) -> ChatAnswer:

@@ -11,9 +11,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from rapidfuzz.distance import Levenshtein
-
-from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.games.medical.edits import changed_runs, split_sentences
 
 # "<|im_end|>", "</think>", "<s>", "[INST]"; but neither "BP <140" nor "[2]".
 _TOKEN_LOOK_ALIKE = re.compile(r"<(?=[^\s\d=.])|\[(?=/?[A-Z_]+\])")
@@ -44,12 +42,9 @@ def plain_text(text: str) -> str:
 def mark_changes(original: str, presented: str) -> tuple[list[NoteLine], list[NoteLine]]:
     """The sentences of both notes, those that differ marked."""
     before, after = split_sentences(original), split_sentences(presented)
-    gone: set[int] = set()
-    come: set[int] = set()
-    for op in Levenshtein.opcodes(before, after):
-        if op.tag != "equal":
-            gone |= set(range(op.src_start, op.src_end))
-            come |= set(range(op.dest_start, op.dest_end))
+    runs = changed_runs(before, after)
+    gone = {n for start, end, _, _ in runs for n in range(start, end)}
+    come = {n for _, _, start, end in runs for n in range(start, end)}
     return _lines(before, gone), _lines(after, come)
 
 

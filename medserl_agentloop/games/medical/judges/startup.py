@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, check_address
+from medserl_agentloop.core.chat import PATH
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.report import differences, judge_identity, read_report
 from medserl_agentloop.games.medical.rewards import load_scheme
@@ -15,8 +16,8 @@ from medserl_agentloop.games.medical.rewards.correction import LEAST_INFORMATION
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
-_NODE = "selfplay.judge_server"
-_PROBES = {"http": ("/judge", "/health"), "llm": ("/chat/completions", "/models")}
+_NODE = JudgeServer.node
+_PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}
 """Of judges that ask a server: the path they ask, and one that answers at once."""
 
 _PROBE_TIMEOUT_S = 3.0
@@ -50,7 +51,7 @@ def check_judge_server(selfplay: MedicalConfig, reward: DictConfig) -> None:
         )
     for member in server.members():
         if member.url is not None:
-            check_address(_NODE, member.url)
+            member.check_address()
         if selfplay.judge == "llm" and member.url is not None and member.model is None:
             raise ValueError(f"selfplay.judge=llm needs {_NODE}.model: the name the server knows its model by.")
         member.api_key()
@@ -65,7 +66,7 @@ def unreachable(judge: str, server: JudgeServer) -> str | None:
     for member in server.members():
         if member.url is None:
             continue
-        client = member.model_copy(update={"timeout_s": _PROBE_TIMEOUT_S}).client(asked)
+        client = member.client(asked, _PROBE_TIMEOUT_S)
         try:
             client.blocking(client.get(probed))
         except BadAnswer:  # it answers

@@ -7,13 +7,12 @@ frozen dataclass of constants and one function; another one is named by its impo
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 
 from medserl_agentloop.games.medical.records import GameRecord, Rewards
 from medserl_agentloop.games.medical.rewards.general_sum import GeneralSumTerms, medical_general_sum
 from medserl_agentloop.games.medical.rewards.zero_sum import MedserlTerms, ZeroSumTerms, medserl, zero_sum
+from medserl_agentloop.paths import find_object
 
 __all__ = [
     "SCHEMES",
@@ -40,23 +39,9 @@ SCHEMES: dict[str, RewardScheme] = {
 def load_scheme(name: str) -> RewardScheme:
     """The scheme called ``name``, or a user's own as ``package.module:function``.
 
-    An import path works in every process that can import the module, Ray's workers included.
-
     Raises:
         ValueError: There is no such scheme; lists those there are.
     """
-    if name in SCHEMES:
-        return SCHEMES[name]
-    module, _, attribute = name.partition(":")
-    try:
-        scheme = getattr(import_module(module), attribute) if module and attribute else None
-    except Exception as error:  # importing a user's module may raise anything
-        raise ValueError(f"reward scheme {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(scheme):
-        close = get_close_matches(name, SCHEMES, n=1)
-        raise ValueError(
-            f"no reward scheme {name!r}{f' (did you mean {close[0]!r}?)' if close else ''}: expected one of "
-            f"{', '.join(sorted(SCHEMES))}, or package.module:function of a function GameRecord -> Rewards"
-        )
-    found: RewardScheme = scheme
-    return found
+    expected = "package.module:function of a function GameRecord -> Rewards"
+    scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
+    return scheme

@@ -14,9 +14,6 @@ from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Role
 
-_RIGHT = (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
-_WRONG = (Outcome.MISSED_ERROR, Outcome.FALSE_POSITIVE)
-
 
 @dataclass(frozen=True)
 class ZeroSumTerms:
@@ -70,7 +67,7 @@ def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZERO_SUM) -> Rewards:
     """
     if record.outcome is Outcome.VOID:
         return {}
-    assessor_game = terms.win * ((record.outcome in _RIGHT) - (record.outcome in _WRONG))
+    assessor_game = terms.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
     rewards: Rewards = {}
     if record.attack is not None:
         attacker: dict[str, float] = {}
