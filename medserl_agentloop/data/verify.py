@@ -28,6 +28,7 @@ from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker
+from medserl_agentloop.paths import resource
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
@@ -155,6 +156,24 @@ def count_rows(paths: Sequence[Path]) -> int:
         UnreadableFile: A file is missing or is not parquet.
     """
     return sum(_parquet_file(path).metadata.num_rows for path in paths)
+
+
+def load_tokenizer(path: str | None) -> Any:
+    """The tokenizer in a folder; without one the tiny player's.
+
+    Raises:
+        ValueError: It cannot be loaded.
+    """
+    from verl.utils import hf_tokenizer
+
+    try:
+        return hf_tokenizer(path or str(resource("assets/tiny_player")))
+    except FileNotFoundError:
+        raise ValueError("the tiny player is not installed; give the model's tokenizer with --tokenizer.") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: no tokenizer can be loaded from it ({error}); give a folder with tokenizer.json."
+        ) from error
 
 
 def _parquet_file(path: Path) -> Any:
