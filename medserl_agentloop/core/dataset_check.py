@@ -13,8 +13,8 @@ from typing import Any
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.writing import DIFFERS, differs_from_manifest
 from medserl_agentloop.games.medical.prompting import Message, PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 

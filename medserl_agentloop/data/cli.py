@@ -104,25 +104,23 @@ def convert(
     from medserl_agentloop.data import conversion
     from medserl_agentloop.data.summaries import print_conversion
 
-    console = Console()
-    watch = _progress(console)
+    console, exclude_overlong = Console(), on_overlong is OnOverlong.EXCLUDE
     with _errors_in_one_line():
         fraction = _val_fraction(val_fraction, split, val_inputs)
-        read_as = ReadOptions(
-            tuple(join or ()), repair_encoding, lambda name, found: watch(found, f"reading {name}", None)
-        )
-        read = read_files([*inputs, *(val_inputs or ())], read_as, first_of=len(inputs))
+        read_as = ReadOptions(tuple(join or ()), repair_encoding)
+        read = read_files([*inputs, *(val_inputs or ())], read_as)
         refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
-        plan = RowPlan(
-            parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, read.second_part if val_inputs else None
-        )
-        screens = conversion.ScreenOptions(
-            tuple(exclude_near_duplicates_of or ()), max_prompt_tokens, tokenizer, on_overlong is OnOverlong.EXCLUDE
-        )
-        prepared = conversion.prepare(read, plan, screens, read_as, watch)
+        val_from = sum(report.cases for report in read.reports[: len(inputs)]) if val_inputs else None
+        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_from)
+        screens = []
+        if exclude_near_duplicates_of:
+            screens.append(conversion.near_duplicates_of(read_files(exclude_near_duplicates_of, read_as).vignettes))
+        if max_prompt_tokens is not None:
+            screens.append(conversion.prompt_length(max_prompt_tokens, exclude_overlong, tokenizer, plan))
+        prepared = conversion.prepare(read, plan, screens, exclude_overlong, _progress(console))
         if not dry_run:
             options = _options(context)
-            conversion.write(prepared, output, _command_line(context, options), options, watch)
+            conversion.write(prepared, output, _command_line(context, options), options)
     print_conversion(console, prepared, plan, output, dry_run)
 
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace
 from medserl_agentloop.data.official_csv import COLUMNS, check_header, read_official_records
-from medserl_agentloop.data.sources import Intake
 from medserl_agentloop.data.vignettes import Vignette
 
 _HUB = "hf:"

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from medserl_agentloop.data import fields
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
-from medserl_agentloop.data.sources import Intake, SourceFile
+from medserl_agentloop.data import intake as cell
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
 from medserl_agentloop.data.vignettes import Vignette, same_case
 
 COLUMNS = (
@@ -118,15 +117,15 @@ def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> V
     Raises:
         MedecFormatError: The row cannot be right.
     """
-    text_id = fields.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
+    text_id = cell.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
     place = RowPlace(place.file, place.row, text_id)
-    note = fields.required_text(place, "Text", cells["Text"], "the text of the note")
-    sentences = fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"]))
-    has_error = fields.error_flag(place, "Error Flag", cells["Error Flag"])
-    error_type = fields.error_type(place, "Error Type", cells["Error Type"])
-    error_sentence_id = fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
+    note = cell.required_text(place, "Text", cells["Text"], "the text of the note")
+    sentences = cell.numbered_sentences(cell.optional_text(place, "Sentences", cells["Sentences"]))
+    has_error = cell.error_flag(place, "Error Flag", cells["Error Flag"])
+    error_type = cell.error_type(place, "Error Type", cells["Error Type"])
+    error_sentence_id = cell.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
     error_sentence, corrected_sentence, corrected_note = (
-        fields.optional_text(place, column, cells[column])
+        cell.optional_text(place, column, cells[column])
         for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
     )
     if has_error and error_sentence_id < 0:
@@ -136,7 +135,7 @@ def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> V
         instead = "the row's flag says that it has no error: write -1, or flag 1"
         raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
     for column in ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text"):
-        if not has_error and fields.optional_text(place, column, cells[column]) is not None:
+        if not has_error and cell.optional_text(place, column, cells[column]) is not None:
             instead = "the row's flag says that it has no error: write NA, or flag 1"
             raise place.error(column, cells[column], instead)
     # The corrected text goes before the twin's: it differs from the error note in the error only,

@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from medserl_agentloop.data import fields
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
-from medserl_agentloop.data.sources import Intake, SourceFile
+from medserl_agentloop.data import intake as cell
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
@@ -41,7 +40,7 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """
     for place, found in _objects(source, intake, REQUIRED_KEYS + OPTIONAL_KEYS):
         values = _text_values(place, found, "a pair", REQUIRED_KEYS, OPTIONAL_KEYS)
-        text_id = fields.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
+        text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
         named = RowPlace(place.file, place.row, text_id)
         intake.claim(named)
         yield _pair(named, intake.text_of(values, TEXT_KEYS), source.sha256)
@@ -49,11 +48,11 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
 
 def _pair(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:
     error_note, clean_note = (
-        fields.required_text(place, key, values[key], "the text of the note")
+        cell.required_text(place, key, values[key], "the text of the note")
         for key in ("incorrect_note", "correct_note")
     )
     error_sentence, corrected_sentence = (
-        fields.optional_text(place, key, values[key]) for key in ("error_sentence", "corrected_sentence")
+        cell.optional_text(place, key, values[key]) for key in ("error_sentence", "corrected_sentence")
     )
     return Vignette(
         vignette_id=place.text_id,
@@ -61,7 +60,7 @@ def _pair(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:
         clean_note=clean_note,
         error_text_id=place.text_id,
         clean_text_id=place.text_id,
-        error_type=fields.error_type(place, "error_type", values["error_type"]),
+        error_type=cell.error_type(place, "error_type", values["error_type"]),
         error_sentence=error_sentence,
         corrected_sentence=corrected_sentence,
         source_sha256=sha256,
@@ -132,7 +131,7 @@ def _openrlhf_row(place: RowPlace, values: dict[str, str], found: dict[str, Any]
         key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
         if values[other].strip():
             raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
-    return fields.required_text(place, key, values[key], "the text of the note"), category
+    return cell.required_text(place, key, values[key], "the text of the note"), category
 
 
 def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | str:

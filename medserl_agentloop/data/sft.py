@@ -26,9 +26,9 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.data.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.data.writing import DIFFERS, MESSAGES, columns, differs_from_manifest
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
@@ -38,15 +38,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec,
 Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it
 
 SFT_SCHEMA: Any = pa.schema(
-    [
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("data_source", pa.string()),
-        ("game_role", pa.string()),
-        ("category", pa.string()),
-        ("split", pa.string()),
-        ("vignette_id", pa.string()),
-        ("index", pa.int64()),
-    ]
+    columns(messages=MESSAGES, data_source=str, game_role=str, category=str, split=str, vignette_id=str, index=int)
 )
 
 

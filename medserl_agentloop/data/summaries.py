@@ -16,12 +16,12 @@ from rich.text import Text
 from medserl_agentloop.data.allocation import format_mix
 from medserl_agentloop.data.conversion import Prepared, labels
 from medserl_agentloop.data.eval_rows import EvalRows
-from medserl_agentloop.data.manifest import MANIFEST
 from medserl_agentloop.data.reader import ReadReport, ReadResult
 from medserl_agentloop.data.rows import RowPlan
 from medserl_agentloop.data.sft import SftRows
 from medserl_agentloop.data.verify import Report
 from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.writing import MANIFEST
 from medserl_agentloop.games.medical.types import Category
 
 

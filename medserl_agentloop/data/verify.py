@@ -21,10 +21,9 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.manifest import DIFFERS, differs_from_manifest
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify_leaks import LeakTest
 from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
+from medserl_agentloop.data.writing import DIFFERS, SCHEMA, differs_from_manifest
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker

@@ -23,11 +23,11 @@ from medec.builders import (
 )
 from rich.console import Console
 
-from medserl_agentloop.data import manifest
+from medserl_agentloop.data import writing
 from medserl_agentloop.data.cli import _progress
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
 from medserl_agentloop.testing.tiny import tiny_tokenizer
@@ -272,6 +272,6 @@ def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_pat
 
 
 def test_version_of_a_package_that_is_not_installed_is_said_in_the_manifest(convert, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "_PACKAGES", ("pyarrow", "no-such-package"))
+    monkeypatch.setattr(writing, "_PACKAGES", ("pyarrow", "no-such-package"))
     convert("--input", pairs)
     assert manifest_of(tmp_path / "out")["versions"]["no-such-package"] == "not installed"

@@ -20,8 +20,8 @@ from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
 from medserl_agentloop.data.eval_rows import build_eval_rows
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import RowPlan, build_rows
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run

@@ -16,7 +16,7 @@ from medserl_agentloop.core.dataset_check import check_dataset, check_files, pla
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.opponent_config import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
-from medserl_agentloop.data.schema import to_table
+from medserl_agentloop.data.writing import to_table
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.testing.tiny import compose_run
