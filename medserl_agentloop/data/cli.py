@@ -251,15 +251,7 @@ def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[st
 def _options(context: typer.Context) -> dict[str, Any]:
     """Every option by its name on the command line, as the user typed it."""
     names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    return {names[name]: _plain(value) for name, value in sorted(context.params.items()) if name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
+    return {names[name]: value for name, value in sorted(context.params.items()) if name in names}
 
 
 def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
@@ -269,8 +261,8 @@ def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
         if value is True:
             words.append(name)
         elif value is not None and value is not False:
-            for item in value if isinstance(value, list) else [value]:
-                words += [name, str(item)]
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                words += [name, str(item.value if isinstance(item, Enum) else item)]
     return shlex.join(words)
 
 

@@ -1,6 +1,6 @@
 """Official MEDEC sets -> rows for validation during training: every note once, its text untouched.
 
-Called by ``data_prep/medec_eval_to_parquet.py``. Published figures are computed on the text as it
+Called by ``medserl data eval`` and by scoring. Published figures are computed on the text as it
 was published, so unlike in training rows nothing is stripped, repaired or left out here.
 """
 

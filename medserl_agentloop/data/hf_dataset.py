@@ -28,11 +28,7 @@ def is_dataset(path: Path | str) -> bool:
 
 
 def read_dataset(path: Path | str, intake: Intake) -> tuple[str, str, Iterator[Vignette]]:
-    """Name, hash of the rows, and vignettes of a data set.
-
-    Raises:
-        MedecFormatError: It cannot be loaded, lacks a column, or a row cannot be right.
-    """
+    """Name, hash of the rows, and vignettes of a data set."""
     name = str(path) if str(path).startswith(_HUB) else Path(path).name
     digest = hashlib.sha256()
     records: list[tuple[RowPlace, dict[str, str]]] = []

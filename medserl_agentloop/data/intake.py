@@ -22,7 +22,10 @@ _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 
 
 class MedecFormatError(ValueError):
-    """An input file is not what it should be; the message is a sentence for the user."""
+    """An input file is not what it should be; the message is a sentence that names file, row and column.
+
+    Every reader of this package raises it.
+    """
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,7 @@ class SourceFile:
 
 
 def read_source(path: Path) -> SourceFile:
-    """Read a file and make sure that it is UTF-8.
-
-    Raises:
-        MedecFormatError: It cannot be opened, is empty, or is in another encoding.
-    """
+    """Read a file and make sure that it is UTF-8."""
     try:
         content = path.read_bytes()
         # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
@@ -101,11 +100,7 @@ class Intake:
     not_joined: list[tuple[str, str]] = field(default_factory=list)
 
     def claim(self, place: RowPlace) -> None:
-        """Count a row with content.
-
-        Raises:
-            MedecFormatError: Another row has its id.
-        """
+        """Count a row with content."""
         self.records += 1
         first = self.claims.setdefault(place.text_id, place)
         if first is not place:

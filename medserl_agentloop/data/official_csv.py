@@ -30,22 +30,14 @@ _LARGEST_CELL = 1 << 24
 
 
 def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
-    """Read the rows and join every error row with its clean twin.
-
-    Raises:
-        MedecFormatError: The file is not a CSV with MEDEC's columns, or a row cannot be right.
-    """
+    """Read the rows and join every error row with its clean twin."""
     return read_official_records(csv_records(source), source.sha256, intake)
 
 
 def read_official_records(
     records: Iterable[tuple[RowPlace, dict[str, str]]], sha256: str, intake: Intake
 ) -> Iterator[Vignette]:
-    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record.
-
-    Raises:
-        MedecFormatError: A row cannot be right.
-    """
+    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record."""
     rows: dict[str, Vignette] = {}
     for place, cells in records:
         if any(cell.strip() for cell in cells.values()):
@@ -112,11 +104,7 @@ def check_header(file: str, header: list[str]) -> None:
 
 
 def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
-    """One row as a case of its own, its twin aside.
-
-    Raises:
-        MedecFormatError: The row cannot be right.
-    """
+    """One row as a case of its own, its twin aside."""
     text_id = cell.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
     place = RowPlace(place.file, place.row, text_id)
     note = cell.required_text(place, "Text", cells["Text"], "the text of the note")

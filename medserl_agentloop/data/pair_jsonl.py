@@ -33,11 +33,7 @@ NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the fi
 
 
 def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
-    """Read one vignette per line.
-
-    Raises:
-        MedecFormatError: A line is not such an object, or a pair cannot be right.
-    """
+    """Read one vignette per line."""
     for place, found in _objects(source, intake, REQUIRED_KEYS + OPTIONAL_KEYS):
         values = _text_values(place, found, "a pair", REQUIRED_KEYS, OPTIONAL_KEYS)
         text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
@@ -87,11 +83,7 @@ def is_openrlhf(source: SourceFile) -> bool:
 
 
 def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | None) -> Iterator[Vignette]:
-    """Read the rows and give each the case that its note belongs to.
-
-    Raises:
-        MedecFormatError: A line is not such a row, contradicts itself, or repeats another.
-    """
+    """Read the rows and give each the case that its note belongs to."""
     cases: dict[str, tuple[Vignette, set[Category]]] = {}
     for place, found in _objects(source, intake, TWO_TEXT_KEYS):
         keys = TWO_TEXT_KEYS if "prompt" not in found else ONE_TEXT_KEYS

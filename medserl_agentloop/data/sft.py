@@ -1,6 +1,6 @@
 """MEDEC pairs -> conversations to imitate before self-play, for both roles of a prompt profile.
 
-Called by ``data_prep/sft_to_parquet.py``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
+Called by ``medserl data sft``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
 Every answer is read back by the profile's own parser, and every attack played by the game's rules,
 before it is written: a model can only learn turns that count. An answer begins with the profile's
 ``assistant_prefix``, which self-play puts into the prompt.

@@ -1,6 +1,6 @@
 """Is a parquet file fit to train on? Opened as verl opens it, every row checked.
 
-Called by ``data_prep/verify_parquet.py``. ``verify_rows.py`` looks at single rows, ``verify_leaks.py``
+Called by ``medserl data verify``. ``verify_rows.py`` looks at single rows, ``verify_leaks.py``
 at labels that can be told without reading the note; here is what concerns whole files and several.
 """
 
@@ -190,7 +190,7 @@ def _parquet_file(path: Path) -> Any:
 
 
 def _wrong_columns(path: Path) -> Iterator[Finding]:
-    """Every column that is not as ``schema.py`` declares it."""
+    """Every column that is not as ``SCHEMA`` declares it."""
     file = _parquet_file(path)
     if file.metadata.num_rows == 0:
         raise UnreadableFile(

@@ -178,7 +178,7 @@ def write_manifest(
         for reason, rows in exclusions.items()
     ]
     listed = "".join(f"\n  {reason}," for reason in reasons).rstrip(",")
-    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
+    text = json.dumps(head, indent=1, ensure_ascii=False, default=str)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
     path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
