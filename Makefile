@@ -53,8 +53,8 @@ test-mutations: $(VENV)/.dev
 	$(BIN)/python -m pytest -m mutate
 
 learn: $(VENV)/.dev
-	@$(BIN)/python benchmarks/learning.py headline --results runs/learn/results
-	$(BIN)/python benchmarks/learning_pictures.py headline --results runs/learn/results
+	@$(BIN)/python -m experiments.learning.run headline --results runs/learn/results
+	$(BIN)/python -m experiments.learning.pictures headline --results runs/learn/results
 
 test-learn: $(VENV)/.dev
 	@echo "== self-play that learns"

@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate
 from medserl_agentloop.games.medical.judges.cli import app as judge_app
 from medserl_agentloop.play.cli import play
@@ -26,6 +27,7 @@ app.command()(play)
 app.command()(evaluate)
 app.command()(score)
 app.add_typer(judge_app, name="judge")
+app.add_typer(data_app, name="data")
 
 
 @app.command()

@@ -38,6 +38,11 @@ def test_the_wheel_brings_its_hydra_plugin_and_its_entry_points(wheel: Path) -> 
     assert b"medserl = medserl_agentloop.plugin" in archive.read(entry_points)
 
 
+def test_the_wheel_holds_no_experiments(wheel: Path) -> None:
+    folders = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert folders == {"hydra_plugins", "medserl_agentloop"}
+
+
 @pytest.mark.slow
 def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)

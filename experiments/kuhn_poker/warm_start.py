@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import torch
-from exploitability import context_of, information_sets, nash_conv, policy_of, said_as
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from experiments.kuhn_poker.exploitability import context_of, information_sets, nash_conv, policy_of, said_as
 from medserl_agentloop.games.kuhn_poker import ACTIONS
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 

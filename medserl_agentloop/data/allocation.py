@@ -19,15 +19,11 @@ DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversar
 
 
 class AllocationError(ValueError):
-    """The rows asked for cannot be made; the message is a sentence for the user."""
+    """The rows asked for cannot be made; the message is a sentence for the user. All functions here raise it."""
 
 
 def parse_mix(text: str) -> dict[Category, Fraction]:
-    """Read ``category=share,...``; categories left out, or with share 0, get no rows.
-
-    Raises:
-        AllocationError: A category is unknown or given twice, or a share is not a number.
-    """
+    """Read ``category=share,...``; categories left out, or with share 0, get no rows."""
     mix: dict[Category, Fraction] = {}
     for part in text.split(","):
         name, _, share = (piece.strip() for piece in part.partition("="))
@@ -52,11 +48,7 @@ def parse_mix(text: str) -> dict[Category, Fraction]:
 
 
 def parse_split(text: str) -> float:
-    """Read ``train=0.9,val=0.1``: the share of cases for validation.
-
-    Raises:
-        AllocationError: It is not two shares that add up to 1.
-    """
+    """Read ``train=0.9,val=0.1``: the share of cases for validation."""
     shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", text)
     try:
         train, val = (Fraction(share) for share in shares.groups()) if shares else (Fraction(0), Fraction(0))
@@ -76,11 +68,7 @@ def whole_shares(mix: Mix) -> dict[Category, int]:
 
 
 def largest_exact(split: str, mix: Mix, capacity: Mapping[Category, int]) -> dict[Category, int]:
-    """The most rows that ``capacity`` (vignettes that can serve a category) allows at this very mix.
-
-    Raises:
-        AllocationError: Not even one unit of the mix fits.
-    """
+    """The most rows that ``capacity`` (vignettes that can serve a category) allows at this very mix."""
     shares = whole_shares(mix)
     scarcest = min(shares, key=lambda category: Fraction(capacity[category], shares[category]))
     units = capacity[scarcest] // shares[scarcest]
@@ -94,11 +82,7 @@ def largest_exact(split: str, mix: Mix, capacity: Mapping[Category, int]) -> dic
 
 
 def exactly(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int) -> dict[Category, int]:
-    """Exactly ``rows`` rows, each category within one row of its share (largest remainders).
-
-    Raises:
-        AllocationError: A category would get no row, or more than there are vignettes to serve it.
-    """
+    """Exactly ``rows`` rows, each category within one row of its share (largest remainders)."""
     total = sum(mix.values(), Fraction(0))
     quotas = {category: rows * share / total for category, share in mix.items()}
     counts = {category: int(quota) for category, quota in quotas.items()}

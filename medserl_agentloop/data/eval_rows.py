@@ -1,6 +1,6 @@
 """Official MEDEC sets -> rows for validation during training: every note once, its text untouched.
 
-Called by ``data_prep/medec_eval_to_parquet.py``. Published figures are computed on the text as it
+Called by ``medserl data eval`` and by scoring. Published figures are computed on the text as it
 was published, so unlike in training rows nothing is stripped, repaired or left out here.
 """
 
@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace, read_source
 from medserl_agentloop.data.official_csv import csv_records, vignette_of_row
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import Row, game_row
-from medserl_agentloop.data.sources import read_source
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Role

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace
 from medserl_agentloop.data.official_csv import COLUMNS, check_header, read_official_records
-from medserl_agentloop.data.sources import Intake
 from medserl_agentloop.data.vignettes import Vignette
 
 _HUB = "hf:"
@@ -29,11 +28,7 @@ def is_dataset(path: Path | str) -> bool:
 
 
 def read_dataset(path: Path | str, intake: Intake) -> tuple[str, str, Iterator[Vignette]]:
-    """Name, hash of the rows, and vignettes of a data set.
-
-    Raises:
-        MedecFormatError: It cannot be loaded, lacks a column, or a row cannot be right.
-    """
+    """Name, hash of the rows, and vignettes of a data set."""
     name = str(path) if str(path).startswith(_HUB) else Path(path).name
     digest = hashlib.sha256()
     records: list[tuple[RowPlace, dict[str, str]]] = []

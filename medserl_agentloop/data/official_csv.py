@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from medserl_agentloop.data import fields
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
-from medserl_agentloop.data.sources import Intake, SourceFile
+from medserl_agentloop.data import intake as cell
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
 from medserl_agentloop.data.vignettes import Vignette, same_case
 
 COLUMNS = (
@@ -31,22 +30,14 @@ _LARGEST_CELL = 1 << 24
 
 
 def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
-    """Read the rows and join every error row with its clean twin.
-
-    Raises:
-        MedecFormatError: The file is not a CSV with MEDEC's columns, or a row cannot be right.
-    """
+    """Read the rows and join every error row with its clean twin."""
     return read_official_records(csv_records(source), source.sha256, intake)
 
 
 def read_official_records(
     records: Iterable[tuple[RowPlace, dict[str, str]]], sha256: str, intake: Intake
 ) -> Iterator[Vignette]:
-    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record.
-
-    Raises:
-        MedecFormatError: A row cannot be right.
-    """
+    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record."""
     rows: dict[str, Vignette] = {}
     for place, cells in records:
         if any(cell.strip() for cell in cells.values()):
@@ -113,20 +104,16 @@ def check_header(file: str, header: list[str]) -> None:
 
 
 def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
-    """One row as a case of its own, its twin aside.
-
-    Raises:
-        MedecFormatError: The row cannot be right.
-    """
-    text_id = fields.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
+    """One row as a case of its own, its twin aside."""
+    text_id = cell.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
     place = RowPlace(place.file, place.row, text_id)
-    note = fields.required_text(place, "Text", cells["Text"], "the text of the note")
-    sentences = fields.numbered_sentences(fields.optional_text(place, "Sentences", cells["Sentences"]))
-    has_error = fields.error_flag(place, "Error Flag", cells["Error Flag"])
-    error_type = fields.error_type(place, "Error Type", cells["Error Type"])
-    error_sentence_id = fields.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
+    note = cell.required_text(place, "Text", cells["Text"], "the text of the note")
+    sentences = cell.numbered_sentences(cell.optional_text(place, "Sentences", cells["Sentences"]))
+    has_error = cell.error_flag(place, "Error Flag", cells["Error Flag"])
+    error_type = cell.error_type(place, "Error Type", cells["Error Type"])
+    error_sentence_id = cell.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
     error_sentence, corrected_sentence, corrected_note = (
-        fields.optional_text(place, column, cells[column])
+        cell.optional_text(place, column, cells[column])
         for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
     )
     if has_error and error_sentence_id < 0:
@@ -136,7 +123,7 @@ def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> V
         instead = "the row's flag says that it has no error: write -1, or flag 1"
         raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
     for column in ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text"):
-        if not has_error and fields.optional_text(place, column, cells[column]) is not None:
+        if not has_error and cell.optional_text(place, column, cells[column]) is not None:
             instead = "the row's flag says that it has no error: write NA, or flag 1"
             raise place.error(column, cells[column], instead)
     # The corrected text goes before the twin's: it differs from the error note in the error only,

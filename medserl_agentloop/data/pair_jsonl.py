@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from medserl_agentloop.data import fields
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
-from medserl_agentloop.data.sources import Intake, SourceFile
+from medserl_agentloop.data import intake as cell
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
@@ -34,14 +33,10 @@ NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the fi
 
 
 def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
-    """Read one vignette per line.
-
-    Raises:
-        MedecFormatError: A line is not such an object, or a pair cannot be right.
-    """
+    """Read one vignette per line."""
     for place, found in _objects(source, intake, REQUIRED_KEYS + OPTIONAL_KEYS):
         values = _text_values(place, found, "a pair", REQUIRED_KEYS, OPTIONAL_KEYS)
-        text_id = fields.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
+        text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
         named = RowPlace(place.file, place.row, text_id)
         intake.claim(named)
         yield _pair(named, intake.text_of(values, TEXT_KEYS), source.sha256)
@@ -49,11 +44,11 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
 
 def _pair(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:
     error_note, clean_note = (
-        fields.required_text(place, key, values[key], "the text of the note")
+        cell.required_text(place, key, values[key], "the text of the note")
         for key in ("incorrect_note", "correct_note")
     )
     error_sentence, corrected_sentence = (
-        fields.optional_text(place, key, values[key]) for key in ("error_sentence", "corrected_sentence")
+        cell.optional_text(place, key, values[key]) for key in ("error_sentence", "corrected_sentence")
     )
     return Vignette(
         vignette_id=place.text_id,
@@ -61,7 +56,7 @@ def _pair(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:
         clean_note=clean_note,
         error_text_id=place.text_id,
         clean_text_id=place.text_id,
-        error_type=fields.error_type(place, "error_type", values["error_type"]),
+        error_type=cell.error_type(place, "error_type", values["error_type"]),
         error_sentence=error_sentence,
         corrected_sentence=corrected_sentence,
         source_sha256=sha256,
@@ -88,11 +83,7 @@ def is_openrlhf(source: SourceFile) -> bool:
 
 
 def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | None) -> Iterator[Vignette]:
-    """Read the rows and give each the case that its note belongs to.
-
-    Raises:
-        MedecFormatError: A line is not such a row, contradicts itself, or repeats another.
-    """
+    """Read the rows and give each the case that its note belongs to."""
     cases: dict[str, tuple[Vignette, set[Category]]] = {}
     for place, found in _objects(source, intake, TWO_TEXT_KEYS):
         keys = TWO_TEXT_KEYS if "prompt" not in found else ONE_TEXT_KEYS
@@ -132,7 +123,7 @@ def _openrlhf_row(place: RowPlace, values: dict[str, str], found: dict[str, Any]
         key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
         if values[other].strip():
             raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
-    return fields.required_text(place, key, values[key], "the text of the note"), category
+    return cell.required_text(place, key, values[key], "the text of the note"), category
 
 
 def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | str:

@@ -1,18 +1,18 @@
 """MEDEC data in any known format -> vignettes, with an account of every row.
 
-Called by ``data_prep/medec_to_parquet.py``. A new file format is a function from ``SourceFile`` and
+Called by the ``medserl data`` commands, scoring and evaluation. A new file format is a function from ``SourceFile`` and
 ``Intake`` to vignettes, called in ``_open``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace
 from medserl_agentloop.data.hf_dataset import is_dataset, read_dataset
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, read_source
 from medserl_agentloop.data.official_csv import read_official_csv
 from medserl_agentloop.data.pair_jsonl import (
     NoteJoin,
@@ -21,7 +21,6 @@ from medserl_agentloop.data.pair_jsonl import (
     read_openrlhf_jsonl,
     read_pair_jsonl,
 )
-from medserl_agentloop.data.sources import Intake, read_source
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 
 
@@ -70,20 +69,18 @@ class ReadReport:
     repaired: int
     uw_rows: int
 
+    @property
+    def cases(self) -> int:
+        """Number of vignettes."""
+        return self.pairs + self.clean_only + self.error_only
+
 
 @dataclass(frozen=True)
 class ReadResult:
-    """The vignettes of all files in file order, and one report per file.
-
-    Attributes:
-        vignettes: The cases.
-        reports: Account of every file.
-        second_part: Number of the first vignette after the first files, where the caller counted these.
-    """
+    """The vignettes of all files in file order, and one report per file."""
 
     vignettes: list[Vignette]
     reports: tuple[ReadReport, ...]
-    second_part: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,23 +90,14 @@ class ReadOptions:
     Attributes:
         join: Files in which the cases of OpenRLHF rows are looked up.
         repair_encoding: Put right UTF-8 that was read as cp1252, in every field alike.
-        watch: Wraps the stream of a file's vignettes, to show progress.
     """
 
     join: tuple[Path, ...] = ()
     repair_encoding: bool = False
-    watch: Callable[[str, Iterator[Vignette]], Iterable[Vignette]] = lambda _, vignettes: vignettes
 
 
-def read_files(
-    paths: Iterable[Path | str], options: ReadOptions | None = None, *, first_of: int | None = None
-) -> ReadResult:
+def read_files(paths: Iterable[Path | str], options: ReadOptions | None = None) -> ReadResult:
     """Read every input and make sure that no row occurs in two of them.
-
-    Args:
-        paths: The inputs.
-        options: How to read them.
-        first_of: How many inputs come before those whose first vignette ``second_part`` names.
 
     Raises:
         MedecFormatError: A file cannot be read or is not right; the message is a sentence.
@@ -119,20 +107,18 @@ def read_files(
     claims: dict[str, RowPlace] = {}
     vignettes: dict[str, Vignette] = {}
     reports: list[ReadReport] = []
-    second_part = 0
     for path in paths:
         intake = Intake(claims, options.repair_encoding)
         name, sha256, stream = _open(path, intake, joined)
         found = []
-        for vignette in options.watch(name, stream):
+        for vignette in stream:
             if vignettes.setdefault(vignette.vignette_id, vignette) is not vignette:
                 raise MedecFormatError(f"vignette {vignette.vignette_id!r} occurs twice in the input; give it once.")
             found.append(vignette)
         reports.append(_report(name, sha256, intake, found))
-        second_part = len(vignettes) if len(reports) == first_of else second_part
     if not vignettes:
         raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
-    return ReadResult(list(vignettes.values()), tuple(reports), second_part)
+    return ReadResult(list(vignettes.values()), tuple(reports))
 
 
 def refuse_uw(rows: int, agreed: bool) -> None:

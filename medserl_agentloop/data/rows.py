@@ -1,6 +1,6 @@
 """Vignettes -> the rows of ``train.parquet`` and ``val.parquet``.
 
-Called by ``data_prep/medec_to_parquet.py``. Everything here is a function of the vignettes and the
+Called by ``conversion.py``. Everything here is a function of the vignettes and the
 plan: the same ones give the same rows in the same order.
 """
 
@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.types import Category, Label, Role, Vanilla
 
 ABILITY = "medical_error_detection"
 
-Row = dict[str, Any]  # one parquet row, as schema.py declares it
+Row = dict[str, Any]  # one parquet row, as ``writing.SCHEMA`` declares it
 
 
 @dataclass(frozen=True)
@@ -133,27 +133,24 @@ def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[S
     total = sum(map(len, splits.values()))
     val_share = plan.val_fraction if plan.val_from is None else len(splits["val"]) / max(1, total)
     val_rows = None if plan.rows is None else int(plan.rows * val_share + 0.5)
-    games: dict[str, list[tuple[_Case, Category]]] = {}
+    made: dict[str, list[Row]] = {}
     reports: dict[str, SplitReport] = {}
     for name, members in splits.items():
         eligible = {category: sum(category in case.serves for case in members) for category in plan.mix}
         rows = val_rows if val_rows is None or name == "val" else (plan.rows or 0) - val_rows
         share = val_share if name == "val" else 1 - val_share
         counts = _counts(name, plan, share, len(members), eligible, rows)
-        games[name] = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
-        used = {case.number for case, _ in games[name]}
+        chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
+        used = {case.number for case, _ in chosen}
         unused = sorted((case for case in members if case.number not in used), key=lambda case: case.number)
         for case in unused:
             exclusions.add(f"without any row in {name}: the mix has no place for it", case.vignette.vignette_id)
         reports[name] = SplitReport(len(members), len(unused), eligible, counts)
-    made: dict[str, list[Row]] = {name: [] for name in games}
-    index = 0
-    for name, chosen in games.items():
-        for case, category in chosen:
+        made[name] = []
+        for index, (case, category) in enumerate(chosen, start=sum(map(len, made.values()))):
             role = category.first_role(plan.vanilla_attacker)
             note = seed_note(case.vignette, category) or ""
             made[name].append(game_row(case.vignette, category, role, note, name, index, profile))
-            index += 1
     return GameRows(made["train"], made["val"], reports, sharing, exclusions)
 
 

@@ -1,6 +1,6 @@
 """MEDEC pairs -> conversations to imitate before self-play, for both roles of a prompt profile.
 
-Called by ``data_prep/sft_to_parquet.py``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
+Called by ``medserl data sft``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
 Every answer is read back by the profile's own parser, and every attack played by the game's rules,
 before it is written: a model can only learn turns that count. An answer begins with the profile's
 ``assistant_prefix``, which self-play puts into the prompt.
@@ -29,6 +29,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.data.writing import MESSAGES, columns
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
@@ -38,15 +39,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec,
 Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it
 
 SFT_SCHEMA: Any = pa.schema(
-    [
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("data_source", pa.string()),
-        ("game_role", pa.string()),
-        ("category", pa.string()),
-        ("split", pa.string()),
-        ("vignette_id", pa.string()),
-        ("index", pa.int64()),
-    ]
+    columns(messages=MESSAGES, data_source=str, game_role=str, category=str, split=str, vignette_id=str, index=int)
 )
 
 

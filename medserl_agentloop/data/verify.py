@@ -1,6 +1,6 @@
 """Is a parquet file fit to train on? Opened as verl opens it, every row checked.
 
-Called by ``data_prep/verify_parquet.py``. ``verify_rows.py`` looks at single rows, ``verify_leaks.py``
+Called by ``medserl data verify``. ``verify_rows.py`` looks at single rows, ``verify_leaks.py``
 at labels that can be told without reading the note; here is what concerns whole files and several.
 """
 
@@ -21,13 +21,14 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify_leaks import LeakTest
 from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker
+from medserl_agentloop.paths import resource
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
@@ -157,6 +158,24 @@ def count_rows(paths: Sequence[Path]) -> int:
     return sum(_parquet_file(path).metadata.num_rows for path in paths)
 
 
+def load_tokenizer(path: str | None) -> Any:
+    """The tokenizer in a folder; without one the tiny player's.
+
+    Raises:
+        ValueError: It cannot be loaded.
+    """
+    from verl.utils import hf_tokenizer
+
+    try:
+        return hf_tokenizer(path or str(resource("assets/tiny_player")))
+    except FileNotFoundError:
+        raise ValueError("the tiny player is not installed; give the model's tokenizer with --tokenizer.") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: no tokenizer can be loaded from it ({error}); give a folder with tokenizer.json."
+        ) from error
+
+
 def _parquet_file(path: Path) -> Any:
     if path.suffix != ".parquet":
         raise UnreadableFile(f"{path}: verl reads files that end in .parquet; give such a file.")
@@ -172,7 +191,7 @@ def _parquet_file(path: Path) -> Any:
 
 
 def _wrong_columns(path: Path) -> Iterator[Finding]:
-    """Every column that is not as ``schema.py`` declares it."""
+    """Every column that is not as ``SCHEMA`` declares it."""
     file = _parquet_file(path)
     if file.metadata.num_rows == 0:
         raise UnreadableFile(

@@ -64,9 +64,8 @@ class LeakTest:
     """Collects what is tested of each row of one file."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []  # a value for each of FEATURES
-        self._harmful: list[dict[str, bool]] = []  # label -> whether it is harmful
-        self._is_copy: list[bool] = []
+        # Of each row: a value for each of FEATURES, whether each label is harmful, whether it is a copy.
+        self._rows: list[tuple[tuple[int, ...], dict[str, bool], bool]] = []
         self._seen: set[tuple[str, str, Label, Label]] = set()
 
     def add(self, *, text_id: str, seed_note: str, target_label: Label, seed_label: Label) -> None:
@@ -83,24 +82,23 @@ class LeakTest:
             len(self._rows),
             len(seed_note.split()),
         )
-        self._rows.append(features)
-        self._harmful.append({"target_label": target_label is Label.HARMFUL, "seed label": seed_label is Label.HARMFUL})
+        harmful = {"target_label": target_label is Label.HARMFUL, "seed label": seed_label is Label.HARMFUL}
         content = (text_id, seed_note, target_label, seed_label)
-        self._is_copy.append(content in self._seen)
+        self._rows.append((features, harmful, content in self._seen))
         self._seen.add(content)
 
     def leaks(self) -> Iterator[Leak]:
         """Every feature that tells a label better than chance, with the label it tells best."""
-        differ = any(len(set(labels.values())) > 1 for labels in self._harmful)
+        differ = any(len(set(harmful.values())) > 1 for _, harmful, _ in self._rows)
         labels = ["target_label", "seed label"] if differ else ["target_label"]
         for at, feature in enumerate(FEATURES):
-            kept = [n for n, is_copy in enumerate(self._is_copy) if feature == _PLACE or not is_copy]
-            values = [self._rows[n][at] for n in kept]
+            kept = [row for row in self._rows if feature == _PLACE or not row[2]]
+            values = [features[at] for features, *_ in kept]
             cuts = _cuts(values)
             tests = max(1, len(cuts)) * len(labels) * len(FEATURES)
             found = []
             for label in labels:
-                accuracy, chance = _best_rule(values, [self._harmful[n][label] for n in kept], cuts)
+                accuracy, chance = _best_rule(values, [harmful[label] for _, harmful, _ in kept], cuts)
                 found.append(Leak(feature, label, accuracy, min(1.0, chance * tests)))
             strongest = min(found, key=lambda leak: leak.chance)
             if strongest.chance < ALPHA:

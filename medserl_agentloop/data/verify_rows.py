@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from medserl_agentloop.data.rows import AGENT_NAME
-from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import GameSpec, Label, VanillaAttacker
 

@@ -1,31 +1,80 @@
-"""Rows -> parquet in row groups, and several files put in place as one.
+"""The files of a data set: parquet with declared columns, ``manifest.json``, and all of them put in place as one.
 
-Called by the scripts in ``data_prep``.
+Called by the ``medserl data`` commands; whoever reads a data set asks ``differs_from_manifest`` whether its files
+are whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.data.schema import SCHEMA, to_table
+FORMAT = 1
+_PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
+ROW_GROUP = 2000
 
-ROW_GROUP = 2000  # rows held in memory at a time: about 20 MB of notes and prompts
+
+# Declared, not inferred: inference gives a column that is empty in one file the null type, and files
+# whose types differ cannot be concatenated.
+def columns(**types: Any) -> list[tuple[str, Any]]:
+    """Columns by name; the type ``str`` stands for text and ``int`` for a whole number."""
+    return [(name, {str: pa.string(), int: pa.int64()}.get(kind, kind)) for name, kind in types.items()]
 
 
-def write_parquet(rows: Iterable[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
-    """Write ``rows`` as they come; no rows give a file with the columns alone."""
-    stream = iter(rows)
+MESSAGES = pa.list_(pa.struct(columns(role=str, content=str)))
+SCHEMA: Any = pa.schema(
+    columns(
+        data_source=str,
+        agent_name=str,
+        prompt=MESSAGES,
+        ability=str,
+        reward_model=pa.struct(columns(style=str, ground_truth=str)),
+        extra_info=pa.struct(
+            columns(
+                index=int,
+                split=str,
+                subset=str,
+                text_id=str,
+                vignette_id=str,
+                category=str,
+                target_label=str,
+                seed_note=str,
+                error_note=str,
+                clean_note=str,
+                error_type=str,
+                error_sentence=str,
+                corrected_sentence=str,
+                error_sentence_id=int,
+                sentences=pa.list_(pa.struct(columns(id=int, text=str))),
+                pair_source=str,
+                edit_tag=str,
+                source_sha256=str,
+            )
+        ),
+    )
+)
+
+
+def to_table(rows: list[dict[str, Any]], schema: Any = SCHEMA) -> Any:
+    """A ``pyarrow.Table`` of rows; an empty list gives a table with the same columns."""
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
+    """Write rows; no rows give a file with the columns alone."""
     with pq.ParquetWriter(path, schema) as writer:
-        while group := list(islice(stream, ROW_GROUP)):
-            writer.write_table(to_table(group, schema))
+        if rows:
+            writer.write_table(to_table(rows, schema), row_group_size=ROW_GROUP)
 
 
 @contextmanager
@@ -34,7 +83,7 @@ def all_or_none(folder: Path) -> Iterator[Path]:
 
     A new folder comes into being at once. In one that exists the files are exchanged one by one, and
     exchanged back if one of them cannot be; other files in it stay. A process that is killed between two
-    exchanges leaves whole files, some of them old: ``manifest.py`` tells. It also leaves the hidden
+    exchanges leaves whole files, some of them old: ``differs_from_manifest`` tells. It also leaves the hidden
     folder it wrote into, which nothing reads.
 
     Raises:
@@ -85,3 +134,44 @@ def _keep(path: Path, copy: Path) -> None:
         os.link(path, copy)
     except OSError:  # not every file system has hard links
         shutil.copy2(path, copy)
+
+
+def write_manifest(
+    path: Path,
+    command: str,
+    options: Mapping[str, Any],
+    account: Mapping[str, Any],
+    exclusions: Mapping[str, list[tuple[str, str | None]]],
+) -> None:
+    """Write the file; the same data set gives the same bytes.
+
+    Args:
+        path: The file.
+        command: The command line; paths stand as the user typed them.
+        options: Every option with its value.
+        account: Of inputs, outputs and splits.
+        exclusions: Reason -> id and detail of what was left out.
+    """
+    versions = {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}}
+    head = {"format": FORMAT, "command": command, "options": options, "versions": versions, **account}
+    # One line for each excluded id, so that a long list can be read and searched.
+    reasons = [
+        f'{{"reason": {_json(reason)}, "count": {len(rows)}, "rows": [\n   '
+        + ",\n   ".join(_json({"id": i} if detail is None else {"id": i, "detail": detail}) for i, detail in rows)
+        + "]}"
+        for reason, rows in exclusions.items()
+    ]
+    listed = "".join(f"\n  {reason}," for reason in reasons).rstrip(",")
+    text = json.dumps(head, indent=1, ensure_ascii=False, default=str)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "not installed"

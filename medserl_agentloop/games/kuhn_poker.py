@@ -77,7 +77,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
             raise ValueError(
                 f"the cards are {cards}; first and second must be two different ones of {', '.join(CARDS)}"
             )
-        return KuhnGame(cards)  # type: ignore[arg-type]
+        return KuhnGame(cards)
 
     def next_turn(self, game: KuhnGame) -> Turn | None:
         moves = game.record.moves

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medserl_agentloop.data.fields import MedecFormatError, RowPlace, error_flag, sentence_number
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace, error_flag, sentence_number
 
 NO_CORRECTION = "NA"
 # Because of a mistake of its own, the published script decodes these three escapes as well.

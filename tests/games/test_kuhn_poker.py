@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
 from support import TOKENIZER, judge
 
+from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids, restarted
 from medserl_agentloop.core.credit import CreditSettings

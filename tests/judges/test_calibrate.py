@@ -9,6 +9,7 @@ import pytest
 from judges.local_server import by_index, serving
 from typer.testing import CliRunner
 
+from experiments.learning.lying_oracle import LyingOracle
 from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
@@ -20,10 +21,9 @@ from medserl_agentloop.games.medical.judges.harmless_edits import DRESSED
 from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Vote
 from medserl_agentloop.games.medical.types import ErrorType, Label
-from medserl_agentloop.toy.lying_oracle import LyingOracle
 
 SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
-LIAR = "medserl_agentloop.toy.lying_oracle:LyingOracle"
+LIAR = "experiments.learning.lying_oracle:LyingOracle"
 
 
 class RareLiar(LyingOracle):

@@ -1,19 +1,25 @@
 """The commands of the learning runs and what is read from their files, without running them."""
 
 import csv
+import random
 import shutil
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
-import learning
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from game.builders import finished
-from learning_results import Rates, Share, in_training, with_tables
-from real_runs import environment
+from real_runs import REPOSITORY, SAMPLE, environment
+from support import extra_info
 
+from experiments.learning import context_leak, pictures
+from experiments.learning import run as learning
+from experiments.learning.results import FIGURES, PAGE, Rates, Share, in_training, with_tables
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.clinic.notes import sample_clean_note
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.testing.tiny import compose_run
@@ -28,7 +34,7 @@ def test_every_command_composes_and_passes_the_start_up_check(
     if learning.CORRECTED[-1] in learning.EXPERIMENTS[experiment].overrides:
         report = Path(learning.LIAR_REPORT)
         report.parent.mkdir(parents=True)
-        shutil.copy(learning.ROOT / "data_prep" / "sample" / "medserl_sample.csv", report.parent / "toy_clinic.csv")
+        shutil.copy(SAMPLE, report.parent / "toy_clinic.csv")
         learning.calibrate_liar(report)
     command = learning.training_command(experiment, seed=1)
     run = compose_run(*(word for word in command[3:] if not word.startswith("hydra.")))
@@ -51,8 +57,8 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
         "--override",
         "trainer.total_training_steps=2",
     ]
-    command = [sys.executable, learning.__file__, "headline", *options]
-    process = {"cwd": tmp_path, "env": environment(), "check": True, "capture_output": True, "text": True}
+    command = [sys.executable, "-m", learning.__name__, "headline", *options]
+    process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
     printed = subprocess.run(command, **process).stdout
     assert "headline 4: step 2/2" in printed
     rates = Rates.of("headline", results)
@@ -68,6 +74,26 @@ def test_a_short_run_is_trained_measured_and_written(tmp_path: Path) -> None:
             assert float(row[learning.GAME_SUM]) < 1e-6
     again = subprocess.run(command, **process).stdout
     assert "step" not in again
+
+
+@pytest.mark.slow
+def test_the_leak_of_a_shared_context_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(7)
+    rows = [extra_info("adversarial_benign", seed_note=sample_clean_note(rng).text) for _ in range(4)]
+    pq.write_table(pa.Table.from_pylist([{"extra_info": row} for row in rows]), tmp_path / "notes.parquet")
+    monkeypatch.setattr(sys, "argv", ["context_leak", "--data", str(tmp_path / "notes.parquet")])
+    context_leak.main()
+    assert "of 4 attacks were valid" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_pictures_are_drawn_from_the_committed_files(tmp_path: Path) -> None:
+    for file in FIGURES.glob("*.csv"):
+        shutil.copy(file, tmp_path)
+    pictures.main(results=tmp_path)
+    assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in FIGURES.glob("*.svg")}
 
 
 def test_what_both_roles_win_together_is_nothing_in_a_zero_sum_game(tmp_path: Path) -> None:
@@ -99,5 +125,5 @@ def test_accuracy_in_training_is_that_of_the_last_steps_turns(tmp_path: Path) ->
 
 
 def test_a_table_that_was_edited_by_hand_is_put_right() -> None:
-    page = Path(learning.ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page.replace("| novice |", "| novices |")) == with_tables(page)

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from learning_results import Rates
+from real_runs import REPOSITORY, environment
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "learning.py"
+from experiments.learning.results import Rates
 
 pytestmark = [pytest.mark.learn, pytest.mark.timeout(3600)]
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.learn, pytest.mark.timeout(3600)]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learn")
-    command = [sys.executable, str(BENCHMARK), "headline", "--results", str(folder / "results")]
-    subprocess.run(command, cwd=folder, check=True)
+    command = [sys.executable, "-m", "experiments.learning.run", "headline", "--results", str(folder / "results")]
+    subprocess.run(command, cwd=folder, env=environment(REPOSITORY), check=True)
     return folder / "results"
 
 

@@ -3,21 +3,21 @@
 import csv
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
-from learning import GAME_SUM
-from learning_results import (
+
+from experiments.learning.results import (
     ABLATIONS,
     ESTIMATORS,
-    RESULTS,
+    FIGURES,
+    PAGE,
     TABLES,
     Rates,
     in_training,
     with_tables,
 )
+from experiments.learning.run import GAME_SUM
 
-ROOT = Path(__file__).parents[2]
 EXPERIMENTS = [
     *ABLATIONS,
     "longer",
@@ -27,7 +27,7 @@ NOBODY_READS = ("rules_alone", "unchecked")
 
 
 def test_every_table_of_the_page_is_made_from_the_files() -> None:
-    page = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(TABLES)
     assert with_tables(page) == page
 
@@ -58,13 +58,13 @@ def test_the_leak_is_what_the_shared_context_teaches() -> None:
 
 
 def test_summed_over_a_trajectory_the_game_is_worth_nothing() -> None:
-    with (RESULTS / "reinforce_plus_plus_steps.csv").open(encoding="utf-8", newline="") as file:
+    with (FIGURES / "reinforce_plus_plus_steps.csv").open(encoding="utf-8", newline="") as file:
         assert {float(row[GAME_SUM]) for row in csv.DictReader(file)} == {0.0}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_no_run_is_missing_a_step(experiment: str) -> None:
-    lines = (RESULTS / f"{experiment}_steps.csv").read_text(encoding="utf-8").splitlines()[1:]
+    lines = (FIGURES / f"{experiment}_steps.csv").read_text(encoding="utf-8").splitlines()[1:]
     steps: dict[str, list[int]] = {}
     for line in lines:
         seed, step, *_ = line.split(",")

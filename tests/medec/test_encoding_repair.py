@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
+from medserl_agentloop.data.intake import repair_encoding
 from medserl_agentloop.data.reader import ReadOptions, read_files
-from medserl_agentloop.data.sources import repair_encoding
 
 
 def test_only_complete_misread_spans_are_repaired():

@@ -16,8 +16,8 @@ from medec.builders import (
 )
 
 from medserl_agentloop.data.eval_rows import FIRST_INDEX
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 

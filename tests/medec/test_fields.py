@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from medec.builders import message_of, read_one
 
-from medserl_agentloop.data.fields import numbered_sentences
+from medserl_agentloop.data.intake import numbered_sentences
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.types import ErrorType
 

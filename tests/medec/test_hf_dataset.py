@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 from medec.builders import assert_one_sentence
 
-from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from medec.builders import OFFICIAL
 
 from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
-from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import RowPlan, build_rows

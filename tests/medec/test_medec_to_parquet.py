@@ -23,10 +23,11 @@ from medec.builders import (
 )
 from rich.console import Console
 
-from medserl_agentloop.data import manifest
-from medserl_agentloop.data.schema import SCHEMA
+from medserl_agentloop.data import writing
+from medserl_agentloop.data.cli import _progress
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
 from medserl_agentloop.testing.tiny import tiny_tokenizer
@@ -190,7 +191,11 @@ def test_missing_package_says_how_to_install_it(tmp_path, script):
     (tmp_path / "typer.py").write_text(missing)
     command = [sys.executable, DATA_PREP / f"{script}.py", "--help"]
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        command,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{DATA_PREP.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: the Python module 'typer' is not installed; run `pip install -e .`")
@@ -222,7 +227,7 @@ def shown(items, *, seconds, terminal=True):
             time.sleep(seconds if number == 0 else 0)
             yield number
 
-    watch = medec_to_parquet._progress(Console(file=screen, force_terminal=terminal))
+    watch = _progress(Console(file=screen, force_terminal=terminal))
     assert list(watch(stream(), "reading notes", items)) == list(range(items))
     return screen.getvalue()
 
@@ -242,7 +247,7 @@ def test_bar_goes_away_where_the_work_fails():
         raise ValueError("row 2")
 
     with pytest.raises(ValueError, match="row 2"):
-        list(medec_to_parquet._progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
+        list(_progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
     assert screen.getvalue().endswith("\x1b[2K")  # the bar's line is erased
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
@@ -267,6 +272,6 @@ def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_pat
 
 
 def test_version_of_a_package_that_is_not_installed_is_said_in_the_manifest(convert, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "_PACKAGES", ("pyarrow", "no-such-package"))
+    monkeypatch.setattr(writing, "_PACKAGES", ("pyarrow", "no-such-package"))
     convert("--input", pairs)
     assert manifest_of(tmp_path / "out")["versions"]["no-such-package"] == "not installed"

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from medec.builders import OFFICIAL, manifest_of
 
-from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import ReadOptions, read_files
 from medserl_agentloop.data.rows import seed_note
 from medserl_agentloop.games.medical.types import Category, ErrorType

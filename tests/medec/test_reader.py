@@ -7,7 +7,7 @@ import re
 import pytest
 from medec.builders import OFFICIAL, message_of
 
-from medserl_agentloop.data.fields import MedecFormatError
+from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 

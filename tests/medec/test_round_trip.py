@@ -19,8 +19,8 @@ from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
 from medserl_agentloop.data.eval_rows import build_eval_rows
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import RowPlan, build_rows
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify import verify_files
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -51,7 +51,7 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
         assert "nan" not in [handed_out["extra_info"][name] for name in NULLABLE]
         spec = GameSpec.from_extra_info(handed_out["extra_info"])
         role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        tokens = encoder.of(role, spec.category, spec.seed_note).ids
+        tokens = encoder.opening(role, spec.category, spec.seed_note).ids
         assert TOKENIZER.decode(tokens) == TOKENIZER.apply_chat_template(
             handed_out["raw_prompt"], add_generation_prompt=True, tokenize=False
         )

@@ -12,7 +12,7 @@ from medserl_agentloop.data import rows as game_rows
 from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import RowPlan
-from medserl_agentloop.data.schema import SCHEMA, to_table
+from medserl_agentloop.data.writing import SCHEMA, to_table
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import sft_to_parquet
 from medec.builders import (
     SAMPLE,
     run,
 )
 from omegaconf import OmegaConf
 
+from medserl_agentloop.data import writing
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
 from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
@@ -253,7 +253,7 @@ def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: py
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sft_to_parquet, "write_parquet", full_disk)
+    monkeypatch.setattr(writing, "write_parquet", full_disk)
     result = run("sft_to_parquet", "--input", SAMPLE, "--seed", 2, "--output", tmp_path)
     assert result.exit_code == 2 and "No space left" in result.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -14,8 +14,8 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.writing import SCHEMA
 
 
 def test_good_files_pass(tmp_path: Path) -> None:

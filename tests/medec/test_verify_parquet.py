@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import verify_parquet
 from medec.builders import (
     TOKENIZER,
     good_rows,
@@ -13,6 +12,7 @@ from medec.builders import (
     write,
 )
 
+from medserl_agentloop.data import verify
 from medserl_agentloop.data.verify_rows import Check
 
 
@@ -64,7 +64,7 @@ def test_default_tokenizer_is_the_tiny_players_and_must_be_there(
     def missing(name: str) -> Path:
         raise FileNotFoundError(name)
 
-    monkeypatch.setattr(verify_parquet, "resource", missing)
+    monkeypatch.setattr(verify, "resource", missing)
     result = run("verify_parquet", path)
     assert result.exit_code == 2
     assert "give the model's tokenizer with --tokenizer" in result.stderr

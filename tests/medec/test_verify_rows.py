@@ -17,8 +17,8 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.schema import SCHEMA
 from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 

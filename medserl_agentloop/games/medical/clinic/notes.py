@@ -1,7 +1,7 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
-Called by ``toy.transcripts``, by ``data_prep/make_sample.py`` and by tests that need a judge that
-cannot be wrong. The facts (``clinic.world``) are simplified for a game and are NOT medical advice.
+Called by the ``oracle`` judge, the synthetic sample, ``experiments/learning`` and tests. The facts (``clinic.world``)
+are simplified for a game and are NOT medical advice.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import pytest
 from game.builders import finished
 
+from experiments.learning.measure import Measurement, Rate, attacker_rates, held_out_cases
 from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.clinic.notes import error_detail, oracle, parse_note
 from medserl_agentloop.games.medical.clinic.world import held_out_kind, held_out_template
@@ -10,7 +11,6 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
-from medserl_agentloop.toy.measure import Measurement, Rate, attacker_rates, held_out_cases
 
 CASES = 40
 

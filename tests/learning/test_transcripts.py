@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 from medserl_agentloop.games.medical.clinic.notes import check_attack, error_detail, oracle, parse_note
 from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.toy.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 
 
 def _stream(role: Role, lesson: Lesson, count: int = 2000) -> list[Transcript]:

@@ -1,6 +1,6 @@
 """What the leak of ``selfplay.context=shared`` is worth to a model: the same games in both contexts.
 
-Run by hand: ``python benchmarks/context_leak.py --data data/quickstart/train.parquet``. Each game is
+Run by hand: ``python -m experiments.learning.context_leak --data data/quickstart/train.parquet``. Each game is
 played in its own contexts; then the assessor assesses again with the attacker's turn, the very same
 tokens, in front of it. So the two accuracies differ by the context and by nothing else. Games
 without an attack have one turn, hence the same in both contexts, and are left out.

@@ -1,6 +1,6 @@
 """Draw the pictures of ``docs/learning.md`` and fill in its tables, from the committed CSV files.
 
-Run by hand after `benchmarks/learning.py`: ``python benchmarks/learning_pictures.py``. Each picture names the
+Run by hand after ``experiments.learning.run``: ``python -m experiments.learning.pictures``. Each picture names the
 hash of the files it was drawn from, so that a test can tell an old one.
 """
 
@@ -15,11 +15,13 @@ import typer
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from learning_results import (
+
+from experiments.learning.results import (
     ABLATIONS,
     ESTIMATORS,
+    FIGURES,
     KINDS,
-    RESULTS,
+    PAGE,
     Rates,
     Share,
     chosen,
@@ -31,7 +33,6 @@ from learning_results import (
     with_tables,
 )
 
-PAGE = RESULTS.with_suffix(".md")
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
 plt.rcParams.update(
@@ -158,12 +159,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     pictures: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = FIGURES,
 ) -> None:
     """Draw pictures; where they are those of ``docs/learning.md``, bring its tables up to date."""
     for name in pictures or PICTURES:
         PICTURES[name](results)
-    if results.resolve() == RESULTS.resolve() and not pictures:
+    if results.resolve() == FIGURES.resolve() and not pictures:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
 

@@ -59,7 +59,7 @@ def test_player_comes_with_a_model_card_that_states_licence_and_limits(folder: P
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "apache-2.0" in card
     assert "Not medical advice" in card
-    assert "python data_prep/train_tiny_player.py" in card
+    assert "python -m experiments.learning.train_tiny_player" in card
 
 
 def test_chat_template_is_chatml(tokenizer: Any) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import collections
 import csv
-import importlib.util
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from medserl_agentloop.data import sample
 from medserl_agentloop.games.medical.clinic.notes import (
     Note,
     OracleVerdict,
@@ -32,8 +29,7 @@ from medserl_agentloop.games.medical.clinic.world import DISEASES, held_out_kind
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
-DATA_PREP = Path(__file__).parents[2] / "data_prep"
-SAMPLE = DATA_PREP / "sample" / "medserl_sample.csv"
+SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 seeds = st.integers(min_value=0, max_value=2**32)
 
 
@@ -175,39 +171,26 @@ def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
 
 
 @pytest.fixture(scope="module")
-def make_sample() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_sample", DATA_PREP / "make_sample.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_sample"] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_sample"]
-
-
-@pytest.fixture(scope="module")
 def rows() -> list[dict[str, str]]:
     with SAMPLE.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_committed_sample_is_what_the_script_writes(make_sample: ModuleType, tmp_path: Path) -> None:
-    make_sample.write_sample(tmp_path / "again.csv")
+def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
+    sample.write_sample(tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
     assert b"\r" not in SAMPLE.read_bytes()
 
 
-def test_sample_refuses_more_vignettes_than_it_can_tell_apart(
-    make_sample: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(make_sample, "_MAX_TRIES", 1)
+def test_sample_refuses_more_vignettes_than_it_can_tell_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "_MAX_TRIES", 1)
     with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
-        make_sample.write_sample(tmp_path / "too_many.csv", vignettes=160)
+        sample.write_sample(tmp_path / "too_many.csv", vignettes=160)
 
 
-def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(make_sample: ModuleType, tmp_path: Path) -> None:
+def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Path) -> None:
     output = tmp_path / "seen.csv"
-    make_sample.write_sample(output, vignettes=400, split=Split.SEEN, overlap=1.0)
+    sample.write_sample(output, vignettes=400, split=Split.SEEN, overlap=1.0)
     with output.open(encoding="utf-8", newline="") as file:
         notes = [parse_note(row["Text"]) for row in csv.DictReader(file)]
     assert len({note.text for note in notes if note}) == len(notes) > 400

@@ -1,7 +1,8 @@
 """Make a small player under ``assets``: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
 
-Run once by hand, on one CPU thread in about a quarter of an hour. The player learns the format of
-both roles from ``toy.transcripts`` and is left with blind spots for self-play to remove:
+Run once by hand, on one CPU thread in about a quarter of an hour:
+``python -m experiments.learning.train_tiny_player``. The player learns the format of both roles from
+``experiments.learning.transcripts`` and is left with blind spots for self-play to remove:
 ``tiny_player`` for the quickstart, ``novice`` for the learning curves.
 """
 
@@ -18,6 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
+from experiments.learning.player import build_model, build_tokenizer, save_player
+from experiments.learning.transcripts import CURRICULA
+from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from medserl_agentloop.games.medical.clinic.notes import (
     Split,
     check_attack,
@@ -27,11 +31,8 @@ from medserl_agentloop.games.medical.clinic.notes import (
 )
 from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.toy.player import build_model, build_tokenizer, save_player
-from medserl_agentloop.toy.transcripts import CURRICULA
-from medserl_agentloop.toy.warm_start import PromptCodec, WarmStart, warm_start
 
-ASSETS = Path(__file__).parents[1] / "assets"
+ASSETS = Path(__file__).parents[2] / "assets"
 PROFILES = {"tiny_player": "medserl", "novice": "brief"}
 MAX_ANSWER_TOKENS = 200
 ATTACKS = (Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL, Category.DECOY_BENIGN)
@@ -126,7 +127,7 @@ pipeline_tag: text-generation
 A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that plays both
 roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
-closed toy world (`medserl_agentloop/toy`), has deliberate blind spots as an assessor, and has never
+closed toy world (`medserl_agentloop/games/medical/clinic`), has deliberate blind spots as an assessor, and has never
 seen a real note. **Not medical advice, and of no use on real notes.**
 
 Made by
@@ -211,7 +212,9 @@ def main() -> None:
         parameters=parameters,
         vocabulary=len(tokenizer),
         items=args.items,
-        command=" ".join(["python data_prep/train_tiny_player.py", *(c for c in changed if "--output" not in c)]),
+        command=" ".join(
+            ["python -m experiments.learning.train_tiny_player", *(c for c in changed if "--output" not in c)]
+        ),
     )
     shutil.rmtree(output, ignore_errors=True)
     unfinished.rename(output)

@@ -1,6 +1,6 @@
 """Supervised turns of both roles in the toy clinic, in the output format of the ``medserl`` parser.
 
-Called by ``data_prep/train_tiny_player.py`` for the warm starts of the small players. They are
+Called by ``experiments.learning.train_tiny_player`` for the warm starts of the small players. They are
 imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
 """
 

@@ -1,6 +1,6 @@
 """The learning curves' committed counts: read, pool over seeds, put into the tables of ``docs/learning.md``.
 
-Called by ``benchmarks/learning_pictures.py`` and by the test that page, pictures and files agree.
+Called by ``experiments.learning.pictures`` and by the test that page, pictures and files agree.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from medserl_agentloop.intervals import wilson_interval
 
-RESULTS = Path(__file__).parents[1] / "docs" / "learning"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "learning.md"
+FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 LONGER_LINES = (
@@ -60,7 +62,7 @@ class Rates:
     counts: dict[tuple[int, int, float, str], tuple[int, int]]
 
     @classmethod
-    def of(cls, experiment: str, folder: Path = RESULTS) -> Rates:
+    def of(cls, experiment: str, folder: Path = FIGURES) -> Rates:
         """Read ``EXPERIMENT_rates.csv``."""
         with (folder / f"{experiment}_rates.csv").open(encoding="utf-8", newline="") as file:
             return cls(
@@ -93,7 +95,7 @@ class Rates:
         return self.share(("assessor/clean", "assessor/error"), step, temperature, seeds)
 
 
-def in_training(experiment: str, role: str, metric: str, steps: slice, folder: Path = RESULTS) -> Share:
+def in_training(experiment: str, role: str, metric: str, steps: slice, folder: Path = FIGURES) -> Share:
     """A share of a role's turns in a run's own games, over all seeds.
 
     Args:
@@ -125,7 +127,7 @@ HEADLINE_LINES = {
 }
 
 
-def headline_table(folder: Path = RESULTS) -> Table:
+def headline_table(folder: Path = FIGURES) -> Table:
     """Both roles of the headline run by step, at both temperatures."""
     table = _by_step("headline", HEADLINE_LINES, folder)
     steps = Rates.of("headline", folder).steps
@@ -134,7 +136,7 @@ def headline_table(folder: Path = RESULTS) -> Table:
     return [*table, ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
 
 
-def longer_table(folder: Path = RESULTS) -> Table:
+def longer_table(folder: Path = FIGURES) -> Table:
     """What becomes of the attacker when the headline run goes on."""
     table = _by_step("longer", {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
     rates = Rates.of("longer", folder)
@@ -154,7 +156,7 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
     return table
 
 
-def kinds_table(folder: Path = RESULTS) -> Table:
+def kinds_table(folder: Path = FIGURES) -> Table:
     """What is found and what is put in, by kind of error, at the first and the last step."""
     rates = Rates.of("headline", folder)
     first, last = rates.steps[0], rates.steps[-1]
@@ -171,7 +173,7 @@ def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Shar
     return Share(hits, rates.share("attacker/undetected", step, temperature).items)
 
 
-def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = RESULTS) -> Table:
+def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = FIGURES) -> Table:
     """Runs side by side at temperature 1: the novice, then every run where the shortest ends and at its own end."""
     rates = {experiment: Rates.of(experiment, folder) for experiment in experiments}
     end = min(run.steps[-1] for run in rates.values())
@@ -195,7 +197,7 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
     return {name: str(share) for name, share in shares.items()}
 
 
-def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = RESULTS) -> Table:
+def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
     """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
     table = [["", "undetected by the novice", "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
     for number, estimator in enumerate(estimators):
@@ -212,7 +214,7 @@ def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = RESU
     return table
 
 
-def headline_sentence(folder: Path = RESULTS) -> str:
+def headline_sentence(folder: Path = FIGURES) -> str:
     """The headline run in one sentence, for the README."""
     rates = Rates.of("headline", folder)
     first, last = rates.steps[0], rates.steps[-1]
@@ -235,7 +237,7 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-TABLES = {
+TABLES: dict[str, Callable[..., Table]] = {
     "headline": headline_table,
     "longer": longer_table,
     "kinds": kinds_table,
@@ -245,12 +247,12 @@ TABLES = {
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def with_tables(page: str, folder: Path = RESULTS) -> str:
+def with_tables(page: str, folder: Path = FIGURES) -> str:
     """``docs/learning.md`` with every table made anew from the files."""
     return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder=folder))}\n{found[3]}", page)
 
 
-def source_hash(*experiments: str, folder: Path = RESULTS) -> str:
+def source_hash(*experiments: str, folder: Path = FIGURES) -> str:
     """What a picture was drawn from: SHA-256 over its CSV files."""
     files = [folder / f"{name}_{part}.csv" for name in experiments for part in ("rates", "steps")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,6 +1,6 @@
 """How well a player of the toy clinic takes each role, against a frozen opponent and with the truth known.
 
-Called by ``benchmarks/learning.py``. All notes are in wordings, and state facts, that neither the warm start
+Called by ``experiments.learning.run``. All notes are in wordings, and state facts, that neither the warm start
 nor self-play has seen.
 """
 

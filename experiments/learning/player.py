@@ -1,6 +1,6 @@
 """What the tiny player is made of: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
 
-Called by ``data_prep/train_tiny_player.py``, which trains it and measures what it can do.
+Called by ``experiments.learning.train_tiny_player``, which trains it and measures what it can do.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from experiments.learning.transcripts import transcripts
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.toy.transcripts import transcripts
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>")

@@ -1,10 +1,11 @@
 """Self-play that learns, and what becomes of it without the parts that make it: train, measure, write CSV files.
 
-`python benchmarks/learning.py headline` trains three seeds of ``+recipes=learn`` with verl's ``main_ppo``,
-measures the checkpoints against the frozen novice (``medserl_agentloop.toy.measure``) and writes
-``docs/learning/headline_rates.csv`` and ``headline_steps.csv``. A run that has ended is not run again, one
-that was interrupted is resumed. `benchmarks/learning_pictures.py` draws the files; ``docs/learning.md`` says
-what they show.
+`python -m experiments.learning.run headline` trains three seeds of ``+recipes=learn`` with verl's ``main_ppo``,
+measures the checkpoints against the frozen novice (``experiments.learning.measure``) and writes
+``headline_rates.csv`` and ``headline_steps.csv`` to ``experiments/learning/figures``. A run that has ended is
+not run again, one that was interrupted is resumed. ``experiments.learning.pictures`` draws the files;
+``docs/learning.md`` says what they show. Run it from the root of the repository, so that Ray's workers find the
+lying oracle.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from typing import Annotated
 
 import torch
 import typer
-from learning_results import ESTIMATORS, RESULTS
 from rich.console import Console
 
+from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
+from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -35,9 +37,7 @@ from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.toy.measure import Case, Measurement, Rate, held_out_cases
 
-ROOT = Path(__file__).parents[1]
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
 MIXES = {
     "data/learn": "adversarial_benign=3,decoy_benign=2",
@@ -46,7 +46,7 @@ MIXES = {
 RUNS = Path("runs/learn")
 PROFILE = "brief"
 CASES_SEED = 90_001
-LIAR = "medserl_agentloop.toy.lying_oracle:LyingOracle"
+LIAR = "experiments.learning.lying_oracle:LyingOracle"
 LIAR_REPORT = "data/learn/lying_oracle.json"
 CORRECTED = (f"selfplay.judge={LIAR}", f"selfplay.judge_report={LIAR_REPORT}", "selfplay.correct_judge=True")
 # As precise a mean as from an honest judge takes 1 / (0.8 + 0.8 - 1)^2 = 2.8 times as many games.
@@ -283,7 +283,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
     jobs: Annotated[int, typer.Option(help="Runs at a time; each keeps one core busy.")] = os.cpu_count() or 1,
     cases: Annotated[int, typer.Option(help="Held-out cases that players are measured on.")] = 500,
-    results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
     override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
 ) -> None:
     """Train and measure experiments and write their CSV files."""

@@ -1,6 +1,6 @@
 """An oracle of the toy clinic that lies at a known rate: for measuring what a judge's errors do to a run.
 
-``selfplay.judge=medserl_agentloop.toy.lying_oracle:LyingOracle``; a subclass sets another rate.
+``selfplay.judge=experiments.learning.lying_oracle:LyingOracle``; a subclass sets another rate.
 """
 
 from __future__ import annotations

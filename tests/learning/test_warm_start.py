@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from experiments.learning.transcripts import CURRICULA, Transcript, transcripts
+from experiments.learning.warm_start import PromptCodec
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
-from medserl_agentloop.toy.transcripts import CURRICULA, Transcript, transcripts
-from medserl_agentloop.toy.warm_start import PromptCodec
 
 PROFILE = "brief"
 

@@ -1,6 +1,6 @@
 """The tiny player's training before any self-play: to imitate transcripts of both roles.
 
-Called by ``data_prep/train_tiny_player.py``.
+Called by ``experiments.learning.train_tiny_player``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.toy.transcripts import Lesson, Transcript, sample_transcript
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Kuhn poker: how far models are from its known solution."""
