@@ -13,7 +13,7 @@ from rich.console import Console
 
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate
-from medserl_agentloop.games.medical.judges.cli import app as judge_app
+from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.play.cli import play
 from medserl_agentloop.scoring.cli import score
 

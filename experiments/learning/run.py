@@ -30,9 +30,9 @@ from rich.console import Console
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
 from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.calibration import calibrate, known_edits
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord

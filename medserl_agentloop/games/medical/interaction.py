@@ -34,7 +34,7 @@ from medserl_agentloop.games.medical.rewards.correction import corrected
 from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
-from medserl_agentloop.games.medical.validation import (
+from medserl_agentloop.scoring.validation import (
     ANSWER,
     TEXT_ID,
     Notes,

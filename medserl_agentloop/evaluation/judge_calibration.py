@@ -19,10 +19,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.clinic.notes import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,

@@ -103,9 +103,9 @@ def calibrate(
 
     from medserl_agentloop.core.config import selfplay_config
     from medserl_agentloop.data.reader import read_files
+    from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
+    from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
     from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.judges.calibration import Answer, known_edits, report_table
-    from medserl_agentloop.games.medical.judges.calibration import calibrate as measure
     from medserl_agentloop.games.medical.judges.report import write_report
 
     console = Console()
