@@ -130,9 +130,9 @@ async def play_in_phases(games: list[ScriptedGame], server: ScriptedServer) -> f
     for game in games:
         if game.attack is not None:
             attacks.append(
-                ENCODER.opening(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, game.row["extra_info"]["seed_note"])
+                ENCODER.of(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, game.row["extra_info"]["seed_note"])
             )
-        assessments.append(ENCODER.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, game.presented))
+        assessments.append(ENCODER.of(Role.ASSESSOR, Category.VANILLA_BENIGN, game.presented))
     started = time.perf_counter()
     for prompts in (attacks, assessments):
         await asyncio.gather(*(server.generate("", prompt_ids=prompt.ids) for prompt in prompts))

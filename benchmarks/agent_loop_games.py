@@ -163,9 +163,9 @@ class ScriptedServer:
             category, note = Category(game.row["extra_info"]["category"]), game.row["extra_info"]["seed_note"]
             if game.attack is not None:
                 said = game.tool_call if tool_agent else game.attack
-                self._script(ENCODER.opening(Role.ATTACKER, category, note).ids, said or [], game.seconds[0])
+                self._script(ENCODER.of(Role.ATTACKER, category, note).ids, said or [], game.seconds[0])
             self._script(
-                ENCODER.opening(Role.ASSESSOR, category, game.presented).ids, game.assessment, game.seconds[-1]
+                ENCODER.of(Role.ASSESSOR, category, game.presented).ids, game.assessment, game.seconds[-1]
             )
 
     def _script(self, prompt: list[int], said: list[int], seconds: float) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import TOKENIZER, judge
 
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
+from experiments.kuhn_poker.run import PAGE, read, with_table
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids, restarted
 from medserl_agentloop.core.credit import CreditSettings
@@ -146,3 +147,8 @@ def test_a_model_has_a_policy_at_every_information_set() -> None:
     assert policy.keys() == set(information_sets())
     assert all(0 <= chance <= 1 for chance in policy.values())
     assert len(set(policy.values())) > 6  # cards and moves make a difference
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page, read()) == page, "run python -m experiments.kuhn_poker.run"
