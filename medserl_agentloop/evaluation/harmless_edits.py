@@ -1,4 +1,4 @@
-"""Edits of a note that provably leave its meaning alone, made by rule. Called by ``judges.calibration``.
+"""Edits of a note that provably leave its meaning alone, made by rule. Called by ``evaluation.judge_calibration``.
 
 A judge that calls one of them an error is wrong, whatever the note says. Every rule changes one place, and
 leaves alone each place of which it cannot be sure.

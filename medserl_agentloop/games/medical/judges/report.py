@@ -1,6 +1,6 @@
 """What ``medserl judge calibrate`` found out about a judge, and which judge it was.
 
-Written by ``judges.calibration``; read by ``judges.startup`` and, to correct rewards, by the reward manager.
+Written by ``evaluation.judge_calibration``; read by ``judges.startup`` and, to correct rewards, by the reward manager.
 """
 
 from __future__ import annotations
