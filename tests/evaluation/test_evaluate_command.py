@@ -317,7 +317,9 @@ def test_results_of_an_adapter_name_its_model_and_go_by_that_model_s_weights(not
         TOKENIZER.save_pretrained(base)
         if seed == 0:
             model.name_or_path = str(base)
-            get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(adapter)
+            get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(
+                str(adapter)
+            )
         done = evaluate(adapter, notes, output, "--max-tokens", 2)
         assert done.exit_code == 0, done.output
         found.append(json.loads((output / "results.json").read_text())["model"])
