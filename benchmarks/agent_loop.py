@@ -129,9 +129,7 @@ async def play_in_phases(games: list[ScriptedGame], server: ScriptedServer) -> f
     attacks, assessments = [], []
     for game in games:
         if game.attack is not None:
-            attacks.append(
-                ENCODER.of(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, game.row["extra_info"]["seed_note"])
-            )
+            attacks.append(ENCODER.of(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, game.row["extra_info"]["seed_note"]))
         assessments.append(ENCODER.of(Role.ASSESSOR, Category.VANILLA_BENIGN, game.presented))
     started = time.perf_counter()
     for prompts in (attacks, assessments):

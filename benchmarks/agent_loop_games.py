@@ -164,9 +164,7 @@ class ScriptedServer:
             if game.attack is not None:
                 said = game.tool_call if tool_agent else game.attack
                 self._script(ENCODER.of(Role.ATTACKER, category, note).ids, said or [], game.seconds[0])
-            self._script(
-                ENCODER.of(Role.ASSESSOR, category, game.presented).ids, game.assessment, game.seconds[-1]
-            )
+            self._script(ENCODER.of(Role.ASSESSOR, category, game.presented).ids, game.assessment, game.seconds[-1])
 
     def _script(self, prompt: list[int], said: list[int], seconds: float) -> None:
         extra = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}

@@ -199,7 +199,7 @@ def _local(
     import torch
     import transformers
 
-    from medserl_agentloop.evaluation.local_models import LocalAssessor, find_weights, fingerprint, load_model
+    from medserl_agentloop.evaluation.local_models import LocalAssessor, base_of, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
     from medserl_agentloop.games.medical.encoding import ProfileEncoder
 
@@ -215,4 +215,6 @@ def _local(
         torch.set_num_threads(1)
     player = Player(str(folder), loaded, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
     facts = {"name": player.name, "checkpoint": str(weights.relative_to(folder)), "sha256": sha256}
+    if base := base_of(weights):
+        facts["base"] = base
     return LocalAssessor(player, sha256, sampling, batch), facts

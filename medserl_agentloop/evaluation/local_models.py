@@ -56,9 +56,22 @@ def find_weights(folder: Path) -> Path:
     return found
 
 
+def base_of(weights: Path) -> str | None:
+    """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub; else None."""
+    if any(weights.glob(_SHARDS)) or not (weights / _ADAPTER).exists():
+        return None
+    base: str = json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"]
+    return base
+
+
 def fingerprint(weights: Path) -> str:
-    """Hash of the weights, the tokenizer and the configs in a folder that :func:`find_weights` found."""
+    """Hash of the weights, the tokenizer and the configs in a folder that :func:`find_weights` found.
+
+    Of an adapter alone it covers the model that it names too, where that is a folder.
+    """
     parts = "".join(f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING))
+    if (base := base_of(weights)) and Path(base).is_dir():
+        parts += fingerprint(Path(base))
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
@@ -77,9 +90,7 @@ def load_model(weights: Path) -> tuple[Any, Any]:
             except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
                 raise ValueError(f"{weights} cannot be merged: {error}") from None
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
-        base: Path | str = folder
-        if adapter == folder:
-            base = json.loads((folder / _ADAPTER).read_text())["base_model_name_or_path"]
+        base = base_of(folder) or folder
         try:
             model, loading = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
             with_tokenizer = folder if (folder / "tokenizer_config.json").exists() else base

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from evaluation.mock_server import MODEL, TOKENIZER, MockServer, mock_server
+from peft import LoraConfig, get_peft_model
 from support import assessment_text
 from typer.testing import CliRunner, Result
 
@@ -304,6 +305,27 @@ def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: P
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert found["model"]["checkpoint"] == "." and len(found["model"]["sha256"]) == 64
     assert all(answer["tokens"] <= 6 for answer in lines(tmp_path / "out" / "answers.jsonl"))
+    assert "base" not in found["model"]
+
+
+def test_results_of_an_adapter_name_its_model_and_go_by_that_model_s_weights(notes: Path, tmp_path: Path) -> None:
+    base, adapter, output = (tmp_path / name for name in ("base", "adapter", "out"))
+    found = []
+    for seed in (0, 1):
+        model = tiny_model(len(TOKENIZER), seed=seed)
+        model.save_pretrained(base)
+        TOKENIZER.save_pretrained(base)
+        if seed == 0:
+            model.name_or_path = str(base)
+            get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(
+                str(adapter)
+            )
+        done = evaluate(adapter, notes, output, "--max-tokens", 2)
+        assert done.exit_code == 0, done.output
+        found.append(json.loads((output / "results.json").read_text())["model"])
+    assert found[0]["base"] == found[1]["base"] == str(base)
+    assert found[0]["sha256"] != found[1]["sha256"]
+    assert len(lines(output / "cache.jsonl")) == 2 * 16
 
 
 @pytest.mark.parametrize(
