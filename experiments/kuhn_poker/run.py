@@ -98,7 +98,10 @@ def draw(runs: dict[tuple[str, int], dict[int, float]]) -> None:
 
 def table(runs: dict[tuple[str, int], dict[int, float]]) -> str:
     """Best, average and last NashConv of each run, as a table of the page."""
-    lines = ["| estimator | seed | start | best | average | last |", "|---|---|---|---|---|---|"]
+    if not runs:
+        return "Nothing has been measured yet.\n"
+    lines = ["![NashConv by step](../experiments/kuhn_poker/figures/exploitability.svg)\n"]
+    lines += ["| estimator | seed | start | best | average | last |", "|---|---|---|---|---|---|"]
     for (estimator, seed), by_step in sorted(runs.items()):
         start, *later = (by_step[step] for step in sorted(by_step))
         numbers = (start, min(later), sum(later) / len(later), later[-1])
