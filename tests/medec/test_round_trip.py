@@ -51,7 +51,7 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
         assert "nan" not in [handed_out["extra_info"][name] for name in NULLABLE]
         spec = GameSpec.from_extra_info(handed_out["extra_info"])
         role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        tokens = encoder.opening(role, spec.category, spec.seed_note).ids
+        tokens = encoder.of(role, spec.category, spec.seed_note).ids
         assert TOKENIZER.decode(tokens) == TOKENIZER.apply_chat_template(
             handed_out["raw_prompt"], add_generation_prompt=True, tokenize=False
         )

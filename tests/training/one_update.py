@@ -77,7 +77,7 @@ def batch_of(run: DictConfig, variant: dict[str, Any]) -> TensorDict:
         "advantages": credited.advantages,
     }
     if variant.get("anchor"):
-        per_role = {Role(role): coefficient for role, coefficient in variant["anchor"].items()}
+        per_role = {Role(role).id: coefficient for role, coefficient in variant["anchor"].items()}
         columns[ANCHOR_COLUMN] = anchor_coefficients(roles, generated, per_role)
     nested = {
         name: torch.nested.as_nested_tensor(list(column.clone()), layout=torch.jagged)

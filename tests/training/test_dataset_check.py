@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from medserl_agentloop.data.schema import to_table
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -16,6 +15,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset_check import check_dataset, check_files
 from medserl_agentloop.core.opponent_config import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.writing import to_table
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
