@@ -34,7 +34,7 @@ def train(estimator: str, seed: int, folder: Path) -> None:
         f"algorithm.adv_estimator={estimator}",
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
-        f"+actor_rollout_ref.rollout.seed={seed}",
+        f"actor_rollout_ref.rollout.seed={seed}",
         "selfplay.certify=warn",  # verl's own estimator does not keep the roles apart
         f"trainer.default_local_dir={folder}",
     ]

@@ -1,6 +1,6 @@
 """A tiny model that plays Kuhn poker by the rules and otherwise at random. Writes ``models/kuhn_poker``.
 
-It is taught both legal moves at each of the twelve information sets, equally often. Writes ``models/kuhn_poker``.
+It is taught both legal moves at each of the twelve information sets, equally often, and to name its card.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from experiments.kuhn_poker.exploitability import context_of, information_sets, nash_conv, policy_of, said_as
-from medserl_agentloop.games.kuhn_poker import ACTIONS
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Prompt, Turn
+from medserl_agentloop.games.kuhn_poker import ACTIONS, CARDS
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 STEPS = 400
@@ -47,6 +49,11 @@ def main(folder: str = "models/kuhn_poker") -> None:
         for place in information_sets()
         for move in ACTIONS["bet" in place[1].split()]
     ]
+    # Without these it would not look at its card, and forty steps are too few to find out that cards matter.
+    question = {"role": "user", "content": "You hold {}. Which card?"}
+    for card in CARDS:
+        prompt = Prompt(({**question, "content": question["content"].format(card)},))
+        lessons += [(ChatEncoder(tokenizer).opening(Turn("first", prompt, 8)).ids, said_as(card, tokenizer))] * 4
     width = max(len(context) + len(said) for context, said in lessons)
     ids = torch.full((len(lessons), width), tokenizer.pad_token_id)
     labels = torch.full((len(lessons), width), -100)
