@@ -95,7 +95,10 @@ class Rule:
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
-    """The alarms of any game with these roles."""
+    """The alarms of any game with these roles.
+
+    Those of lengths watch ``selfplay/<role>/tokens`` and ``turns``, which a game's own metrics have to give.
+    """
     return (*(rule for role in roles for rule in _rules_of(role)), *_RULES)
 
 

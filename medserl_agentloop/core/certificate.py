@@ -209,7 +209,7 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[Tra
 
 
 def probe_loss(
-    config: Any, roles: Sequence[str], model_output: Any, data: Any, dp_group: Any = None
+    config: Any, roles: Mapping[str, int], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """In place of the loss, on a worker: what one role's numbers change in the loss's gradient for the other role.
 
@@ -218,7 +218,7 @@ def probe_loss(
 
     Args:
         config: verl's ``ActorConfig``.
-        roles: Names of the game's roles.
+        roles: The roles that are measured, each with its id.
         model_output: ``log_probs`` (nested) of a micro-batch.
         data: The micro-batch as verl's engine passes it.
         dp_group: Unused, as in verl's losses.
@@ -256,7 +256,7 @@ def probe_loss(
 
     before = gradient(advantages, drift, mask)
     metrics = {}
-    for number, role in enumerate(roles, start=1):
+    for role, number in roles.items():
         changed = role_ids == number
         other = (mask > 0) & ~changed
         variants = (
@@ -274,7 +274,7 @@ def _largest(column: torch.Tensor, where: torch.Tensor) -> float:
     return column[where].abs().max().item() if where.any() else 0.0
 
 
-def loss_measure(metrics: Mapping[str, Any], roles: Sequence[str], trained: Collection[str]) -> Measure:
+def loss_measure(metrics: Mapping[str, Any], roles: Collection[str], trained: Collection[str]) -> Measure:
     """The claim on the loss, from what ``probe_loss`` gave in all micro-batches of all workers.
 
     A role is measured by its effect on the other one, if that is ``trained``.
@@ -313,7 +313,7 @@ def credit(
     of: str,
     assign: Callable[[list[torch.Tensor], list[torch.Tensor]], Mapping[str, list[torch.Tensor]]],
     role_ids: Sequence[torch.Tensor],
-    roles: Sequence[str],
+    roles: Mapping[str, int],
 ) -> Measure:
     """What one role's rewards and log-prob drift change in the numbers that the other role is trained with.
 
@@ -321,20 +321,20 @@ def credit(
         of: Name of the estimator.
         assign: The run's ``CREDITED`` columns, from rewards and the drift of the rollout's log-probs, per row (T,).
         role_ids: (T,) per row.
-        roles: Names of the game's roles.
+        roles: The roles that are measured, each with its id.
     """
     generator = torch.Generator().manual_seed(_RANDOM_SEED)
     rewards, drift = [], []
     for ids in role_ids:
         reward = torch.zeros(len(ids))
-        for number in range(1, len(roles) + 1):
+        for number in roles.values():
             reward[(ids == number).nonzero()[-1]] = torch.randn(1, generator=generator)
         rewards.append(reward)
         drift.append(0.05 * torch.randn(len(ids), generator=generator))
     before = assign(rewards, drift)
 
     shares = {}
-    for number, role in enumerate(roles, start=1):
+    for role, number in roles.items():
         changed = [ids == number for ids in role_ids]
         after = assign(
             # The rows' order by reward turns round, so that ranks and signs change as well as sizes.
@@ -377,6 +377,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     )
     games = two_context_games(samples, encoder)
     trained = [role for role in roles if selfplay.trains(role)]
+    measured = {turn.role: roles.index(turn.role) + 1 for turn in games[0]}
     rows = game_rows(games, record, trainer.tokenizer.pad_token_id, roles, trained)
     uids = [uuid4().hex for _ in games[::2]]  # prompt groups of two
     for number, row in enumerate(rows):
@@ -390,7 +391,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         restart_positions(batch)
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
-        log_probs, metrics = _actor_pass(trainer, columns)
+        log_probs, metrics = _actor_pass(trainer, columns, measured)
         if selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:
@@ -400,22 +401,27 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         else:
             not_claimed["isolation"] = f"selfplay.context={selfplay.context}"
         packed = list(range(0, len(rows), len(FORMS)))
-        measures.append(_credit_of_run(trainer, [keys[i] for i in packed], [rows[i] for i in packed]))
-        measures.append(loss_measure(metrics, roles, trained))
+        if len(measured) > 1:
+            measures.append(_credit_of_run(trainer, [keys[i] for i in packed], [rows[i] for i in packed], measured))
+            measures.append(loss_measure(metrics, measured, trained))
+        else:
+            not_claimed |= dict.fromkeys(("credit", "loss"), "the game has one role")
     finally:
         tq.kv_clear(keys=keys, partition_id=PARTITION)
     return Certificate(measures, trainer.global_steps, len(games), time.monotonic() - started, not_claimed)
 
 
 def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int) -> tuple[GameRecord, list[list[Turn]]]:
-    """A record, and the first two conversations of games on some of the shortest rows, repeated if there are too few.
+    """A record, and two conversations of games on some of the shortest rows, repeated if there are too few.
+
+    They are of two roles where the game has two.
 
     Raises:
         CertificateError: The game has no second conversation.
     """
     rows = list(zip(dataset.dataframe["prompt"], dataset.dataframe["extra_info"], strict=True))
     rows.sort(key=lambda row: (len(str(row[0])), str(row[0])))
-    samples = [interaction.sample_turns(facts)[:2] for _, facts in rows[: 8 * count]]
+    samples = [_pair(interaction.sample_turns(facts)) for _, facts in rows[: 8 * count]]
     distinct = {str(turns): turns for turns in samples if len(turns) == 2}
     if not distinct:
         raise CertificateError(
@@ -424,6 +430,12 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
         )
     chosen = list(distinct.values())[:count]
     return interaction.new_game(rows[0][1]).record, (chosen * count)[:count]
+
+
+def _pair(turns: Sequence[Turn]) -> list[Turn]:
+    """The first turn and, of the later ones, the first of another role, or else the next one."""
+    others = [turn for turn in turns[1:] if turn.role != turns[0].role]
+    return [*turns[:1], *(others or turns[1:])[:1]]
 
 
 def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
@@ -467,10 +479,12 @@ def _pass(
     return response_from_nested(output[column], columns["response_mask"]).unbind(), output["metrics"]
 
 
-def _actor_pass(trainer: Any, columns: TensorDict) -> tuple[Sequence[torch.Tensor], Mapping[str, Any]]:
+def _actor_pass(
+    trainer: Any, columns: TensorDict, roles: Mapping[str, int]
+) -> tuple[Sequence[torch.Tensor], Mapping[str, Any]]:
     """Log-probs of all rows, and the metrics of ``probe_loss`` from the same pass."""
     workers = trainer.actor_rollout_wg
-    workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), trainer.game.roles))
+    workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), roles))
     try:
         return _pass(trainer, columns, workers.compute_log_prob, "log_probs", compute_loss=True)
     finally:
@@ -489,7 +503,7 @@ def _critic_pass(trainer: Any, columns: TensorDict) -> Sequence[torch.Tensor]:
     return _pass(trainer, columns, trainer.critic_wg.infer_batch, "values", compute_loss=False)[0]
 
 
-def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]]) -> Measure:
+def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]], roles: Mapping[str, int]) -> Measure:
     """The claim on credit, through the trainer's own step from rewards to advantages."""
     generator = torch.Generator().manual_seed(_RANDOM_SEED)
     noise = [torch.randn(len(row["responses"]), generator=generator) for row in rows]
@@ -517,4 +531,4 @@ def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]]) ->
         return {name: list(found[name].unbind()) for name in found.keys()}  # noqa: SIM118  # a TensorDict
 
     role_ids = [row["role_ids"] for row in rows]
-    return credit(trainer.config.algorithm.adv_estimator, assign, role_ids, trainer.game.roles)
+    return credit(trainer.config.algorithm.adv_estimator, assign, role_ids, roles)

@@ -40,7 +40,7 @@ from medserl_agentloop.core.trajectory import TrajectoryTurn
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
-ROLES = [role.value for role in Role]
+ROLES = {role.value: role.id for role in Role}
 RECORD = GameRecord()
 
 
@@ -60,8 +60,8 @@ def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
     worker.init_model()
     worker.set_loss_fn(partial(probe_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), ROLES))
     played = games()
-    trained = variant.get("trained", ROLES)
-    rows = game_rows(played, RECORD, 0, ROLES, trained)
+    trained = variant.get("trained", list(ROLES))
+    rows = game_rows(played, RECORD, 0, list(ROLES), trained)
     for row in rows:
         if variant.get("restart", True):
             row["position_ids"] = restarted(row["context_lengths"])

@@ -117,7 +117,7 @@ def test_role_separated_estimators_are_certified(estimator: str) -> None:
         found = ROLE_ESTIMATORS[estimator](batch, CreditSettings(), BaselineState()).advantages
         return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
 
-    measure = credit(estimator, assign, ROLE_IDS, ROLES)
+    measure = credit(estimator, assign, ROLE_IDS, {role.value: role.id for role in Role})
     assert measure.holds
     assert measure.value == 0
 
@@ -137,7 +137,7 @@ def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> 
         )
         return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
 
-    measure = credit(estimator, assign, ROLE_IDS, ROLES)
+    measure = credit(estimator, assign, ROLE_IDS, {role.value: role.id for role in Role})
     assert not measure.holds
     assert f"algorithm.adv_estimator={estimator}" in measure.problem
 
@@ -148,7 +148,7 @@ def test_rejection_of_whole_rows_is_not_certified() -> None:
         mask = [k * (roles > 0).float() for k, roles in zip(kept, ROLE_IDS, strict=True)]
         return {"advantages": rewards, "response_mask": mask}
 
-    assert not credit("role_grpo", assign, ROLE_IDS, ROLES).holds
+    assert not credit("role_grpo", assign, ROLE_IDS, {role.value: role.id for role in Role}).holds
 
 
 def test_a_claim_without_a_number_does_not_hold(tmp_path: Path) -> None:
@@ -166,6 +166,6 @@ def test_both_roles_are_named_in_the_sentence_of_the_worse_one() -> None:
         attackers = [r[roles == Role.ATTACKER.id].sum() for r, roles in zip(rewards, ROLE_IDS, strict=True)]
         return {"advantages": [a * (roles > 0).float() for a, roles in zip(attackers, ROLE_IDS, strict=True)]}
 
-    measure = credit("one_sided", assign, ROLE_IDS, ROLES)
+    measure = credit("one_sided", assign, ROLE_IDS, {role.value: role.id for role in Role})
     assert measure.problem.startswith("the attacker's rewards")
     assert measure.details["assessor"] == 0

@@ -70,7 +70,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         self._profile = load_profile(config.profile)
         self._reward_model: tuple[str | None, str | None] = (None, None)
         self._notes: Notes = {}
-        self._encoders: dict[int, ProfileEncoder] = {}
+        self._encoder: ProfileEncoder | None = None
 
     def new_game(self, facts: Mapping[str, Any]) -> Game:
         spec = GameSpec.from_extra_info(facts)
@@ -141,9 +141,9 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return str(facts.get("category"))
 
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
-        if id(encoder) not in self._encoders:
-            self._encoders = {id(encoder): ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)}
-        return check_row(facts, prompt, self.config, self._encoders[id(encoder)])
+        if self._encoder is None:
+            self._encoder = ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)
+        return check_row(facts, prompt, self.config, self._encoder)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
