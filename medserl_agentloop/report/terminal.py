@@ -34,6 +34,7 @@ HEADLINE_METRICS = (
     "selfplay/assessor/recall",
     "selfplay/assessor/false_positive_rate",
     "selfplay/assessor/f1",
+    "selfplay/shortcut/index",
     "actor/grad_norm",
     "training/rollout_probs_diff_max",
     "timing_s/step",

@@ -50,6 +50,13 @@ class MedicalAlarms(Alarms):
         lt=1.0,
         description="Rise of that likeness over the run's first steps; no step of the quickstart's rises as far.",
     )
+    shortcut: float | None = Field(
+        default=0.4,
+        gt=0.0,
+        lt=1.0,
+        description="How much more often the assessor calls a rewritten note harmful than an untouched one with the "
+        "same label. Above it, the assessor detects edits rather than errors.",
+    )
 
 
 _STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
@@ -100,6 +107,15 @@ RULES = (
         advice="Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         games="selfplay/judge/injected",
         role=Role.ATTACKER.value,
+    ),
+    Rule(
+        name="edit_detector",
+        metric="selfplay/shortcut/index",
+        setting="shortcut",
+        advice="The assessor follows the edit, not the error: balance rewritten and untouched notes (selfplay.mix with "
+        "decoy_benign), and evaluate on untouched notes.",
+        games="selfplay/shortcut/compared",
+        role=Role.ASSESSOR.value,
     ),
     Rule(
         name="self_similar_attacks",

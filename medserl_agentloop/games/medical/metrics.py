@@ -19,6 +19,7 @@ from medserl_agentloop.games.medical.records import (
     GameRecord,
     Outcome,
 )
+from medserl_agentloop.games.medical.shortcuts import shortcut_metrics
 from medserl_agentloop.games.medical.types import Label, Role
 
 _VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
@@ -38,7 +39,7 @@ def role_metrics(records: Iterable[GameRecord]) -> dict[str, float]:
     played = [g for g in games if g.outcome is not Outcome.VOID]
     metrics |= _attacker_metrics([g for g in played if g.attack is not None])
     metrics |= _assessor_metrics([g for g in played if g.assessment is not None])
-    return finite(metrics)
+    return finite(metrics | shortcut_metrics(played))
 
 
 def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
