@@ -73,7 +73,12 @@ def test_an_invalid_attack_ends_the_game_without_an_assessor(
 
 
 def test_every_reason_for_an_invalid_attack_is_covered_here() -> None:
-    elsewhere = {InvalidAttack.ERROR_REMOVED, InvalidAttack.NOT_COPIED, InvalidAttack.TOO_MANY_TOKENS}
+    elsewhere = {
+        InvalidAttack.ERROR_REMOVED,
+        InvalidAttack.ERROR_NOT_TOUCHED,
+        InvalidAttack.NOT_COPIED,
+        InvalidAttack.TOO_MANY_TOKENS,
+    }
     assert {reason for reason, *_ in INVALID} | elsewhere == set(InvalidAttack)
 
 
@@ -212,7 +217,11 @@ def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_ha
     error = "Type 2 DM. The dose is 5 mg"
     note = f"He has gout. {error}. He rests."
     untouched = attacked(
-        Category.ADVERSARIAL_HARMFUL, note.replace("rests", "walks"), seed_note=note, error_sentence=error
+        Category.ADVERSARIAL_HARMFUL,
+        note.replace("rests", "injects insulin"),
+        seed_note=note,
+        error_sentence=error,
+        corrected_sentence="Type 2 DM. The dose of insulin is 5 mg",
     )
     assert untouched.record.error_sentences == [error]
     reworded = attacked(
@@ -227,7 +236,26 @@ def test_flattened_line_breaks_are_no_edit_of_their_own() -> None:
     assert invalid_of(flattened) is None
 
 
-def test_an_edit_that_leaves_the_error_and_hides_it_elsewhere_is_an_attack() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", "deep vein thrombosis"))
+def test_an_edit_elsewhere_in_an_error_note_is_no_attack() -> None:
+    note = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
+    assert invalid_of(attacked(Category.ADVERSARIAL_HARMFUL, note)) is InvalidAttack.ERROR_NOT_TOUCHED
+
+
+def test_an_edit_of_a_sentence_with_a_word_that_tells_error_from_correction_is_an_attack() -> None:
+    for change in ("a cough, and heparin at home", "a cough, and warfarin at home"):
+        played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", change))
+        assert invalid_of(played) is None
+        assert played.record.error_sentences == [ERROR_SENTENCE]
+
+
+def test_where_the_error_is_not_known_every_edit_counts() -> None:
+    note = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
+    played = attacked(Category.ADVERSARIAL_HARMFUL, note, error_sentence=None, corrected_sentence=None)
     assert invalid_of(played) is None
-    assert played.record.error_sentences == [ERROR_SENTENCE]
+
+
+def test_the_rule_can_be_switched_off() -> None:
+    limits = EditLimits(must_touch_error=False)
+    played = Game(spec(Category.ADVERSARIAL_HARMFUL), limits, MEDSERL)
+    played.play(attack_text(ERROR_NOTE.replace("a cough", "deep vein thrombosis")))
+    assert invalid_of(played) is None

@@ -135,7 +135,7 @@ def test_the_wrong_sentence_of_a_worsened_note_is_the_rewritten_one() -> None:
 
 
 def test_an_error_hidden_by_an_edit_elsewhere_keeps_its_sentence() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", "deep vein thrombosis"))
+    played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", "a cough on warfarin"))
     assert played.record.error_sentences == [ERROR_SENTENCE]
 
 

@@ -60,6 +60,12 @@ def is_repair(new: str, error: str, correction: str) -> bool:
     return any(_repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction))) for h in (" ", ""))
 
 
+def telling_words(error: str, correction: str) -> set[str]:
+    """Words of one sentence that the other lacks; little words, which say nothing of a case, are left out."""
+    differing = set(canonical_words(error)) ^ set(canonical_words(correction))
+    return {word for word in differing if len(word) > 3 and word.isalpha()}
+
+
 def _repairs(said: Counter[str], wrong: Counter[str], right: Counter[str]) -> bool:
     missing = (right - wrong) - said
     return not (wrong - right) & (said - right) and all(

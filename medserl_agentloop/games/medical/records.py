@@ -45,6 +45,7 @@ class InvalidAttack(str, Enum):
     TOO_MANY_SENTENCES = "too_many_sentences"
     TOO_MANY_WORDS = "too_many_words"
     ERROR_REMOVED = "error_removed"
+    ERROR_NOT_TOUCHED = "error_not_touched"
     CUT_SHORT = "note_cut_short"
     HIDDEN_TEXT = "hidden_text"
     INSTRUCTS_READER = "instructs_reader"

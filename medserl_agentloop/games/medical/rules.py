@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.games.medical.canonical import says_the_same
-from medserl_agentloop.games.medical.edits import Edit, compare_notes, exceeds, is_repair, one_line
+from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
+from medserl_agentloop.games.medical.edits import Edit, compare_notes, exceeds, is_repair, one_line, telling_words
 from medserl_agentloop.games.medical.injections import CONTROL_KINDS, injections
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
@@ -30,6 +30,10 @@ class EditLimits(BaseModel):
 
     max_changed_sentences: int = Field(default=1, ge=1, description="Sentences an attack may touch.")
     max_changed_words: int = Field(default=24, ge=1, description="Words an attack may insert, delete or replace.")
+    must_touch_error: bool = Field(
+        default=True,
+        description="adversarial_harmful: the edit must change the wrong sentence, or one that the error depends on.",
+    )
 
 
 class Game:
@@ -143,10 +147,11 @@ class Game:
             return InvalidAttack.HIDDEN_TEXT
         if edit.instructions:
             return InvalidAttack.INSTRUCTS_READER
-        # An edit that leaves the error as it is, elsewhere in the note, is allowed: the task is to worsen
-        # the error or to hide it better, the note stays wrong, and its label stays true.
-        if spec.category is Category.ADVERSARIAL_HARMFUL and self._repairs_the_error(note, edit):
-            return InvalidAttack.ERROR_REMOVED
+        if spec.category is Category.ADVERSARIAL_HARMFUL:
+            if self._repairs_the_error(note, edit):
+                return InvalidAttack.ERROR_REMOVED
+            if self._limits.must_touch_error and not self._touches_the_error(note, edit):
+                return InvalidAttack.ERROR_NOT_TOUCHED
         if edit.cut_short:
             return InvalidAttack.CUT_SHORT
         if not (edit.inserted and edit.removed):
@@ -168,6 +173,18 @@ class Game:
         if error is None or _contains(note, error):
             return False
         return not edit.inserted or (correction is not None and is_repair(" ".join(edit.inserted), error, correction))
+
+    def _touches_the_error(self, note: str, edit: Edit) -> bool:
+        """Whether an attack on an error note changes the wrong sentence, or one that the error depends on.
+
+        That is one with a word that tells the error from its correction: where ``candida`` stands for
+        ``streptococcus``, every sentence that has either. Without a known error sentence, every edit counts.
+        """
+        error, correction = self.record.spec.error_sentence, self.record.spec.corrected_sentence
+        if error is None or not _contains(note, error):
+            return True
+        telling = telling_words(error, correction or "")
+        return any(telling & set(canonical_words(sentence)) for sentence in (*edit.removed, *edit.inserted))
 
     def _present(self, note: str, edit: Edit | None) -> None:
         spec = self.record.spec
