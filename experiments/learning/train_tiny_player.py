@@ -29,7 +29,7 @@ from medserl_agentloop.games.medical.clinic.notes import (
     inject_error,
     sample_clean_note,
 )
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -82,7 +82,7 @@ def evaluate(
         if category.seed_label is Label.HARMFUL:
             notes = [inject_error(rng, note)[0] for note in notes]
         prompts = [codec.chat.of(Role.ATTACKER, category, note.text).ids for note in notes]
-        attacks = [parse_attack(text) for text in sample_turns(model, codec, prompts)]
+        attacks = [MEDSERL.attack(text) for text in sample_turns(model, codec, prompts)]
         pairs = list(zip(notes, attacks, strict=True))
         valid = [check_attack(n.text, a.note, category).valid for n, a in pairs if a.note is not None]
         results[f"attacker, {category.value}"] = {
@@ -93,7 +93,7 @@ def evaluate(
     wrong = [inject_error(rng, sample_clean_note(rng, Split.HELD_OUT, facts)) for _ in range(items)]
     shown = [*clean, *(note for note, _ in wrong)]
     prompts = [codec.chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
-    answers = [parse_assessment(text) for text in sample_turns(model, codec, prompts)]
+    answers = [MEDSERL.assessment(text) for text in sample_turns(model, codec, prompts)]
     on_clean, on_wrong = answers[:items], answers[items:]
     found: dict[str, list[bool]] = defaultdict(list)
     for (note, index), answer in zip(wrong, on_wrong, strict=True):
