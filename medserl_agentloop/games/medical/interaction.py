@@ -29,8 +29,7 @@ from medserl_agentloop.games.medical.opponents import trained_role_won
 from medserl_agentloop.games.medical.planning import check_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme
-from medserl_agentloop.games.medical.rewards.correction import corrected
+from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
 from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
