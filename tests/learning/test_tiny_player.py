@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.games.medical.clinic.notes import inject_error, sample_clean_note
+from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.learning.attack_check import check_attack, error_detail
 from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
-from medserl_agentloop.games.medical.clinic.notes import check_attack, error_detail, oracle, parse_note
+from medserl_agentloop.games.medical.clinic import oracle, parse_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -40,7 +41,7 @@ def test_every_attack_parses_and_is_valid(attacks: list[Transcript]) -> None:
         parsed = MEDSERL.attack(attack.answer)
         assert parsed.violations == ()
         assert parsed.note is not None
-        assert check_attack(attack.note, parsed.note, attack.category).valid, attack
+        assert check_attack(attack.note, parsed.note, attack.category) == "ok", attack
 
 
 def test_attacks_come_in_all_three_categories_decoys_least(attacks: list[Transcript]) -> None:
