@@ -5,117 +5,103 @@ To add one, add its threshold to :class:`MedicalAlarms` and a line to ``RULES``;
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from medserl_agentloop.core.alarms import Alarms, Rule
-from medserl_agentloop.games.medical.types import Role
+
+_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class MedicalAlarms(Alarms):
     """Thresholds of the medical game and of any game. ``null`` switches one off."""
 
-    win_rate: float | None = Field(
+    win_rate: Annotated[float, Field(gt=0.5, lt=1.0)] | None = Field(
         default=0.95,
-        gt=0.5,
-        lt=1.0,
         description="Share of notes with an error that one role wins. Above it the loser rarely sees the reward "
         "it should learn from.",
     )
-    invalid_attacks: float | None = Field(
+    invalid_attacks: _Share | None = Field(
         default=0.5,
-        gt=0.0,
-        lt=1.0,
         description="Share of attacks that do not count. Above one half most attackers' games end unassessed.",
     )
-    judge_answers: float | None = Field(
-        default=0.9, gt=0.0, lt=1.0, description="Share of rewritten notes that the judge must answer."
+    judge_answers: _Share | None = Field(
+        default=0.9, description="Share of rewritten notes that the judge must answer."
     )
-    no_error: float | None = Field(
+    no_error: _Share | None = Field(
         default=0.15,
-        gt=0.0,
-        lt=1.0,
         description="Share of injected errors in which the judge sees no error: the attacker edits harmlessly, or "
         "the judge misses errors and settles games wrongly.",
     )
-    self_similarity: float | None = Field(
+    self_similarity: _Share | None = Field(
         default=0.7,
-        gt=0.0,
-        lt=1.0,
         description="Mean likeness of what attacks insert into different notes. Unrelated error sentences measure "
         "0.33 to 0.42 in MEDEC, attacks 0.33 to 0.52 in the quickstart; one sentence written everywhere measures 1.",
     )
-    self_similarity_rise: float | None = Field(
+    self_similarity_rise: _Share | None = Field(
         default=0.2,
-        gt=0.0,
-        lt=1.0,
         description="Rise of that likeness over the run's first steps; no step of the quickstart's rises as far.",
     )
 
 
+_PREFIX = "selfplay/attacker/"
 _STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
 
-
 RULES = (
+    Rule("attacker_wins", _PREFIX + "success_rate", "win_rate", _STALEMATE, _PREFIX + "decided", role="attacker"),
     Rule(
-        name="attacker_wins",
-        metric="selfplay/attacker/success_rate",
-        setting="win_rate",
-        advice=_STALEMATE,
-        games="selfplay/attacker/decided",
-        role=Role.ATTACKER.value,
-    ),
-    Rule(
-        name="assessor_wins",
-        metric="selfplay/attacker/success_rate",
-        setting="win_rate",
-        advice=_STALEMATE,
-        games="selfplay/attacker/decided",
-        role=Role.ASSESSOR.value,
+        "assessor_wins",
+        _PREFIX + "success_rate",
+        "win_rate",
+        _STALEMATE,
+        _PREFIX + "decided",
+        role="assessor",
         above=False,
         limit=lambda rate, reference: 1 - rate,
     ),
     Rule(
-        name="invalid_attacks",
-        metric="selfplay/attacker/valid_rate",
-        setting="invalid_attacks",
-        advice="See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
+        "invalid_attacks",
+        _PREFIX + "valid_rate",
+        "invalid_attacks",
+        "See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
         "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
-        games="selfplay/attacker/turns",
-        role=Role.ATTACKER.value,
+        _PREFIX + "turns",
+        role="attacker",
         above=False,
         limit=lambda share, reference: 1 - share,
     ),
     Rule(
-        name="judge_answers",
-        metric="selfplay/judge/answer_rate",
-        setting="judge_answers",
-        advice="Check the judge's server and its timeout; the log names every failure.",
-        games="selfplay/judge/asked",
+        "judge_answers",
+        "selfplay/judge/answer_rate",
+        "judge_answers",
+        "Check the judge's server and its timeout; the log names every failure.",
+        "selfplay/judge/asked",
         above=False,
     ),
     Rule(
-        name="no_error_present",
-        metric="selfplay/judge/no_error_rate",
-        setting="no_error",
-        advice="Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
-        games="selfplay/judge/injected",
-        role=Role.ATTACKER.value,
+        "no_error_present",
+        "selfplay/judge/no_error_rate",
+        "no_error",
+        "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
+        "selfplay/judge/injected",
+        role="attacker",
     ),
     Rule(
-        name="self_similar_attacks",
-        metric="selfplay/attacker/self_similarity",
-        setting="self_similarity",
-        advice="The attacker repeats itself: raise the temperature or the entropy bonus, or stop training it.",
-        games="selfplay/attacker/compared",
-        role=Role.ATTACKER.value,
+        "self_similar_attacks",
+        _PREFIX + "self_similarity",
+        "self_similarity",
+        "The attacker repeats itself: raise the temperature or the entropy bonus, or stop training it.",
+        _PREFIX + "compared",
+        role="attacker",
     ),
     Rule(
-        name="attacks_growing_alike",
-        metric="selfplay/attacker/self_similarity",
-        setting="self_similarity_rise",
-        advice="Diversity is going: raise the temperature, the KL or the entropy bonus before it is gone.",
-        games="selfplay/attacker/compared",
-        role=Role.ATTACKER.value,
+        "attacks_growing_alike",
+        _PREFIX + "self_similarity",
+        "self_similarity_rise",
+        "Diversity is going: raise the temperature, the KL or the entropy bonus before it is gone.",
+        _PREFIX + "compared",
+        role="attacker",
         limit=lambda rise, reference: reference + rise,
         compares=True,
     ),

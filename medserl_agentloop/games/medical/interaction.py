@@ -24,8 +24,7 @@ from medserl_agentloop.games.medical.judges.startup import (
     check_judge_server,
     unreachable,
 )
-from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
-from medserl_agentloop.games.medical.opponents import trained_role_won
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.planning import check_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord

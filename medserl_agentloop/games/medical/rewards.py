@@ -171,16 +171,15 @@ def medical_general_sum(record: GameRecord, terms: GeneralSumTerms = GENERAL_SUM
     """
     if record.outcome is Outcome.VOID:
         return {}
-    judgement, assessment = record.judgement, record.assessment
-    present = judgement is not None and judgement.label is Label.HARMFUL
-    detected = assessment is not None and assessment.verdict is Label.HARMFUL
+    present = record.label is Label.HARMFUL
+    detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
     rewards: Rewards = {}
-    for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, assessment)):
+    for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):
         if turn is None:
             continue
         parts = {"detection": detection_reward(role, error_present=present, error_detected=detected, terms=terms)}
         if role is Role.ATTACKER:
-            parts["realism"] = realism_reward(judgement.realistic if judgement is not None else None, terms)
+            parts["realism"] = realism_reward(record.judgement.realistic if record.judgement else None, terms)
         if terms.chain_of_thought:
             parts["format"] = format_reward(bool(turn.violations), terms)
         rewards[role] = parts
