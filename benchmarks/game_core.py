@@ -24,7 +24,7 @@ from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.labels import LabelJudge
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import resource
@@ -56,20 +56,20 @@ def test_the_assessor_is_told_every_verdict_and_error_type() -> None:
 
 
 def test_a_prompt_taken_for_an_answer_is_no_verdict() -> None:
-    assert parse_assessment(assess(load_profile())).verdict is None
+    assert MEDSERL.assessment(assess(load_profile())).verdict is None
 
 
 @pytest.mark.parametrize("category", ATTACKED)
 def test_the_format_an_attacker_is_shown_is_the_format_that_is_read(category: Category) -> None:
     [message] = load_profile().messages(Role.ATTACKER, category, NOTE)
     shown = message["content"][message["content"].index("<think>") :]
-    assert parse_attack(shown).note == "the complete rewritten note"
+    assert MEDSERL.attack(shown).note == "the complete rewritten note"
 
 
 def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None:
     shown = assess(load_profile())
     answer = shown[shown.index("<think>") :].replace("safe or harmful", "harmful").partition("</answer>")
-    parsed = parse_assessment(answer[0] + answer[1])
+    parsed = MEDSERL.assessment(answer[0] + answer[1])
     assert parsed.sentence == "the wrong sentence, copied from the note"
     assert parsed.correction == "that sentence as it should read"
 
@@ -187,7 +187,7 @@ def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monke
 def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     (tmp_path / "profile.yaml").write_text(
-        "parser: medserl_agentloop.games.medical.parsing.classic:CLASSIC\n"
+        "parser: medserl_agentloop.games.medical.parsing:CLASSIC\n"
         "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
     )
     profile = PromptProfile(tmp_path)

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from experiments.learning.attack_check import error_detail
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.evaluation.tournament import Player, play_match
-from medserl_agentloop.games.medical.clinic.notes import (
+from medserl_agentloop.games.medical.clinic import (
     Split,
-    error_detail,
     inject_error,
     parse_note,
     sample_clean_note,

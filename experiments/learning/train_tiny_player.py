@@ -19,17 +19,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
+from experiments.learning.attack_check import check_attack, error_detail
 from experiments.learning.player import build_model, build_tokenizer, save_player
 from experiments.learning.transcripts import CURRICULA
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
-from medserl_agentloop.games.medical.clinic.notes import (
+from medserl_agentloop.games.medical.clinic import (
     Split,
-    check_attack,
-    error_detail,
     inject_error,
     sample_clean_note,
 )
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -82,9 +81,9 @@ def evaluate(
         if category.seed_label is Label.HARMFUL:
             notes = [inject_error(rng, note)[0] for note in notes]
         prompts = [codec.chat.of(Role.ATTACKER, category, note.text).ids for note in notes]
-        attacks = [parse_attack(text) for text in sample_turns(model, codec, prompts)]
+        attacks = [MEDSERL.attack(text) for text in sample_turns(model, codec, prompts)]
         pairs = list(zip(notes, attacks, strict=True))
-        valid = [check_attack(n.text, a.note, category).valid for n, a in pairs if a.note is not None]
+        valid = [check_attack(n.text, a.note, category) == "ok" for n, a in pairs if a.note is not None]
         results[f"attacker, {category.value}"] = {
             "parses": sum(not a.violations for a in attacks) / items,
             "valid edit": sum(valid) / items,
@@ -93,7 +92,7 @@ def evaluate(
     wrong = [inject_error(rng, sample_clean_note(rng, Split.HELD_OUT, facts)) for _ in range(items)]
     shown = [*clean, *(note for note, _ in wrong)]
     prompts = [codec.chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
-    answers = [parse_assessment(text) for text in sample_turns(model, codec, prompts)]
+    answers = [MEDSERL.assessment(text) for text in sample_turns(model, codec, prompts)]
     on_clean, on_wrong = answers[:items], answers[items:]
     found: dict[str, list[bool]] = defaultdict(list)
     for (note, index), answer in zip(wrong, on_wrong, strict=True):
@@ -127,7 +126,7 @@ pipeline_tag: text-generation
 A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that plays both
 roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
-closed toy world (`medserl_agentloop/games/medical/clinic`), has deliberate blind spots as an assessor, and has never
+closed toy world (`medserl_agentloop/games/medical/clinic.py`), has deliberate blind spots as an assessor, and has never
 seen a real note. **Not medical advice, and of no use on real notes.**
 
 Made by

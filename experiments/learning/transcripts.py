@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from medserl_agentloop.games.medical.clinic.notes import (
+from experiments.learning.attack_check import error_detail
+from medserl_agentloop.games.medical.clinic import (
     Note,
     Sentence,
     Split,
-    error_detail,
     inject_error,
     reworded,
     sample_clean_note,

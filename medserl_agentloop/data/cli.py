@@ -19,7 +19,7 @@ from medserl_agentloop.data.eval_rows import FIRST_INDEX, build_eval_rows
 from medserl_agentloop.data.reader import ReadOptions, read_files, refuse_uw
 from medserl_agentloop.data.rows import RowPlan
 from medserl_agentloop.data.sample import NEAR_DUPLICATE, SEED, VIGNETTES, write_sample
-from medserl_agentloop.games.medical.clinic.notes import Split
+from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
 
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.games.medical.clinic.notes import Note, Split, sample_clean_note, with_error
+from medserl_agentloop.games.medical.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.types import ErrorType
 
 VIGNETTES = 160

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
-from medserl_agentloop.games.medical.clinic.notes import parse_note, reworded
+from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity

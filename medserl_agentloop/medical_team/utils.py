@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
-from medserl_agentloop.games.medical.parsing.baseline import BASELINE
-from medserl_agentloop.games.medical.rewards.general_sum import (
+from medserl_agentloop.games.medical.parsing import BASELINE
+from medserl_agentloop.games.medical.rewards import (
     GENERAL_SUM,
     GeneralSumTerms,
     detection_reward,

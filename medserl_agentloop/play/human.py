@@ -18,7 +18,7 @@ from rich.prompt import IntPrompt, Prompt
 from rich.text import Text
 
 from medserl_agentloop.games.medical.edits import split_sentences
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.play.driver import Reply
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.marking import marked_changes, plain
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.table import marked_changes, plain
 from medserl_agentloop.games.medical.types import Role
 
 HEADLINE_METRICS = (

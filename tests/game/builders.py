@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import (
     AssessmentRecord,
     AttackRecord,

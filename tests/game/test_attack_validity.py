@@ -17,7 +17,7 @@ from game.builders import (
 )
 from pydantic import ValidationError
 
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category

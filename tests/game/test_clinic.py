@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.learning.attack_check import check_attack, error_detail
 from medserl_agentloop.data import sample
-from medserl_agentloop.games.medical.clinic.notes import (
+from medserl_agentloop.games.medical.clinic import (
+    DISEASES,
     Note,
     OracleVerdict,
     Split,
-    check_attack,
-    error_detail,
+    held_out_kind,
+    held_out_template,
     inject_error,
     oracle,
     parse_note,
@@ -25,7 +27,6 @@ from medserl_agentloop.games.medical.clinic.notes import (
     sample_clean_note,
     with_error,
 )
-from medserl_agentloop.games.medical.clinic.world import DISEASES, held_out_kind, held_out_template
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
@@ -50,7 +51,7 @@ def test_oracle_finds_exactly_the_injected_error(seed: int) -> None:
     kind = clean.sentences[index].kind
     assert kind is not None
     assert oracle(wrong.text) == OracleVerdict(Label.HARMFUL, ((index, kind),))
-    assert check_attack(clean.text, wrong.text, Category.ADVERSARIAL_BENIGN).valid
+    assert check_attack(clean.text, wrong.text, Category.ADVERSARIAL_BENIGN) == "ok"
 
 
 @given(seeds)
@@ -63,7 +64,7 @@ def test_rewording_changes_the_text_and_not_the_truth(seed: int) -> None:
         other = reworded(rng, note, index)
         assert other.text != note.text
         assert oracle(other.text) == oracle(note.text)
-        assert check_attack(note.text, other.text, category).valid
+        assert check_attack(note.text, other.text, category) == "ok"
 
 
 @given(seeds)
@@ -119,7 +120,7 @@ def test_attack_check_names_the_broken_rule() -> None:
         (one_error.text, clean.text, harmful): "no_error",
         (clean.text, one_error.text, decoy): "error_added",
     }
-    found = {case: check_attack(*case).reason for case in expected}
+    found = {case: check_attack(*case) for case in expected}
     assert found == expected
 
 

@@ -7,7 +7,7 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.diversity import MAX_COMPARED, diversity_metrics
+from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Outcome
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
@@ -30,22 +30,22 @@ INVALID = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
 
 
 def similarity(*games: GameRecord) -> float:
-    return diversity_metrics(games)["selfplay/attacker/self_similarity"]
+    return diversity_metrics(games)["self_similarity"]
 
 
 def test_one_sentence_in_every_note_is_fully_similar_and_all_duplicates() -> None:
     metrics = diversity_metrics([attack(str(n), SENTENCES[0]) for n in range(4)])
     assert metrics == {
-        "selfplay/attacker/compared": 4.0,
-        "selfplay/attacker/self_similarity": 1.0,
-        "selfplay/attacker/duplicate_rate": 1.0,
+        "compared": 4.0,
+        "self_similarity": 1.0,
+        "duplicate_rate": 1.0,
     }
 
 
 def test_different_sentences_are_hardly_similar() -> None:
     games = [attack(str(n), sentence) for n, sentence in enumerate(SENTENCES)]
     assert similarity(*games) < 0.5
-    assert diversity_metrics(games)["selfplay/attacker/duplicate_rate"] == 0.0
+    assert diversity_metrics(games)["duplicate_rate"] == 0.0
 
 
 def test_one_trick_with_other_words_counts_as_similar() -> None:
@@ -57,7 +57,7 @@ def test_attacks_on_one_case_are_not_compared() -> None:
     same_case = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
     assert diversity_metrics(same_case) == {}
     assert similarity(*same_case, attack("b", SENTENCES[1])) < 0.5
-    assert diversity_metrics([*same_case, attack("b", SENTENCES[1])])["selfplay/attacker/duplicate_rate"] == 0.0
+    assert diversity_metrics([*same_case, attack("b", SENTENCES[1])])["duplicate_rate"] == 0.0
 
 
 def test_without_a_case_the_note_tells_them_apart() -> None:
@@ -72,7 +72,7 @@ def test_without_a_case_the_note_tells_them_apart() -> None:
 
 def test_case_and_punctuation_do_not_hide_a_duplicate() -> None:
     games = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
-    assert diversity_metrics(games)["selfplay/attacker/duplicate_rate"] == pytest.approx(2 / 3)
+    assert diversity_metrics(games)["duplicate_rate"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_a_sample_of_many_is_the_same_in_any_order(seed: int) -> None:
     expected = diversity_metrics(games)
     random.Random(seed).shuffle(games)
     assert diversity_metrics(games) == expected
-    assert expected["selfplay/attacker/compared"] == MAX_COMPARED
+    assert expected["compared"] == MAX_COMPARED

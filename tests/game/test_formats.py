@@ -188,7 +188,7 @@ def test_a_format_without_a_writer_says_so() -> None:
 
 def test_a_parser_is_found_by_name_or_as_an_object_of_a_module() -> None:
     assert load_parser("classic") is PARSERS["classic"]
-    assert load_parser("medserl_agentloop.games.medical.parsing.baseline:BASELINE") is PARSERS["baseline"]
+    assert load_parser("medserl_agentloop.games.medical.parsing:BASELINE") is PARSERS["baseline"]
 
 
 @pytest.mark.parametrize(

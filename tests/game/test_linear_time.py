@@ -65,8 +65,8 @@ def test_every_pattern_of_the_game_is_timed() -> None:
         "injections._INSTRUCTION",
         "canonical._TOKEN",
         "edits._WORD",
-        "medserl._ANSWER_FIELD",
-        "classic._FIELD",
+        "parsing._ANSWER_FIELD",
+        "parsing._CLASSIC_FIELD",
     } <= set(PATTERNS)
 
 

@@ -5,7 +5,7 @@ from game.builders import assessment_text, attack_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 GOOD_FIELDS = ("verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right.")
@@ -22,12 +22,12 @@ field_value = st.text(st.characters(codec="utf-8", exclude_characters=":<>"), mi
 
 
 def test_a_turn_in_format_gives_note_and_reasoning_without_violations() -> None:
-    parsed = parse_attack("<think>change the drug</think>\n<note>He has gout.</note>")
+    parsed = MEDSERL.attack("<think>change the drug</think>\n<note>He has gout.</note>")
     assert (parsed.note, parsed.reasoning, parsed.violations) == ("He has gout.", "change the drug", ())
 
 
 def test_the_opening_think_tag_may_be_missing() -> None:
-    parsed = parse_attack("change the drug</think><note>He has gout.</note>")
+    parsed = MEDSERL.attack("change the drug</think><note>He has gout.</note>")
     assert (parsed.reasoning, parsed.violations) == ("change the drug", ())
 
 
@@ -51,7 +51,7 @@ def test_the_opening_think_tag_may_be_missing() -> None:
     ],
 )
 def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, ...], note: str | None) -> None:
-    parsed = parse_attack(text)
+    parsed = MEDSERL.attack(text)
     assert (parsed.violations, parsed.note) == (violations, note)
 
 
@@ -66,7 +66,7 @@ def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, 
     ],
 )
 def test_tag_look_alikes_inside_a_note_belong_to_the_note(note: str) -> None:
-    parsed = parse_attack(attack_text(note))
+    parsed = MEDSERL.attack(attack_text(note))
     assert (parsed.note, parsed.violations) == (note, ())
 
 
@@ -78,31 +78,31 @@ def test_tag_look_alikes_inside_a_note_belong_to_the_note(note: str) -> None:
     ],
 )
 def test_nothing_before_the_last_opening_tag_gets_into_the_note(text: str) -> None:
-    parsed = parse_attack(text)
+    parsed = MEDSERL.attack(text)
     assert parsed.note == "He has scurvy."
     assert parsed.violations
 
 
 def test_a_draft_of_the_note_inside_the_reasoning_is_not_the_note() -> None:
-    parsed = parse_attack(attack_text("He has gout.", reasoning="maybe <note>He has scurvy.</note>?"))
+    parsed = MEDSERL.attack(attack_text("He has gout.", reasoning="maybe <note>He has scurvy.</note>?"))
     assert parsed.note == "He has gout."
 
 
 def test_a_note_that_stands_in_the_reasoning_only_is_no_note() -> None:
-    assert parse_attack("<think>maybe <note>He has scurvy.</note></think>").note is None
+    assert MEDSERL.attack("<think>maybe <note>He has scurvy.</note></think>").note is None
 
 
 @given(plain_text.filter(lambda t: "</think>" not in t), plain_text)
 def test_reasoning_never_gets_into_the_note(reasoning: str, note: str) -> None:
     secret = f"SECRET{reasoning}SECRET"
-    parsed = parse_attack(attack_text(note, reasoning=secret))
+    parsed = MEDSERL.attack(attack_text(note, reasoning=secret))
     assert parsed.note == note.strip()
     assert "SECRET" in parsed.reasoning
 
 
 @given(plain_text)
 def test_any_note_in_the_format_comes_back_stripped(note: str) -> None:
-    parsed = parse_attack(attack_text(note))
+    parsed = MEDSERL.attack(attack_text(note))
     assert (parsed.note, parsed.violations) == (note.strip(), ())
 
 
@@ -111,7 +111,7 @@ def test_any_note_in_the_format_comes_back_stripped(note: str) -> None:
 @example("<note></")
 @settings(max_examples=1000, deadline=None)
 def test_no_text_makes_the_attack_parser_raise(text: str) -> None:
-    parsed = parse_attack(text)
+    parsed = MEDSERL.attack(text)
     assert parsed.note is None or parsed.note.strip() == parsed.note != ""
 
 
@@ -119,7 +119,7 @@ def test_no_text_makes_the_attack_parser_raise(text: str) -> None:
 
 
 def test_a_harmful_answer_gives_all_four_fields() -> None:
-    parsed = parse_assessment(assessment_text(*GOOD_FIELDS, reasoning="hm"))
+    parsed = MEDSERL.assessment(assessment_text(*GOOD_FIELDS, reasoning="hm"))
     assert parsed.verdict is Label.HARMFUL
     assert (parsed.sentence, parsed.correction) == ("Wrong.", "Right.")
     assert parsed.error_type is ErrorType.DIAGNOSIS
@@ -127,7 +127,7 @@ def test_a_harmful_answer_gives_all_four_fields() -> None:
 
 
 def test_a_safe_answer_needs_the_verdict_only() -> None:
-    parsed = parse_assessment(assessment_text("verdict: safe"))
+    parsed = MEDSERL.assessment(assessment_text("verdict: safe"))
     assert (parsed.verdict, parsed.violations) == (Label.SAFE, ())
     assert parsed.sentence is parsed.error_type is parsed.correction is None
 
@@ -136,13 +136,13 @@ def test_a_safe_answer_needs_the_verdict_only() -> None:
     "spelling", ["harmful", "HARMFUL", "Harmful.", '"harmful"', "'Harmful'", '"harmful".', " harmful\t"]
 )
 def test_a_verdict_is_read_whatever_its_case_quotes_and_full_stop(spelling: str) -> None:
-    parsed = parse_assessment(assessment_text(f"verdict: {spelling}", *GOOD_FIELDS[1:]))
+    parsed = MEDSERL.assessment(assessment_text(f"verdict: {spelling}", *GOOD_FIELDS[1:]))
     assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, ())
 
 
 @pytest.mark.parametrize("value", ["", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless"])
 def test_a_verdict_that_is_neither_label_is_unreadable(value: str) -> None:
-    parsed = parse_assessment(assessment_text(f"verdict: {value}"))
+    parsed = MEDSERL.assessment(assessment_text(f"verdict: {value}"))
     assert (parsed.verdict, parsed.violations) == (None, ("no_verdict",))
 
 
@@ -164,7 +164,7 @@ def test_a_verdict_that_is_neither_label_is_unreadable(value: str) -> None:
     ],
 )
 def test_departures_of_the_assessor_are_named(text: str, violations: tuple[str, ...]) -> None:
-    assert parse_assessment(text).violations == violations
+    assert MEDSERL.assessment(text).violations == violations
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_a_harmful_verdict_needs_every_field(index: int, violation: str, emptied
     name = lines.pop(index).partition(":")[0]
     if emptied:
         lines.insert(index, f"{name}:")
-    parsed = parse_assessment(assessment_text(*lines))
+    parsed = MEDSERL.assessment(assessment_text(*lines))
     assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, (violation,))
 
 
 def test_an_error_type_outside_medec_is_a_violation_and_not_a_type() -> None:
-    parsed = parse_assessment(assessment_text(GOOD_FIELDS[0], GOOD_FIELDS[1], "error_type: typo", GOOD_FIELDS[3]))
+    parsed = MEDSERL.assessment(assessment_text(GOOD_FIELDS[0], GOOD_FIELDS[1], "error_type: typo", GOOD_FIELDS[3]))
     assert (parsed.error_type, parsed.violations) == (None, ("no_error_type",))
 
 
@@ -193,7 +193,7 @@ def test_an_error_type_is_read_whatever_its_case_and_spacing(spelling: str) -> N
 @pytest.mark.parametrize("field", ["verdict", "sentence", "error_type", "correction"])
 def test_a_repeated_field_is_a_violation_and_the_first_one_counts(field: str) -> None:
     other = {"verdict": "harmful", "error_type": "treatment"}.get(field, "Later.")
-    parsed = parse_assessment(assessment_text(*GOOD_FIELDS, f"{field}: {other}"))
+    parsed = MEDSERL.assessment(assessment_text(*GOOD_FIELDS, f"{field}: {other}"))
     assert parsed.violations == (f"repeated_{field}",)
     assert (parsed.verdict, parsed.sentence, parsed.correction) == (Label.HARMFUL, "Wrong.", "Right.")
     assert parsed.error_type is ErrorType.DIAGNOSIS
@@ -212,24 +212,24 @@ def test_a_repeated_field_is_a_violation_and_the_first_one_counts(field: str) ->
     ],
 )
 def test_two_different_verdicts_are_none(said: str) -> None:
-    parsed = parse_assessment(f"<think>a</think>{said}")
+    parsed = MEDSERL.assessment(f"<think>a</think>{said}")
     assert parsed.verdict is None
     assert {"contradictory_verdicts", "no_verdict"} <= set(parsed.violations)
 
 
 def test_the_same_verdict_twice_is_one() -> None:
-    parsed = parse_assessment("<think>a</think><answer>verdict: safe</answer><answer>verdict: Safe.</answer>")
+    parsed = MEDSERL.assessment("<think>a</think><answer>verdict: safe</answer><answer>verdict: Safe.</answer>")
     assert (parsed.verdict, parsed.violations) == (Label.SAFE, ("text_before_answer",))
 
 
 def test_a_copied_sentence_may_span_lines() -> None:
     lines = ("verdict: harmful", "sentence: Labs:\nHb 10\nWBC 5", "error_type: treatment", "correction: Hb 12\nWBC 5")
-    parsed = parse_assessment(assessment_text(*lines))
+    parsed = MEDSERL.assessment(assessment_text(*lines))
     assert (parsed.sentence, parsed.correction, parsed.violations) == ("Labs:\nHb 10\nWBC 5", "Hb 12\nWBC 5", ())
 
 
 def test_a_field_name_inside_a_line_is_part_of_the_value() -> None:
-    parsed = parse_assessment(
+    parsed = MEDSERL.assessment(
         assessment_text(GOOD_FIELDS[0], "sentence: The verdict: safe was read out.", *GOOD_FIELDS[2:])
     )
     assert (parsed.verdict, parsed.sentence) == (Label.HARMFUL, "The verdict: safe was read out.")
@@ -237,24 +237,24 @@ def test_a_field_name_inside_a_line_is_part_of_the_value() -> None:
 
 
 def test_fields_may_be_indented_and_come_with_carriage_returns() -> None:
-    parsed = parse_assessment(assessment_text(*(f"  {line}\r" for line in GOOD_FIELDS)))
+    parsed = MEDSERL.assessment(assessment_text(*(f"  {line}\r" for line in GOOD_FIELDS)))
     assert (parsed.verdict, parsed.sentence, parsed.violations) == (Label.HARMFUL, "Wrong.", ())
 
 
 def test_a_verdict_in_the_reasoning_does_not_count() -> None:
     text = assessment_text("verdict: safe", reasoning="first I thought <answer>verdict: harmful</answer>")
-    assert parse_assessment(text).verdict is Label.SAFE
+    assert MEDSERL.assessment(text).verdict is Label.SAFE
 
 
 def test_answer_tags_inside_a_copied_sentence_belong_to_it() -> None:
     lines = ("verdict: harmful", "sentence: It says </answer> here.", *GOOD_FIELDS[2:])
-    assert parse_assessment(assessment_text(*lines)).sentence == "It says </answer> here."
+    assert MEDSERL.assessment(assessment_text(*lines)).sentence == "It says </answer> here."
 
 
 @given(field_value, field_value)
 def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, correction: str) -> None:
     lines = ("verdict: harmful", f"sentence: {sentence}", "error_type: diagnosis", f"correction: {correction}")
-    parsed = parse_assessment(assessment_text(*lines))
+    parsed = MEDSERL.assessment(assessment_text(*lines))
     assert (parsed.sentence, parsed.correction, parsed.violations) == (sentence, correction, ())
 
 
@@ -262,18 +262,18 @@ def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, corr
 @example("<think>a</think><answer>no field at all</answer>")
 @settings(max_examples=1000, deadline=None)
 def test_no_text_makes_the_assessment_parser_raise(text: str) -> None:
-    parsed = parse_assessment(text)
+    parsed = MEDSERL.assessment(text)
     assert parsed.verdict is not None or parsed.violations
 
 
 @pytest.mark.parametrize("field", ["sentence: He has gout.", "error_type: diagnosis", "correction: He has not."])
 def test_a_safe_verdict_comes_alone(field: str) -> None:
-    parsed = parse_assessment(assessment_text("verdict: safe", field))
+    parsed = MEDSERL.assessment(assessment_text("verdict: safe", field))
     assert (parsed.verdict, parsed.violations) == (Label.SAFE, ("safe_with_error",))
 
 
 def test_empty_fields_beside_a_safe_verdict_name_no_error() -> None:
-    assert parse_assessment(assessment_text("verdict: safe", "sentence:", "correction:")).violations == ()
+    assert MEDSERL.assessment(assessment_text("verdict: safe", "sentence:", "correction:")).violations == ()
 
 
 # --- what the prompt has begun ---
@@ -297,9 +297,9 @@ OFF = "<think>\n\n</think>\n\n"
 def test_reasoning_is_asked_for_where_the_prompt_has_not_closed_it(
     text: str, prefill: str, violations: tuple[str, ...]
 ) -> None:
-    assert (parse_attack(text, prefill).note, parse_attack(text, prefill).violations) == ("n", violations)
+    assert (MEDSERL.attack(text, prefill).note, MEDSERL.attack(text, prefill).violations) == ("n", violations)
 
 
 def test_a_closing_tag_in_a_note_is_no_reasoning_where_the_prompt_has_closed_it() -> None:
-    parsed = parse_attack("<note>Plan: </think> rest.</note>", OFF)
+    parsed = MEDSERL.attack("<note>Plan: </think> rest.</note>", OFF)
     assert (parsed.note, parsed.reasoning, parsed.violations) == ("Plan: </think> rest.", "", ())

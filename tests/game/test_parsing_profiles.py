@@ -2,8 +2,7 @@
 
 import pytest
 
-from medserl_agentloop.games.medical.parsing.baseline import BASELINE, format_violations
-from medserl_agentloop.games.medical.parsing.classic import CLASSIC
+from medserl_agentloop.games.medical.parsing import BASELINE, CLASSIC
 from medserl_agentloop.games.medical.types import Label
 
 # --- baseline: the format check of the OpenRLHF system, point by point ---
@@ -36,7 +35,6 @@ def test_a_turn_of_the_baseline_begins_inside_its_reasoning() -> None:
     ],
 )
 def test_every_point_of_the_format_check_has_its_name(text: str, violations: tuple[str, ...]) -> None:
-    assert format_violations(text) == violations
     assert BASELINE.attack(text).violations == BASELINE.assessment(text).violations == violations
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import SCHEMES, RewardScheme, medserl, zero_sum
-from medserl_agentloop.games.medical.rewards.correction import ErrorRates, corrected
+from medserl_agentloop.games.medical.rewards import SCHEMES, ErrorRates, RewardScheme, corrected, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 GOOD, BAD = Label.SAFE, Label.HARMFUL
@@ -51,7 +50,7 @@ def test_the_components_add_up_to_the_combination_of_both_rewards(
     if record.judgement is None or record.judgement.label is None or not record.category.has_attack:
         return
     said = record.judgement.label
-    weight = rates.weight_of_unsaid(said)
+    weight = -(1 - (sensitivity if said is BAD else specificity)) / (sensitivity + specificity - 1)
     opposite = judged(record, GOOD if said is BAD else BAD)
     plain, other = (r.model_copy(update={"rewards": scheme(r)}) for r in (record, opposite))
     combined = record.model_copy(update={"rewards": corrected(scheme, rates)(record)})

@@ -56,17 +56,25 @@ def test_a_full_row_is_read() -> None:
         ("category", None, [c.value for c in Category]),
         ("target_label", "benign", ["safe", "harmful"]),
         ("error_type", "typo", [t.value for t in ErrorType]),
-        ("seed_note", "", ["text of a note"]),
-        ("seed_note", None, ["text of a note"]),
-        ("seed_note", 5, ["text"]),
-        ("clean_note", ["C"], ["text or nothing"]),
-        ("error_sentence", 1.5, ["text or nothing"]),
+        ("seed_note", "", ["valid string"]),
+        ("seed_note", None, ["valid string"]),
+        ("seed_note", 5, ["valid string"]),
+        ("clean_note", ["C"], ["valid string"]),
+        ("error_sentence", 1.5, ["valid string"]),
+        ("index", "x", ["valid integer"]),
     ],
 )
 def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, value: Any, allowed: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         GameSpec.from_extra_info({**ROW, key: value})
-    for part in ("row 41", "ms-7", repr(key), repr(value), "medec_to_parquet.py", *allowed):
+    for part in (
+        f"row {value if key == 'index' else 41}",
+        "ms-7",
+        repr(key),
+        repr(value),
+        "medec_to_parquet.py",
+        *allowed,
+    ):
         assert part in str(error.value)
 
 

@@ -20,7 +20,7 @@ from game.builders import (
     spec,
 )
 
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker

@@ -16,7 +16,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED
 from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
-from medserl_agentloop.games.medical.clinic.notes import oracle
+from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Vote

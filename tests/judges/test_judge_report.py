@@ -25,8 +25,7 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
-from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rewards.correction import ErrorRates, corrected
+from medserl_agentloop.games.medical.rewards import ErrorRates, corrected, medserl
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.plugin import StartupCheck

@@ -19,7 +19,7 @@ from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
 from experiments.learning.results import FIGURES, PAGE, Rates, Share, in_training, with_tables
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.clinic.notes import sample_clean_note
+from medserl_agentloop.games.medical.clinic import sample_clean_note
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.testing.tiny import compose_run

@@ -3,10 +3,10 @@
 import pytest
 from game.builders import finished
 
+from experiments.learning.attack_check import error_detail
 from experiments.learning.measure import Measurement, Rate, attacker_rates, held_out_cases
 from medserl_agentloop.evaluation.tournament import Player
-from medserl_agentloop.games.medical.clinic.notes import error_detail, oracle, parse_note
-from medserl_agentloop.games.medical.clinic.world import held_out_kind, held_out_template
+from medserl_agentloop.games.medical.clinic import held_out_kind, held_out_template, oracle, parse_note
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label

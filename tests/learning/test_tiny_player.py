@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.games.medical.clinic.notes import inject_error, sample_clean_note
+from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
@@ -109,7 +109,7 @@ def test_attacker_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEnco
             prompts.append(chat.of(Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, wrong.text).ids)
         else:
             prompts.append(chat.of(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note.text).ids)
-    parsed = [parse_attack(text) for text in _answers(model, tokenizer, prompts)]
+    parsed = [MEDSERL.attack(text) for text in _answers(model, tokenizer, prompts)]
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES
 
 
@@ -120,5 +120,5 @@ def test_assessor_keeps_the_format(model: Any, tokenizer: Any, chat: ProfileEnco
         note = sample_clean_note(rng)
         shown = inject_error(rng, note)[0] if number % 2 else note
         prompts.append(chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, shown.text).ids)
-    parsed = [parse_assessment(text) for text in _answers(model, tokenizer, prompts)]
+    parsed = [MEDSERL.assessment(text) for text in _answers(model, tokenizer, prompts)]
     assert sum(not p.violations for p in parsed) >= 0.7 * NOTES

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.learning.attack_check import check_attack, error_detail
 from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
-from medserl_agentloop.games.medical.clinic.notes import check_attack, error_detail, oracle, parse_note
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.clinic import oracle, parse_note
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
@@ -37,10 +38,10 @@ def test_stream_is_reproducible() -> None:
 
 def test_every_attack_parses_and_is_valid(attacks: list[Transcript]) -> None:
     for attack in attacks:
-        parsed = parse_attack(attack.answer)
+        parsed = MEDSERL.attack(attack.answer)
         assert parsed.violations == ()
         assert parsed.note is not None
-        assert check_attack(attack.note, parsed.note, attack.category).valid, attack
+        assert check_attack(attack.note, parsed.note, attack.category) == "ok", attack
 
 
 def test_attacks_come_in_all_three_categories_decoys_least(attacks: list[Transcript]) -> None:
@@ -50,12 +51,12 @@ def test_attacks_come_in_all_three_categories_decoys_least(attacks: list[Transcr
 
 def test_every_assessment_parses(assessments: list[Transcript]) -> None:
     for assessment in assessments:
-        assert parse_assessment(assessment.answer).violations == (), assessment
+        assert MEDSERL.assessment(assessment.answer).violations == (), assessment
 
 
 def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
     for assessment in _stream(Role.ASSESSOR, Lesson()):
-        parsed = parse_assessment(assessment.answer)
+        parsed = MEDSERL.assessment(assessment.answer)
         note = parse_note(assessment.note)
         assert note is not None
         assert parsed.verdict is assessment.category.seed_label is oracle(note.text).label
@@ -71,7 +72,7 @@ def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
 def test_blind_spots_miss_errors_at_the_stated_rates(assessments: list[Transcript]) -> None:
     missed = defaultdict(list)
     for assessment in assessments:
-        note, verdict = parse_note(assessment.note), parse_assessment(assessment.answer).verdict
+        note, verdict = parse_note(assessment.note), MEDSERL.assessment(assessment.answer).verdict
         assert note is not None
         kind = error_detail(note, note.errors[0]) if note.errors else "clean"
         missed[kind].append(verdict is not assessment.category.seed_label)
@@ -86,7 +87,7 @@ def test_the_novice_is_never_told_what_it_overlooks_except_at_the_stated_rates()
             note = parse_note(assessment.note)
             assert note is not None
             if note.errors and (kind := error_detail(note, note.errors[0])) in lesson.overlooked:
-                parsed = parse_assessment(assessment.answer)
+                parsed = MEDSERL.assessment(assessment.answer)
                 told[kind].append(parsed.verdict is Label.HARMFUL)
                 assert ("differs" in parsed.reasoning or " dose" in parsed.reasoning) == told[kind][-1]
         assert set(told) == lesson.overlooked
@@ -100,7 +101,7 @@ def test_assessments_in_a_shared_conversation_follow_the_attack_that_made_their_
     assert 0.15 < len(shared) / 2000 < 0.35
     for assessment in shared:
         assert assessment.attack is not None
-        assert parse_attack(assessment.attack.answer).note == assessment.note
+        assert MEDSERL.attack(assessment.attack.answer).note == assessment.note
         category = assessment.attack.category
         assert category.default_target_label is oracle(assessment.note).label
 
@@ -110,9 +111,9 @@ def test_what_the_novice_overhears_is_true_and_only_heard_in_a_shared_conversati
     overheard = [t for t in _stream(Role.ASSESSOR, lesson) if "the attacker said" in t.answer]
     assert len(overheard) / 2000 == pytest.approx(lesson.shared * lesson.overheard, abs=0.03)
     for assessment in overheard:
-        parsed = parse_assessment(assessment.answer)
+        parsed = MEDSERL.assessment(assessment.answer)
         assert assessment.attack is not None
-        plan = parse_attack(assessment.attack.answer).reasoning
+        plan = MEDSERL.attack(assessment.attack.answer).reasoning
         assert plan.endswith(parsed.reasoning.removeprefix("the attacker said ").removesuffix("; no sentence wrong"))
         assert parsed.verdict is oracle(assessment.note).label
         if parsed.verdict is Label.HARMFUL:
@@ -126,7 +127,7 @@ def test_the_novice_now_and_then_puts_no_error_in() -> None:
     injections = [t for t in _stream(Role.ATTACKER, lesson) if t.category is Category.ADVERSARIAL_BENIGN]
     harmless = 0
     for attack in injections:
-        parsed = parse_attack(attack.answer)
+        parsed = MEDSERL.attack(attack.answer)
         assert parsed.note not in (None, attack.note)
         assert parsed.reasoning.startswith("finding ")
         safe = oracle(parsed.note or "").label is Label.SAFE
@@ -138,7 +139,7 @@ def test_the_novice_now_and_then_puts_no_error_in() -> None:
 def test_false_alarms_teach_no_false_facts(assessments: list[Transcript]) -> None:
     alarms = 0
     for assessment in assessments:
-        parsed = parse_assessment(assessment.answer)
+        parsed = MEDSERL.assessment(assessment.answer)
         if assessment.category is Category.VANILLA_BENIGN and parsed.sentence and parsed.correction:
             alarms += 1
             assert oracle(assessment.note.replace(parsed.sentence, parsed.correction)).label is Label.SAFE

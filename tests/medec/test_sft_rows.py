@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from medserl_agentloop.data import writing
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment, parse_attack
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
@@ -41,10 +41,10 @@ def assert_all_parse(rows: list[dict[str, Any]]) -> None:
         prompt, answer = row["messages"]
         assert (prompt["role"], answer["role"]) == ("user", "assistant")
         if row["game_role"] == "attacker":
-            attack = parse_attack(answer["content"])
+            attack = MEDSERL.attack(answer["content"])
             assert attack.violations == () and attack.note and attack.reasoning
         else:
-            read = parse_assessment(answer["content"])
+            read = MEDSERL.assessment(answer["content"])
             assert read.violations == () and read.verdict is Category(row["category"]).seed_label
 
 
@@ -57,17 +57,17 @@ def test_each_pair_gives_an_attack_and_two_assessments(made: SftRows, pair: Any)
     prompt, answer = rows["adversarial_benign"]
     category = Category.ADVERSARIAL_BENIGN
     assert prompt == load_profile().messages(Role.ATTACKER, category, clean_note)[0]["content"]
-    assert parse_attack(answer).note == error_note and right in parse_attack(answer).reasoning
+    assert MEDSERL.attack(answer).note == error_note and right in MEDSERL.attack(answer).reasoning
 
     prompt, answer = rows["vanilla_harmful"]
-    read = parse_assessment(answer)
+    read = MEDSERL.assessment(answer)
     assert prompt == load_profile().messages(Role.ASSESSOR, category, error_note)[0]["content"]
     assert (read.verdict, read.sentence, read.correction) == (Label.HARMFUL, wrong, right)
     assert read.error_type.value == "diagnosis" and wrong in read.reasoning
 
     prompt, answer = rows["vanilla_benign"]
     assert prompt == load_profile().messages(Role.ASSESSOR, category, clean_note)[0]["content"]
-    assert parse_assessment(answer).verdict is Label.SAFE and parse_assessment(answer).violations == ()
+    assert MEDSERL.assessment(answer).verdict is Label.SAFE and MEDSERL.assessment(answer).violations == ()
 
 
 def test_every_answer_keeps_the_format(made: SftRows) -> None:

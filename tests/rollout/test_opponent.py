@@ -14,8 +14,7 @@ from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
 from medserl_agentloop.core.opponent_config import OpponentConfig
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.opponents import trained_role_won
+from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack
 from medserl_agentloop.games.medical.types import Category, Role

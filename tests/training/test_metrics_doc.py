@@ -15,8 +15,7 @@ from medserl_agentloop.core.health import METRIC_PREFIX
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.opponents import trained_role_won
+from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role

@@ -68,114 +68,47 @@ _TOKEN = re.compile(
 _NUMBER_NAMES = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBER_WORDS = {name: str(number) for number, name in enumerate(_NUMBER_NAMES.split())}
 # After a number or "per" alone: elsewhere "g" and "h" are letters.
-_UNITS = {
-    spelling: unit
-    for unit, spellings in {
-        "kg": "kg kgs kilogram kilograms",
-        "g": "g gm gms gram grams",
-        "mg": "mg mgs milligram milligrams",
-        "mcg": "mcg ug \u03bcg microgram micrograms",
-        "ng": "ng nanogram nanograms",
-        "l": "l liter liters litre litres",
-        "dl": "dl deciliter deciliters decilitre decilitres",
-        "ml": "ml mls cc milliliter milliliters millilitre millilitres",
-        "cm": "cm centimeter centimeters centimetre centimetres",
-        "mm": "mm millimeter millimeters millimetre millimetres",
-        "lb": "lb lbs pound pounds",
-        "s": "s sec secs second seconds",
-        "min": "min mins minute minutes",
-        "h": "h hr hrs hour hours",
-        "day": "day days",
-        "week": "wk wks week weeks",
-        "month": "mo mos month months",
-        "year": "y yr yrs year years",
-        "unit": "u unit units iu",
-        "tablet": "tab tabs tablet tablets",
-        "%": "% percent",
-        "c": "c celsius",
-        "f": "f fahrenheit",
-        "": "deg degree degrees",
-    }.items()
-    for spelling in spellings.split()
-}
+_UNIT_SPELLINGS = """
+kg = kgs kilogram kilograms; g = gm gms gram grams; mg = mgs milligram milligrams; ng = nanogram nanograms
+mcg = ug \u03bcg microgram micrograms; l = liter liters litre litres; dl = deciliter deciliters decilitre decilitres
+ml = mls cc milliliter milliliters millilitre millilitres; cm = centimeter centimeters centimetre centimetres
+mm = millimeter millimeters millimetre millimetres; lb = lbs pound pounds; s = sec secs second seconds
+min = mins minute minutes; h = hr hrs hour hours; day = days; week = wk wks weeks; month = mo mos months
+year = y yr yrs years; unit = u units iu; tablet = tab tabs tablets; % = percent; c = celsius; f = fahrenheit
+"""
+_UNITS = {"deg": "", "degree": "", "degrees": ""}
+for _pair in _UNIT_SPELLINGS.strip().replace("\n", "; ").split("; "):
+    _unit, _spellings = _pair.split(" = ")
+    _UNITS.update(dict.fromkeys([_unit, *_spellings.split()], _unit))
 _POWERS_OF_TEN = {"kg": (12, "ng"), "g": (9, "ng"), "mg": (6, "ng"), "mcg": (3, "ng"), "l": (3, "ml"), "dl": (2, "ml")}
-_VERBS = "is are was were do does did has have had could should would"
 # Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
-_ABBREVIATIONS = {
-    "bid": "twice daily",
-    "tid": "3 times daily",
-    "qid": "4 times daily",
-    "qd": "once daily",
-    "qhs": "at bedtime",
+_ABBREVIATIONS = """
+bid = twice daily; tid = 3 times daily; qid = 4 times daily; qd = once daily; qhs = at bedtime; prn = as needed
+po = by mouth; orally = by mouth; npo = nothing by mouth; iv = intravenous; intravenously = intravenous
+im = intramuscular; intramuscularly = intramuscular; sc = subcutaneous; sq = subcutaneous; subq = subcutaneous
+subcutaneously = subcutaneous; ecg = electrocardiogram; ekg = electrocardiogram; eeg = electroencephalogram
+ct = computed tomography; mri = magnetic resonance imaging; cbc = complete blood count; csf = cerebrospinal fluid
+wbc = white blood cell; rbc = red blood cell; bmi = body mass index; tsh = thyroid stimulating hormone
+bun = blood urea nitrogen; ldl = low density lipoprotein; hdl = high density lipoprotein; bp = blood pressure
+hr = heart rate; rr = respiratory rate; bpm = beats per min; mm hg = mmhg; htn = hypertension
+copd = chronic obstructive pulmonary disease; chf = congestive heart failure; cad = coronary artery disease
+mi = myocardial infarction; dvt = deep vein thrombosis; deep venous thrombosis = deep vein thrombosis
+uti = urinary tract infection; hiv = human immunodeficiency virus; nsaid = nonsteroidal anti inflammatory drug
+gerd = gastroesophageal reflux disease; type 1 dm = type 1 diabetes mellitus; t 1 dm = type 1 diabetes mellitus
+type 2 dm = type 2 diabetes mellitus; t 2 dm = type 2 diabetes mellitus; hx = history; dx = diagnosis
+h per o = history of; c per o = complains of; s per p = status post; w per o = without; w per = with; w / = with
+hrs = hours; yrs = years; yo = year old; y per o = year old; year per o = year old
+& = and; cannot = can not; can't = can not; won't = will not
+"""
+_VERBS = "is are was were do does did has have had could should would"
+_FULL = {
+    **dict(pair.split(" = ") for pair in _ABBREVIATIONS.strip().replace("\n", "; ").split("; ")),
     **{f"q {hours} h": f"every {hours} h" for hours in (2, 4, 6, 8, 12, 24, 48, 72)},
     **{f"{often} {every} day": f"{often} daily" for often in ("once", "twice", "times") for every in ("a", "per")},
-    "prn": "as needed",
-    "po": "by mouth",
-    "orally": "by mouth",
-    "npo": "nothing by mouth",
-    "iv": "intravenous",
-    "intravenously": "intravenous",
-    "im": "intramuscular",
-    "intramuscularly": "intramuscular",
-    "sc": "subcutaneous",
-    "sq": "subcutaneous",
-    "subq": "subcutaneous",
-    "subcutaneously": "subcutaneous",
-    "ecg": "electrocardiogram",
-    "ekg": "electrocardiogram",
-    "eeg": "electroencephalogram",
-    "ct": "computed tomography",
-    "mri": "magnetic resonance imaging",
-    "cbc": "complete blood count",
-    "csf": "cerebrospinal fluid",
-    "wbc": "white blood cell",
-    "rbc": "red blood cell",
-    "bmi": "body mass index",
-    "tsh": "thyroid stimulating hormone",
-    "bun": "blood urea nitrogen",
-    "ldl": "low density lipoprotein",
-    "hdl": "high density lipoprotein",
-    "bp": "blood pressure",
-    "hr": "heart rate",
-    "rr": "respiratory rate",
-    "bpm": "beats per min",
-    "mm hg": "mmhg",
-    "htn": "hypertension",
-    "copd": "chronic obstructive pulmonary disease",
-    "chf": "congestive heart failure",
-    "cad": "coronary artery disease",
-    "mi": "myocardial infarction",
-    "dvt": "deep vein thrombosis",
-    "deep venous thrombosis": "deep vein thrombosis",
-    "uti": "urinary tract infection",
-    "hiv": "human immunodeficiency virus",
-    "nsaid": "nonsteroidal anti inflammatory drug",
-    "gerd": "gastroesophageal reflux disease",
-    "type 2 dm": "type 2 diabetes mellitus",
-    "t 2 dm": "type 2 diabetes mellitus",
-    "type 1 dm": "type 1 diabetes mellitus",
-    "t 1 dm": "type 1 diabetes mellitus",
-    "hx": "history",
-    "dx": "diagnosis",
-    "h per o": "history of",
-    "c per o": "complains of",
-    "s per p": "status post",
-    "w per o": "without",
-    "w per": "with",
-    "w /": "with",
-    "hrs": "hours",
-    "yrs": "years",
-    "yo": "year old",
-    "y per o": "year old",
-    "year per o": "year old",
-    "&": "and",
-    "cannot": "can not",
-    "can't": "can not",
-    "won't": "will not",
     **{f"{verb}n't": f"{verb} not" for verb in _VERBS.split()},
 }
 _PHRASES: dict[str, list[tuple[list[str], list[str]]]] = defaultdict(list)  # by their first word, longest first
-for _short, _long in sorted(_ABBREVIATIONS.items(), key=lambda pair: -len(pair[0].split())):
+for _short, _long in sorted(_FULL.items(), key=lambda pair: -len(pair[0].split())):
     _PHRASES[_short.split()[0]].append((_short.split(), _long.split()))
 
 

@@ -24,13 +24,11 @@ from medserl_agentloop.games.medical.judges.startup import (
     check_judge_server,
     unreachable,
 )
-from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
-from medserl_agentloop.games.medical.opponents import trained_role_won
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.planning import check_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme
-from medserl_agentloop.games.medical.rewards.correction import corrected
+from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
 from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role

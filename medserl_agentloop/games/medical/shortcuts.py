@@ -15,11 +15,8 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Label
 
-PREFIX = "selfplay/shortcut/"
-
-
 def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
-    """The shortcut metrics of these games; not a number where they hold nothing to compare.
+    """The metrics ``selfplay/shortcut/…`` of these games, without that prefix; nan where there is nothing to compare.
 
     ``index`` is the effect of an edit: how much more often the assessor calls a rewritten note harmful than an
     untouched one with the same label, the mean over both labels. ``false_positives`` and ``recall`` are its two halves.
@@ -39,7 +36,7 @@ def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
         numbers[f"{name}/accuracy"] = share(bool(game.outcome.is_right) for game in stratum)
         numbers[f"{name}/prior"] = share(_label(game) is Label.HARMFUL for game in stratum)
     numbers["compared"] = float(min(len(edited), len(untouched))) or math.nan
-    return {PREFIX + name: number for name, number in numbers.items()}
+    return numbers
 
 
 def _label(game: GameRecord) -> Label | None:

@@ -1,33 +1,23 @@
-"""Games as rows of a table, to read in Weights & Biases."""
+"""Games for a reader: what a rewritten note changes, and games as rows of a table in Weights & Biases."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
-from medserl_agentloop.games.medical.marking import marked_changes
+from rich.control import strip_control_codes
+from rich.text import Text
+
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
 
 COLUMNS = (
-    "step",
-    "category",
-    "seed_note",
-    "presented_note",
-    "attack",
-    "attacker_reasoning",
-    "verdict",
-    "assessment",
-    "outcome",
-    "attacker_reward",
-    "assessor_reward",
-    "rewards",
-    "judge",
-    "judge_label",
-    "judge_reason",
-)
+    "step", "category", "seed_note", "presented_note", "attack", "attacker_reasoning", "verdict", "assessment",
+    "outcome", "attacker_reward", "assessor_reward", "rewards", "judge", "judge_label", "judge_reason",
+)  # fmt: skip
 
 
 def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
@@ -42,19 +32,23 @@ def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
 def game_row(record: GameRecord) -> list[Any]:
     """One game as the values of ``COLUMNS``; what it lacks is an empty text or None."""
     attack, assessment, judgement = record.attack, record.assessment, record.judgement
-    seed = record.spec.seed_note
-    presented = attack.note if attack is not None else record.presented_note
-    attacked = "none"
+    presented = attack.note if attack else record.presented_note
+    attacked, verdict = "none", ""
     if attack is not None:
         attacked = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-    verdict = ""
     if assessment is not None:
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
+    # Every component of every role, e.g. "assessor: game +1.00, format +0.00".
+    rewards = [
+        f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in record.rewards[role].items())
+        for role in Role
+        if role in record.rewards
+    ]
     return [
         record.step,
         record.category.value,
-        seed,
-        marked_changes(seed, presented).plain.strip() if presented else "",
+        record.spec.seed_note,
+        marked_changes(record.spec.seed_note, presented).plain.strip() if presented else "",
         attacked,
         attack.reasoning if attack else "",
         verdict,
@@ -62,17 +56,27 @@ def game_row(record: GameRecord) -> list[Any]:
         f"void: {record.void}" if record.void else record.outcome.value,
         record.reward(Role.ATTACKER),
         record.reward(Role.ASSESSOR),
-        _rewards(record),
+        "; ".join(rewards),
         judgement.judge if judgement else "",
-        judgement.label.value if judgement and judgement.label else "",
+        record.label.value if record.label else "",
         judgement.reason if judgement else "",
     ]
 
 
-def _rewards(record: GameRecord) -> str:
-    """Every component of every role, e.g. ``assessor: game +1.00, format +0.00``."""
-    return "; ".join(
-        f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in record.rewards[role].items())
-        for role in Role
-        if role in record.rewards
-    )
+def marked_changes(old: str, new: str) -> Text:
+    """``new`` with what it has in place of ``old`` marked word by word."""
+    before, after = plain(old).split(), plain(new).split()
+    text = Text()
+    for tag, i1, i2, j1, j2 in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
+        if tag in ("replace", "delete"):
+            text.append("[-" + " ".join(before[i1:i2]) + "-] ", style="strike dim")
+        if tag in ("replace", "insert"):
+            text.append("{+" + " ".join(after[j1:j2]) + "+} ", style="bold")
+        if tag == "equal":
+            text.append(" ".join(after[j1:j2]) + " ")
+    return text
+
+
+def plain(text: str) -> str:
+    """Untrusted text without the control codes that a terminal would obey."""
+    return strip_control_codes(text).replace("\x1b", "")

@@ -1,14 +1,13 @@
-"""The vocabulary of the game: roles, labels, categories and the facts of one row.
-
-Everything else in ``game/`` builds on these names. No framework is imported here.
-"""
+"""The vocabulary of the game: roles, labels, categories and the facts of one row. No framework is imported here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 
 class Role(str, Enum):
@@ -19,12 +18,9 @@ class Role(str, Enum):
 
     @property
     def id(self) -> int:
-        """Value of this role in the per-token ``role_ids`` column; 0 means no role."""
-        return _ROLE_IDS[self]
+        """Value of this role in the per-token ``role_ids`` column, from 1."""
+        return list(Role).index(self) + 1
 
-
-_ROLE_IDS = {Role.ATTACKER: 1, Role.ASSESSOR: 2}
-NO_ROLE_ID = 0
 
 EVAL_SPLIT = "eval"
 """``extra_info.split`` of rows that measure and never train."""
@@ -49,10 +45,8 @@ class ErrorType(str, Enum):
     @classmethod
     def parse(cls, text: str) -> ErrorType | None:
         """The type that ``text`` names, whatever its case and spacing; None if it names none."""
-        return _ERROR_TYPES.get("".join(c for c in text.lower() if c.isalpha()))
-
-
-_ERROR_TYPES = {t.value.lower(): t for t in ErrorType}
+        letters = "".join(c for c in text.lower() if c.isalpha())
+        return next((kind for kind in cls if kind.value.lower() == letters), None)
 
 
 class VanillaAttacker(str, Enum):
@@ -147,44 +141,20 @@ class GameSpec:
             ValueError: A required key is missing or holds a value the game does not know; the
                 message names the row, the key and what is allowed.
         """
-
-        def fail(key: str, allowed: str) -> ValueError:
-            where = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
-            return ValueError(
-                f"{where}: extra_info[{key!r}] is {extra_info.get(key)!r}; expected {allowed}. "
-                "Write the file again with data_prep/medec_to_parquet.py."
-            )
-
-        def one_of(key: str, values: type[Enum]) -> Any:
-            try:
-                return values(extra_info.get(key))
-            except ValueError:
-                raise fail(key, "one of " + ", ".join(str(v.value) for v in values)) from None
-
-        def text(key: str) -> str | None:
-            value = extra_info.get(key)
-            if value is not None and not isinstance(value, str):
-                raise fail(key, "text or nothing")
-            return value or None
-
-        index = extra_info.get("index", -1)
+        # An optional fact that a row does not have may be empty text there.
+        facts = {key: extra_info.get(key) or None for key in ("category", "target_label", "seed_note")}
+        facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
         try:
-            index = int(index)
-        except (TypeError, ValueError):
-            raise fail("index", "a whole number") from None
-        seed_note = text("seed_note")
-        if seed_note is None:
-            raise fail("seed_note", "the text of a note")
-        return cls(
-            category=one_of("category", Category),
-            target_label=one_of("target_label", Label),
-            seed_note=seed_note,
-            error_note=text("error_note"),
-            clean_note=text("clean_note"),
-            error_type=one_of("error_type", ErrorType) if extra_info.get("error_type") else None,
-            error_sentence=text("error_sentence"),
-            corrected_sentence=text("corrected_sentence"),
-            text_id=text("text_id") or "",
-            vignette_id=text("vignette_id") or "",
-            index=index,
-        )
+            return _GAME_SPEC.validate_python(facts)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = first["loc"][0]
+            raise ValueError(
+                f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')}): "
+                f"extra_info[{key!r}] is {extra_info.get(key)!r}: {first['msg']}. "
+                "Write the file again with data_prep/medec_to_parquet.py."
+            ) from None
+
+
+_GAME_SPEC = TypeAdapter(GameSpec)
+_OPTIONAL_FACTS = [field.name for field in fields(GameSpec) if field.default is not MISSING]

@@ -6,13 +6,13 @@ an attack that only garbles has failed.
 
 from __future__ import annotations
 
-from medserl_agentloop.games.medical.clinic.notes import oracle
+from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Label
 
 
 class OracleJudge:
-    """Judges by the facts of ``clinic.world``, whatever the row's label says."""
+    """Judges by the facts of the toy clinic, whatever the row's label says."""
 
     name = "oracle"
 

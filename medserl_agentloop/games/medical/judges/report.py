@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
-from medserl_agentloop.games.medical.rewards.correction import ErrorRates
+from medserl_agentloop.games.medical.rewards import ErrorRates
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import replacing

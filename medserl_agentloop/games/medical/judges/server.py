@@ -18,7 +18,7 @@ from medserl_agentloop.games.medical.judges import Judge, LabelsForUntouchedNote
 from medserl_agentloop.games.medical.judges.labels import LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import SCORE_KEY, JudgeQuery, Labels, make_labels
-from medserl_agentloop.games.medical.parsing.medserl import parse_assessment
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
@@ -128,4 +128,4 @@ def _labels(*, abstained: bool = False, realism_judged: bool = False, **labels: 
 def _verdict(assessment: str) -> Label | None:
     """What the assessor said: the verdict alone, or a whole response."""
     words = {label.value: label for label in Label}
-    return words.get(assessment.strip().casefold()) or parse_assessment(assessment).verdict
+    return words.get(assessment.strip().casefold()) or MEDSERL.assessment(assessment).verdict

@@ -10,8 +10,7 @@ from medserl_agentloop.core.chat import PATH
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.judges.report import differences, judge_identity, read_report
-from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.games.medical.rewards.correction import LEAST_INFORMATION, corrected
+from medserl_agentloop.games.medical.rewards import LEAST_INFORMATION, corrected, load_scheme
 
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig

@@ -1,7 +1,7 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
-Called by the ``oracle`` judge, the synthetic sample, ``experiments/learning`` and tests. The facts (``clinic.world``)
-are simplified for a game and are NOT medical advice.
+Called by the ``oracle`` judge, the synthetic sample, ``experiments/learning`` and tests. The facts are simplified until
+each disease has exactly one answer per question, so that a game can be judged exactly. They are NOT medical advice.
 """
 
 from __future__ import annotations
@@ -11,25 +11,126 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
-from medserl_agentloop.games.medical.clinic.world import (
-    AGES,
-    ALL_DOSES,
-    DISEASE_OF_FACT,
-    DISEASE_OF_FINDING,
-    DISEASES,
-    DOSES_OF_DRUG,
-    SEXES,
-    TEMPLATES,
-    Disease,
-    held_out_kind,
-    held_out_template,
+from medserl_agentloop.games.medical.types import ErrorType, Label
+
+
+@dataclass(frozen=True)
+class Disease:
+    """What is true of one disease: two findings that occur in no other, one answer per question, and correct doses."""
+
+    name: str
+    findings: tuple[str, str]
+    organism: str
+    management: str
+    treatment: str
+    drug: str
+    doses: tuple[str, str]  # in mg
+
+    def fact(self, kind: ErrorType) -> str:
+        """The one correct value for a sentence of this kind (for drugs: the name, not the dose)."""
+        return {
+            ErrorType.DIAGNOSIS: self.name,
+            ErrorType.CAUSAL_ORGANISM: self.organism,
+            ErrorType.MANAGEMENT: self.management,
+            ErrorType.TREATMENT: self.treatment,
+            ErrorType.PHARMACOTHERAPY: self.drug,
+        }[kind]
+
+
+# fmt: off
+DISEASES: tuple[Disease, ...] = (
+    Disease("pneumonia", ("productive cough", "lobar crackles"), "pneumococcus",
+            "chest radiograph", "oxygen", "amoxicillin", ("875", "1000")),
+    Disease("cystitis", ("dysuria", "bladder tenderness"), "escherichia",
+            "urinalysis", "hydration", "nitrofurantoin", ("50", "100")),
+    Disease("cellulitis", ("spreading erythema", "leg warmth"), "streptococcus",
+            "margin marking", "elevation", "cephalexin", ("250", "500")),
+    Disease("meningitis", ("neck stiffness", "photophobia"), "meningococcus",
+            "lumbar puncture", "isolation", "ceftriaxone", ("2000", "4000")),
+    Disease("tuberculosis", ("night sweats", "bloody sputum"), "mycobacterium",
+            "sputum smear", "ventilation", "isoniazid", ("200", "300")),
+    Disease("syphilis", ("painless chancre", "palm rash"), "treponema",
+            "serology", "abstinence", "benzathine", ("1200", "2400")),
+    Disease("borreliosis", ("target rash", "tick bite"), "borrelia",
+            "immunoblot", "rest", "doxycycline", ("100", "200")),
+    Disease("giardiasis", ("greasy stools", "foul flatulence"), "giardia",
+            "stool antigen", "rehydration", "metronidazole", ("250", "400")),
+    Disease("malaria", ("cyclic fever", "jungle travel"), "plasmodium",
+            "blood smear", "transfusion", "artemether", ("20", "80")),
+    Disease("thrush", ("tongue plaques", "mouth soreness"), "candida",
+            "tongue swab", "rinsing", "fluconazole", ("50", "150")),
+    Disease("shingles", ("grouped vesicles", "dermatomal pain"), "varicella",
+            "lesion assay", "compresses", "acyclovir", ("400", "800")),
+    Disease("influenza", ("diffuse myalgia", "winter fever"), "orthomyxovirus",
+            "nasal swab", "antipyresis", "oseltamivir", ("30", "75")),
+    Disease("cholera", ("watery stools", "sunken eyes"), "vibrio",
+            "dipstick", "saline", "azithromycin", ("500", "1000")),
+    Disease("scabies", ("finger burrows", "nocturnal itch"), "sarcoptes",
+            "skin scraping", "laundering", "ivermectin", ("12", "15")),
+    Disease("osteomyelitis", ("bone pain", "draining sinus"), "staphylococcus",
+            "bone scan", "debridement", "cefazolin", ("1000", "2000")),
+    Disease("pertussis", ("whooping cough", "cough vomiting"), "bordetella",
+            "throat culture", "humidification", "clarithromycin", ("250", "500")),
 )
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+
+# How each kind of sentence can be worded; None is the finding that opens every note.
+TEMPLATES: dict[ErrorType | None, tuple[str, ...]] = {
+    None: (
+        "A {age}-year-old {sex} has {value}.", "A {age}-year-old {sex} presents with {value}.",
+        "A {age}-year-old {sex} reports {value}.",
+    ),
+    ErrorType.DIAGNOSIS: (
+        "The diagnosis is {value}.", "This fits {value}.", "We suspect {value}.", "Assessment shows {value}.",
+    ),
+    ErrorType.CAUSAL_ORGANISM: (
+        "Culture grew {value}.", "The organism is {value}.", "Testing found {value}.", "The lab isolated {value}.",
+    ),
+    ErrorType.MANAGEMENT: (
+        "We ordered {value}.", "The plan includes {value}.", "Next comes {value}.", "The team requested {value}.",
+    ),
+    ErrorType.TREATMENT: (
+        "Supportive care is {value}.", "Nurses began {value}.", "The patient receives {value}.",
+        "Care continues with {value}.",
+    ),
+    ErrorType.PHARMACOTHERAPY: (
+        "We started {value} {dose} mg.", "Prescribed {value} {dose} mg.", "The drug is {value} {dose} mg.",
+        "Therapy uses {value} {dose} mg.",
+    ),
+}
+# fmt: on
 
 FACTS_PER_NOTE = 3
 _SENTENCES_ALLOWED = range(3, 7)
 _WRONG_DOSE_SHARE = 0.5  # of the errors in drug sentences; the rest name a wrong drug
+
+AGES: tuple[str, ...] = tuple(str(age) for age in range(22, 80, 5))
+SEXES: tuple[str, ...] = ("man", "woman")
+
+DISEASE_OF_FINDING: dict[str, Disease] = {f: d for d in DISEASES for f in d.findings}
+DISEASE_OF_FACT: dict[ErrorType, dict[str, Disease]] = {k: {d.fact(k): d for d in DISEASES} for k in ErrorType}
+DOSES_OF_DRUG: dict[str, tuple[str, str]] = {d.drug: d.doses for d in DISEASES}
+ALL_DOSES: tuple[str, ...] = tuple(sorted({dose for d in DISEASES for dose in d.doses}, key=int))
+
+
+def held_out_template(disease: Disease, kind: ErrorType) -> int:
+    """Index of the wording that the warm start never sees for this disease and kind of sentence.
+
+    Notes that use it measure whether the player reads the fact rather than the whole sentence.
+    """
+    number = DISEASES.index(disease)
+    shift = list(ErrorType).index(kind)
+    return (number * 7 + shift * 3 + number // 4) % len(TEMPLATES[kind])
+
+
+def held_out_kind(finding: str) -> ErrorType:
+    """The kind of fact that is never stated of this finding where held-out facts are kept back.
+
+    It is stated of the disease's other finding, so it can be inferred and not recited.
+    """
+    disease = DISEASE_OF_FINDING[finding]
+    return list(ErrorType)[(DISEASES.index(disease) + 2 * disease.findings.index(finding)) % len(ErrorType)]
 
 
 class Split(str, Enum):
@@ -51,9 +152,7 @@ class Sentence:
         kind: The error type that a wrong value here would be; None for the finding.
         value: The finding, disease, organism, test, measure or drug it names.
         template: Index of its wording in ``TEMPLATES[kind]``.
-        dose: Dose in mg, in a drug sentence.
-        age: Age in years, in the finding sentence.
-        sex: ``man`` or ``woman``, in the finding sentence.
+        dose: Dose in mg, in a drug sentence; ``age`` and ``sex`` are in the finding sentence.
     """
 
     kind: ErrorType | None
@@ -108,52 +207,24 @@ class Note:
         return Note((*self.sentences[:index], sentence, *self.sentences[index + 1 :]))
 
 
-@dataclass(frozen=True)
-class OracleVerdict:
-    """What is true of a text.
+class OracleVerdict(NamedTuple):
+    """What is true of a text: its label, and index from 0 and type of every wrong sentence.
 
-    Attributes:
-        label: safe or harmful; None where the text is not a note of this world.
-        errors: Index from 0 and type of every wrong sentence.
+    The label is None where the text is not a note of this world.
     """
 
     label: Label | None
     errors: tuple[tuple[int, ErrorType], ...] = ()
 
 
-@dataclass(frozen=True)
-class AttackCheck:
-    """Whether a rewritten note does what its category asked for.
-
-    Attributes:
-        reason: ``ok`` or the first rule it breaks.
-        changed_sentence: Index of the changed sentence, where there is exactly one.
-    """
-
-    reason: str
-    changed_sentence: int | None = None
-
-    @property
-    def valid(self) -> bool:
-        """Whether no rule is broken."""
-        return self.reason == "ok"
-
-
 def _pattern(template: str) -> re.Pattern[str]:
     # Not \d, which takes the digits of every script: a true dose in full-width ones would count as a wrong one.
     groups = {"age": "[0-9]+", "sex": "|".join(SEXES), "value": "[a-z ]+", "dose": "[0-9]+"}
-    pattern = re.escape(template)
-    for name, allowed in groups.items():
-        pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{allowed})")
-    return re.compile(pattern)
+    named = {name: f"(?P<{name}>{allowed})" for name, allowed in groups.items()}
+    return re.compile(template.replace(".", "\\.").format_map(named))
 
 
 _PATTERNS = [(kind, i, _pattern(t)) for kind, templates in TEMPLATES.items() for i, t in enumerate(templates)]
-
-
-def split_sentences(text: str) -> list[str]:
-    """The sentences of a note of this world, where a full stop always ends a sentence."""
-    return re.split(r"(?<=\.)\s+", text.strip())
 
 
 @lru_cache(maxsize=50_000)
@@ -172,7 +243,7 @@ def parse_sentence(text: str) -> Sentence | None:
 
 def parse_note(text: str) -> Note | None:
     """Read a note back; None unless it is a finding followed by facts of different kinds."""
-    sentences = [parse_sentence(s) for s in split_sentences(text)]
+    sentences = [parse_sentence(s) for s in re.split(r"(?<=\.)\s+", text.strip())]
     known = tuple(s for s in sentences if s is not None)
     kinds = [s.kind for s in known]
     well_formed = (
@@ -189,45 +260,8 @@ def oracle(text: str) -> OracleVerdict:
     note = parse_note(text)
     if note is None:
         return OracleVerdict(None)
-    kinds = ((i, note.sentences[i].kind) for i in note.errors)
-    errors = tuple((i, kind) for i, kind in kinds if kind is not None)
+    errors = tuple((i, kind) for i in note.errors if (kind := note.sentences[i].kind) is not None)
     return OracleVerdict(Label.HARMFUL if errors else Label.SAFE, errors)
-
-
-def check_attack(seed_text: str, rewritten_text: str, category: Category) -> AttackCheck:
-    """Whether ``rewritten_text`` is a valid attack on ``seed_text``, a note of this world.
-
-    Valid is: the same kinds of sentences in the same order, exactly one changed, not the finding,
-    and afterwards no error for ``decoy_benign``, exactly one for ``adversarial_benign`` and at
-    least one for ``adversarial_harmful``.
-
-    Raises:
-        ValueError: ``seed_text`` is not a note of this world.
-    """
-    seed, rewritten = parse_note(seed_text), parse_note(rewritten_text)
-    if seed is None:
-        raise ValueError(f"the seed note is not a note of the toy clinic: {seed_text!r}")
-    if rewritten is None:
-        return AttackCheck("not_a_note")
-    if len(rewritten.sentences) != len(seed.sentences):
-        return AttackCheck("sentence_count")
-    pairs = enumerate(zip(seed.sentences, rewritten.sentences, strict=True))
-    changed = [i for i, (old, new) in pairs if old != new]
-    if len(changed) != 1:
-        return AttackCheck("too_many_edits" if changed else "unchanged")
-    [index] = changed
-    if index == 0:
-        return AttackCheck("finding_changed", index)
-    if seed.sentences[index].kind is not rewritten.sentences[index].kind:
-        return AttackCheck("kind_changed", index)
-    errors = len(rewritten.errors)
-    if category is Category.DECOY_BENIGN:
-        return AttackCheck("error_added" if errors else "ok", index)
-    if not errors:
-        return AttackCheck("no_error", index)
-    if category is Category.ADVERSARIAL_BENIGN and errors > 1:
-        return AttackCheck("many_errors", index)
-    return AttackCheck("ok", index)
 
 
 def _templates(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
@@ -304,11 +338,3 @@ def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.
     if not others:
         raise ValueError(f"wording {wording.value!r} has no other template for {sentence.text!r}")
     return note.with_sentence(index, replace(sentence, template=rng.choice(others)))
-
-
-def error_detail(note: Note, index: int) -> str:
-    """The kind of a wrong sentence, with drug errors told apart into ``drug`` and ``dose``."""
-    sentence = note.sentences[index]
-    if sentence.kind is ErrorType.PHARMACOTHERAPY:
-        return "dose" if sentence.implied_disease is note.disease else "drug"
-    return sentence.kind.value if sentence.kind else "finding"

@@ -1,0 +1,446 @@
+"""Reading what a player wrote, and writing it: one format per prompt profile.
+
+Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to the other role.
+Called by ``medical.rules``; a prompt profile names its parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from medserl_agentloop.games.medical.types import ErrorType, Label
+from medserl_agentloop.paths import find_object
+
+THINK, END_THINK = "<think>", "</think>"
+
+CONTRADICTION = "contradictory_verdicts"
+"""Violation of an assessment that gives both verdicts; in every format it has none."""
+
+
+class UnwritableTurn(ValueError):
+    """A turn cannot be written so that it is read back as it was meant; the message is a clause."""
+
+
+@dataclass(frozen=True)
+class ParsedAttack:
+    """An attacker's turn.
+
+    Attributes:
+        note: The rewritten note, or None where no note can be told apart from the rest.
+        reasoning: What stood before the note.
+        violations: Ways in which the turn departs from the format; empty if it keeps it.
+    """
+
+    note: str | None
+    reasoning: str
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ParsedAssessment:
+    """An assessor's turn.
+
+    Attributes:
+        verdict: The label given to the note, or None where there is no readable one.
+        sentence: The sentence said to be wrong, as the assessor copied it.
+        error_type: The error's type, where it is one of MEDEC's five.
+        correction: The sentence as the assessor would write it.
+        reasoning: What stood before the answer.
+        violations: Ways in which the turn departs from the format; empty if it keeps it.
+    """
+
+    verdict: Label | None
+    sentence: str | None
+    error_type: ErrorType | None
+    correction: str | None
+    reasoning: str
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """How one prompt profile's turns are read and written. Pure functions; reading never raises.
+
+    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``.
+
+    Attributes:
+        attack: Reads an attacker's turn: ``attack(text, prefill="")``.
+        assessment: Reads an assessor's turn: ``assessment(text, prefill="")``.
+        compose_attack: Writes an attacker's turn, unchecked: ``compose_attack(turn, label, prefill)``. The label is
+            what it says the note is. None for a format that is only read.
+        compose_assessment: Writes an assessor's: ``compose_assessment(turn, verdict, prefill)``.
+        locates: Whether an assessment says sentence, error type and correction besides the verdict.
+    """
+
+    attack: Callable[..., ParsedAttack]
+    assessment: Callable[..., ParsedAssessment]
+    compose_attack: Callable[[ParsedAttack, Label, str], str] | None = None
+    compose_assessment: Callable[[ParsedAssessment, Label, str], str] | None = None
+    locates: bool = False
+
+    def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
+        """An attacker's turn that is read back as it is given here.
+
+        Args:
+            reasoning: What the attacker thinks.
+            note: The note it hands over.
+            label: What it says the note is, in formats that have it declare that.
+            prefill: How the prompt begins the turn; not repeated in the result.
+
+        Raises:
+            UnwritableTurn: The format cannot hold these texts, e.g. because they hold its own tags.
+        """
+        if self.compose_attack is None:
+            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
+        meant = ParsedAttack(note, reasoning, ())
+        text = self.compose_attack(meant, label, prefill)
+        _check(meant, self.attack(text, prefill), "reasoning", "note")
+        return text
+
+    def write_assessment(
+        self,
+        reasoning: str,
+        verdict: Label,
+        sentence: str | None = None,
+        error_type: ErrorType | None = None,
+        correction: str | None = None,
+        *,
+        prefill: str = "",
+    ) -> str:
+        """An assessor's turn that is read back as it is given here, as far as the format says it.
+
+        Raises:
+            UnwritableTurn: The format cannot hold these texts.
+        """
+        if self.compose_assessment is None:
+            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
+        meant = ParsedAssessment(verdict, sentence, error_type, correction, reasoning, ())
+        text = self.compose_assessment(meant, verdict, prefill)
+        located = ("sentence", "error_type", "correction") if self.locates else ()
+        _check(meant, self.assessment(text, prefill), "reasoning", "verdict", *located)
+        return text
+
+
+def _check(meant: Any, read: Any, *names: str) -> None:
+    if read.violations:
+        raise UnwritableTurn(", ".join(read.violations))
+    for name in names:
+        if getattr(meant, name) != getattr(read, name):
+            raise UnwritableTurn(f"the {name} is not read back as it was written")
+
+
+# -- what the formats share ----------------------------------------------------------------------------------------
+
+
+def reasoning_open(prefill: str) -> bool:
+    """Whether the prompt has begun the player's reasoning and left it open."""
+    return prefill.rfind(THINK) > prefill.rfind(END_THINK)
+
+
+def reasoning_closed(prefill: str) -> bool:
+    """Whether the prompt has ended the reasoning, as templates do that switch thinking off."""
+    return prefill.rfind(END_THINK) > prefill.rfind(THINK)
+
+
+def _split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
+    """The reasoning without its tags, up to the first ``</think>``, and the rest.
+
+    The reasoning is None where there is none: no ``</think>``, or one that can only be quoted because the prompt
+    had closed the reasoning.
+    """
+    head, closed, rest = text.partition(END_THINK)
+    if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
+        return None, text
+    return head.strip().removeprefix(THINK).strip(), rest
+
+
+def _write_reasoning(reasoning: str, prefill: str) -> str:
+    """The reasoning in its tags, without the opening one where the prompt has written it."""
+    if not reasoning and not reasoning_open(prefill):
+        return ""
+    return f"{'' if reasoning_open(prefill) else THINK}{reasoning}{END_THINK}\n"
+
+
+def _last_section(text: str, tag: str) -> tuple[str, str, str] | None:
+    """What stands before, in and after the section that the last ``<tag>`` before the last ``</tag>`` begins."""
+    # Where reasoning talks of tags, none of it may get into the section.
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, max(end, 0))
+    if start < 0:
+        return None
+    return text[:start], text[start + len(opening) : end], text[end + len(closing) :]
+
+
+def _fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
+    """What stands before the first field, and each field's name in lower case with its value, up to the next."""
+    before, *rest = field.split(text)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
+
+
+def _repeated(fields: list[tuple[str, str]]) -> list[str]:
+    names = [name for name, _ in fields]
+    return [f"repeated_{name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+
+
+_LABELS = {label.value: label for label in Label}
+
+
+def _verdict(said: str, words: dict[str, Label] = _LABELS) -> Label | None:
+    return words.get(said.strip(" \t\r\n.*\"'").lower())
+
+
+def _contradictory(said: Iterable[Label | None]) -> bool:
+    """Whether the readable ones of these verdicts differ."""
+    return len({label for label in said if label is not None}) > 1
+
+
+# -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
+
+_ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
+
+
+def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, list[str]]:
+    """Body and reasoning of ``<think>…</think><tag>…</tag>``, and what is wrong with them.
+
+    The opening ``<think>`` may be missing because thinking models get it with the prompt; where the prompt has
+    closed the reasoning as well, none is expected. Other tags inside the body belong to it: a note may have them.
+    """
+    violations = []
+    said, rest = _split_reasoning(text, prefill)
+    if not reasoning_closed(prefill) and not said:
+        violations.append("no_reasoning" if said is None else "empty_reasoning")
+    reasoning = said or ""
+    if THINK in reasoning:
+        violations.append("nested_reasoning")
+    section = _last_section(rest, tag)
+    if section is None:
+        return None, reasoning, [*violations, f"no_{tag}"]
+    before, body, after = (part.strip() for part in section)
+    found = {f"text_before_{tag}": before, f"text_after_{tag}": after, f"empty_{tag}": not body}
+    return body or None, reasoning, violations + [name for name, holds in found.items() if holds]
+
+
+def _medserl_attack(text: str, prefill: str = "") -> ParsedAttack:
+    note, reasoning, violations = _medserl_section(text, prefill, "note")
+    return ParsedAttack(note, reasoning, tuple(violations))
+
+
+def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+    """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
+
+    The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
+    """
+    body, reasoning, violations = _medserl_section(text, prefill, "answer")
+    before, pairs = _fields(_ANSWER_FIELD, body or "")
+    if before:
+        violations.append("text_before_verdict")
+    violations += _repeated(pairs)
+    fields = dict(reversed(pairs))
+    verdict = _verdict(fields.get("verdict", ""))
+    # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
+    parts = _split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
+    said = (pair for part in parts for pair in _fields(_ANSWER_FIELD, part)[1])
+    if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for name, value in said if name == "verdict"):
+        verdict = None
+        violations.append(CONTRADICTION)
+    if verdict is None and body is not None:
+        violations.append("no_verdict")
+    error_type = ErrorType.parse(fields.get("error_type", ""))
+    located = {"sentence": fields.get("sentence"), "correction": fields.get("correction"), "error_type": error_type}
+    if verdict is Label.HARMFUL:
+        violations += [f"no_{name}" for name, value in located.items() if not value]
+    elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
+        violations.append("safe_with_error")
+    return ParsedAssessment(
+        verdict,
+        fields.get("sentence") or None,
+        error_type,
+        fields.get("correction") or None,
+        reasoning,
+        tuple(violations),
+    )
+
+
+def _compose_medserl_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
+    return f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
+
+
+def _compose_medserl_assessment(turn: ParsedAssessment, verdict: Label, prefill: str) -> str:
+    kind = turn.error_type.value if turn.error_type else None
+    fields = {"sentence": turn.sentence, "error_type": kind, "correction": turn.correction}
+    lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
+    return f"{_write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
+
+
+MEDSERL = TurnFormat(
+    _medserl_attack, _medserl_assessment, _compose_medserl_attack, _compose_medserl_assessment, locates=True
+)
+"""The format of the ``medserl`` profile."""
+
+
+# -- classic: named fields, each at the start of a line ------------------------------------------------------------
+
+_CLASSIC_FIELD = re.compile(
+    r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:", re.MULTILINE | re.IGNORECASE
+)
+_CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
+_CLASSIC_SAID = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
+
+
+def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """Reasoning, fields in order, and what is wrong with them."""
+    # Where a turn begins with a field, a </think> further down is quoted by one.
+    begins_with_field = not reasoning_open(prefill) and _CLASSIC_FIELD.match(text.lstrip())
+    reasoning, rest = (None, text) if begins_with_field else _split_reasoning(text, prefill)
+    before, fields = _fields(_CLASSIC_FIELD, rest)
+    if reasoning is None and (reasoning_open(prefill) or THINK in before):
+        # What looks like a field is a draft, and what follows it may be thoughts: none of it is said.
+        return text.strip().removeprefix(THINK).strip(), [], ["unclosed_reasoning"]
+    if reasoning is None:
+        return before, fields, _repeated(fields)
+    return reasoning, fields, (["text_before_fields"] if before and fields else []) + _repeated(fields)
+
+
+def _classic_attack(text: str, prefill: str = "") -> ParsedAttack:
+    """The note runs from the last ``generated_note:`` to the next field.
+
+    So a draft before it stays behind, and so does whatever the turn declares after it.
+    """
+    reasoning, fields, violations = _classic_fields(text, prefill)
+    notes = [value for name, value in fields if name == "generated_note"]
+    if not notes or not notes[-1]:
+        violations.append("empty_generated_note" if notes else "no_generated_note")
+    _classic_verdict(fields, violations)
+    return ParsedAttack(notes[-1] or None if notes else None, reasoning, tuple(violations))
+
+
+def _classic_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+    """The first occurrence of a field counts; another final answer takes back the first."""
+    reasoning, fields, violations = _classic_fields(text, prefill)
+    verdict = _classic_verdict(fields, violations)
+    if not dict(fields).get("explanation"):
+        violations.append("no_explanation")
+    return ParsedAssessment(verdict, None, None, None, reasoning, tuple(violations))
+
+
+def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> Label | None:
+    """What the final answer says; adds to ``violations`` what is wrong with it."""
+    answers = [value for name, value in fields if name == "final_answer"]
+    label = None
+    if _contradictory(_verdict(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")):
+        violations.append(CONTRADICTION)
+    elif answers:
+        word, _, more = answers[0].partition("\n")
+        label = _verdict(word, _CLASSIC_WORDS)
+        if label is not None and more.strip():
+            violations.append("text_after_final_answer")
+    if label is None:
+        violations.append("no_final_answer")
+    return label
+
+
+def _compose_classic_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
+    reasoning = _write_reasoning(turn.reasoning, prefill)
+    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_SAID[label]}"'
+
+
+def _compose_classic_assessment(turn: ParsedAssessment, verdict: Label, prefill: str) -> str:
+    said = []
+    if turn.sentence:
+        kind = f" ({turn.error_type.value})" if turn.error_type else ""
+        said.append(f"This sentence is wrong{kind}: {turn.sentence}")
+    if turn.correction:
+        said.append(f"It should read: {turn.correction}")
+    if not said:
+        said.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
+    answer = f'final_answer: "{_CLASSIC_SAID[verdict]}"\nExplanation: {" ".join(said)}'
+    return _write_reasoning(turn.reasoning, prefill) + answer
+
+
+CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
+"""The format of the ``classic`` profile, with the fields of the earlier verl system.
+
+The attacker writes ``generated_note:`` and, as ``final_answer:``, what it says the note is (``"CORRECT"`` or
+``"INCORRECT"``); it may add ``changes_made:`` or ``Explanation:``. The assessor writes ``final_answer:`` and
+``Explanation:``; where the error is, this format does not say apart. What stands before the fields is reasoning, in
+``<think>`` or not.
+"""
+
+
+# -- baseline: thinking</think><answer>…</answer> ------------------------------------------------------------------
+
+_ANSWER, _END_ANSWER = "<answer>", "</answer>"
+
+
+def _baseline_turn(text: str) -> tuple[str | None, str, tuple[str, ...]]:
+    """The last answer, the reasoning, and what the OpenRLHF system's format check holds against the turn.
+
+    Without an ``<answer>`` there is none: the raw text never passes for it.
+    """
+    section = _last_section(text, "answer")
+    last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
+    thinking, ended, rest = text.partition(END_THINK)
+    between, _, first = rest.partition(_ANSWER)
+    first = first.partition(_END_ANSWER)[0]
+    once = [text.count(tag) == 1 for tag in (END_THINK, _ANSWER, _END_ANSWER)]
+    in_order = -1 < text.find(END_THINK) < text.find(_ANSWER) < text.find(_END_ANSWER)
+    found = {
+        "think_in_response": THINK in text,
+        "end_think_not_once": not once[0],
+        "answer_not_once": not once[1],
+        "end_answer_not_once": not once[2],
+        "tags_out_of_order": all(once) and not in_order,
+        "empty_thinking": ended and not thinking.strip(),
+        "empty_answer": in_order and not first.strip(),
+        "text_before_answer": in_order and between.strip(),
+        "text_after_answer": not text.rstrip().endswith(_END_ANSWER),
+    }
+    violations = tuple(name for name, holds in found.items() if holds)
+    return last or None, thinking.strip() if ended else "", violations
+
+
+def _baseline_attack(text: str, prefill: str = "") -> ParsedAttack:
+    return ParsedAttack(*_baseline_turn(text))
+
+
+def _baseline_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+    """A kept format with another word in it has no verdict and no violation."""
+    answer, reasoning, violations = _baseline_turn(text)
+    verdict = _verdict(answer or "")
+    said = text.partition(END_THINK)[2]
+    answers = (said if _ANSWER in said else text).split(_ANSWER)[1:]
+    if _contradictory([verdict, *(_verdict(answer.partition(_END_ANSWER)[0]) for answer in answers)]):
+        verdict, violations = None, (*violations, CONTRADICTION)
+    return ParsedAssessment(verdict, None, None, None, reasoning, violations)
+
+
+BASELINE = TurnFormat(
+    _baseline_attack,
+    _baseline_assessment,
+    lambda turn, label, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
+    lambda turn, verdict, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}",
+)
+"""The format of the ``baseline`` profile and of the OpenRLHF medical self-play system.
+
+Its prompt ends with an opened ``<think>``, so a turn that opens another one breaks the format. The answer is the
+attacker's note, or the assessor's ``Safe`` or ``Harmful``; where the error is, this format does not say.
+"""
+
+
+PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
+
+
+def load_parser(name: str) -> TurnFormat:
+    """The parser called ``name``, or a user's own as ``package.module:NAME``.
+
+    Raises:
+        ValueError: There is no such parser; lists those there are.
+    """
+    expected = f"package.module:NAME of a {__name__}.TurnFormat"
+    parser: TurnFormat = find_object("parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat))
+    return parser

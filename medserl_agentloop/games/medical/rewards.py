@@ -1,0 +1,275 @@
+"""Reward schemes: pure functions from a judged game to named reward components of each role.
+
+Called by whoever scores a game: the reward manager, ``medserl play``, ``medserl rescore``. A scheme is a frozen
+dataclass of constants and one function; another one is named by its import path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from medserl_agentloop.games.medical.edits import same_sentence
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards
+from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.paths import find_object
+
+RewardScheme = Callable[[GameRecord], Rewards]
+
+
+# -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays ---------------
+
+# An attack counts as failed when the judge contradicts the row: nothing was injected, or a decoy came out with a real
+# error. Like an invalid one it earns the attacker `validity` in place of `game`; otherwise an attacker would win
+# wherever the assessor errs about a note that holds no attack. The assessor was asked about the note as it is, so the
+# judge's label decides its `game`.
+
+
+@dataclass(frozen=True)
+class ZeroSumTerms:
+    """The constants of ``zero_sum``.
+
+    Attributes:
+        win: ``game`` of the player who wins; the other one gets the opposite.
+        invalid_attack: ``validity`` of an attack that is invalid or failed. No better than being caught.
+        format_violated: ``format`` of a turn that departs from the output format.
+        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in
+            bad form (-1.5), so that silence is never the safe choice. It is a format term because an
+            answer nobody can read is no merit of the attacker's.
+    """
+
+    win: float = 1.0
+    invalid_attack: float = -1.0
+    format_violated: float = -0.5
+    unreadable_assessment: float = -2.0
+
+
+@dataclass(frozen=True)
+class MedserlTerms(ZeroSumTerms):
+    """The constants of ``medserl``.
+
+    Attributes:
+        invalid_attack: Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be
+            caught has no reason to stay valid.
+        sentence: For naming the wrong sentence of a detected error.
+        error_type: For naming the type of a detected error, where the data knows it.
+        largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
+        unrealistic: ``realism`` of an attack that the judge calls unrealistic. There is no bonus for the
+            others, so that nothing is earned from a judge that does not say.
+    """
+
+    invalid_attack: float = -2.0
+    sentence: float = 0.5
+    error_type: float = 0.25
+    largest_edit: float = -0.25
+    unrealistic: float = -0.5
+
+
+def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Rewards:
+    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
+
+    Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one; where
+    the attacker has none it has ``validity``, or was only asked for a copy.
+    """
+    if record.outcome is Outcome.VOID:
+        return {}
+    assessor_game = terms.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
+    rewards: Rewards = {}
+    if record.attack is not None:
+        attacker: dict[str, float] = {}
+        if record.attack.invalid is not None or record.attack_failed:
+            attacker["validity"] = terms.invalid_attack
+        elif record.category.has_attack:  # who copied a note has no part in what the assessor makes of it
+            attacker["game"] = 0.0 - assessor_game
+        rewards[Role.ATTACKER] = {**attacker, "format": terms.format_violated if record.attack.violations else 0.0}
+    if record.assessment is not None:
+        form = terms.format_violated if record.assessment.violations else 0.0
+        if record.outcome is Outcome.UNREADABLE:
+            form = terms.unreadable_assessment
+        rewards[Role.ASSESSOR] = {"game": assessor_game, "format": form}
+    return rewards
+
+
+def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
+    """The zero-sum core, and partial credit for what a useful player does besides winning.
+
+    The assessor earns more for naming the wrong sentence and, where the data knows it, the error's
+    type; the attacker pays for the size of its edit, for an unrealistic one, and twice for one that does
+    not count.
+    """
+    rewards = zero_sum(record, terms)
+    attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
+    if record.attack is not None and "game" in attacker:
+        attacker["faithfulness"] = 0.0 + terms.largest_edit * record.attack.edit_share
+        if record.judgement is not None and record.judgement.realistic is not None:
+            attacker["realism"] = 0.0 if record.judgement.realistic else terms.unrealistic
+    said = record.assessment
+    if record.outcome is Outcome.CORRECT_DETECTION and said is not None:
+        # Where a decoy holds a real error, error_sentences is empty: nobody knows which it is.
+        if record.error_sentences:
+            found = said.sentence is not None and any(same_sentence(said.sentence, s) for s in record.error_sentences)
+            assessor["sentence"] = terms.sentence * found
+        # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
+        if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
+            assessor["error_type"] = terms.error_type * (said.error_type is record.spec.error_type)
+    return rewards
+
+
+# -- medical_general_sum: the reward table of the OpenRLHF baseline; docs/rewards.md says what an attacker gains in it -
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class GeneralSumTerms:
+    """The baseline's constants; each pair is (lost, won).
+
+    Attributes:
+        attacker_detection: An error that is there: detected, undetected. Without an error it is 0.
+        assessor_detection: The verdict: wrong, right.
+        realism: The attacker's error: not realistic, realistic.
+        format: The output format: violated, kept.
+        chain_of_thought: Whether the players reason before they answer; without, there is no format term.
+    """
+
+    attacker_detection: Pair = (-1.0, 1.0)
+    assessor_detection: Pair = (-1.0, 1.0)
+    realism: Pair = (-0.5, 0.5)
+    format: Pair = (-1.0, 1.0)
+    chain_of_thought: bool = True
+
+
+GENERAL_SUM = GeneralSumTerms()
+
+
+def detection_reward(
+    role: Role, *, error_present: bool, error_detected: bool, terms: GeneralSumTerms = GENERAL_SUM
+) -> float:
+    """What ``role`` earns by the verdict on a note."""
+    if role is Role.ASSESSOR:
+        return terms.assessor_detection[error_present == error_detected]
+    return terms.attacker_detection[not error_detected] if error_present else 0.0
+
+
+def realism_reward(realistic: bool | None, terms: GeneralSumTerms = GENERAL_SUM) -> float:
+    """What the attacker earns by its error's realism; realistic where the judge does not say."""
+    return terms.realism[realistic is not False]
+
+
+def format_reward(violated: bool, terms: GeneralSumTerms = GENERAL_SUM) -> float:
+    """What a role earns by the form of its turn."""
+    return terms.format[not violated]
+
+
+def medical_general_sum(record: GameRecord, terms: GeneralSumTerms = GENERAL_SUM) -> Rewards:
+    """Detection, realism (attacker) and format, added up.
+
+    The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. An attack that does not count
+    presents no error: 0 and the realism bonus, as in the baseline. An unreadable verdict does not say
+    that there is an error.
+    """
+    if record.outcome is Outcome.VOID:
+        return {}
+    present = record.label is Label.HARMFUL
+    detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
+    rewards: Rewards = {}
+    for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):
+        if turn is None:
+            continue
+        parts = {"detection": detection_reward(role, error_present=present, error_detected=detected, terms=terms)}
+        if role is Role.ATTACKER:
+            parts["realism"] = realism_reward(record.judgement.realistic if record.judgement else None, terms)
+        if terms.chain_of_thought:
+            parts["format"] = format_reward(bool(turn.violations), terms)
+        rewards[role] = parts
+    return rewards
+
+
+# -- choosing a scheme ---------------------------------------------------------------------------------------------
+
+SCHEMES: dict[str, RewardScheme] = {
+    "medserl": medserl,
+    "zero_sum": zero_sum,
+    "medical_general_sum": medical_general_sum,
+    "medical_general_sum_no_cot": partial(medical_general_sum, terms=GeneralSumTerms(chain_of_thought=False)),
+}
+
+
+def load_scheme(name: str) -> RewardScheme:
+    """The scheme called ``name``, or a user's own as ``package.module:function``.
+
+    Raises:
+        ValueError: There is no such scheme; lists those there are.
+    """
+    expected = "package.module:function of a function GameRecord -> Rewards"
+    scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
+    return scheme
+
+
+# -- correcting a scheme for a judge that errs ---------------------------------------------------------------------
+
+LEAST_INFORMATION = 0.2
+"""Least ``ErrorRates.information`` to correct with: below it, the judge's word would move a reward more than five times
+as far as without."""
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """How often a judge that answers is right.
+
+    Attributes:
+        sensitivity: Share of the notes with an error that it calls harmful, 0 to 1.
+        specificity: Share of the notes without an error that it calls safe, 0 to 1.
+    """
+
+    sensitivity: float
+    specificity: float
+
+    @property
+    def information(self) -> float:
+        """Sensitivity + specificity - 1: 1 if the judge is always right, 0 if it says the same of any note."""
+        return self.sensitivity + self.specificity - 1
+
+
+def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
+    """A scheme whose rewards are, on average over the judge's errors, those of ``scheme`` under the true label.
+
+    With ``r(y)`` the rewards under label ``y``, ``s`` the sensitivity and ``p`` the specificity, a note that
+    is called harmful earns ``(p r(harmful) - (1 - s) r(safe)) / (s + p - 1)`` and one that is called safe
+    ``(s r(safe) - (1 - p) r(harmful)) / (s + p - 1)``: the estimator of Natarajan et al., Learning with Noisy
+    Labels (NeurIPS 2013), lemma 1. Components are combined by name; one that a label does not have is 0
+    there. Example, s = p = 0.8: +1 if harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
+
+    Untouched notes, whose labels come from the data, and games without a judgement are scored as they are.
+
+    Raises:
+        ValueError: The judge says too little to divide by.
+    """
+    if rates.information < LEAST_INFORMATION:
+        raise ValueError(
+            f"a judge with sensitivity {rates.sensitivity:.3g} and specificity {rates.specificity:.3g} cannot be "
+            f"corrected for: their sum less 1 is {rates.information:.3g}, and rewards would be divided by it "
+            f"(at least {LEAST_INFORMATION:g})"
+        )
+
+    def score(record: GameRecord) -> Rewards:
+        said = scheme(record)
+        judgement = record.judgement
+        if record.void is not None or not record.category.has_attack or judgement is None or judgement.label is None:
+            return said
+        harmful = judgement.label is Label.HARMFUL
+        # Of the rewards under the label that the judge did not give; the others have 1 less it.
+        weight = -(1 - (rates.sensitivity if harmful else rates.specificity)) / rates.information
+        if weight == 0:
+            return said
+        opposite = judgement.model_copy(update={"label": Label.SAFE if harmful else Label.HARMFUL})
+        unsaid = scheme(record.model_copy(update={"judgement": opposite}))
+        rewards: Rewards = {}
+        for role in {**said, **unsaid}:
+            here, there = said.get(role, {}), unsaid.get(role, {})
+            names = {**here, **there}
+            rewards[role] = {n: (1 - weight) * here.get(n, 0.0) + weight * there.get(n, 0.0) for n in names}
+        return rewards
+
+    return score
