@@ -301,3 +301,10 @@ def test_a_real_note_in_any_dress_says_what_it_said(kind: str) -> None:
         changed += dressed != note
         assert says_the_same(note, dressed), dressed
     assert changed
+
+
+def test_a_number_further_back_does_not_keep_a_dose_from_being_read() -> None:
+    assert says_the_same("120/80 BP 81 mg", "120/80 blood pressure 0.081 g")
+    assert says_the_same("Day 3 aspirin 0.5 g", "Day 3 aspirin 500 mg")
+    assert not says_the_same("1 to 2 g", "1 to 2000 mg")
+    assert not says_the_same("1 - 2 g", "1 - 2000 mg")

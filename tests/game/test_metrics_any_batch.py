@@ -52,7 +52,7 @@ def records(draw: st.DrawFn) -> GameRecord:
 
 
 NO_SHARES = re.compile(
-    r"selfplay/(games|(judge/)(asked|injected)"
+    r"selfplay/(games|shortcut/\w+|(judge/)(asked|injected)"
     r"|(attacker|assessor)/(turns|tokens|tokens_max|groups|decided|compared|changed_\w+|reward\w*))"
 )
 

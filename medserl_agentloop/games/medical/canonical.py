@@ -81,6 +81,7 @@ for _pair in _UNIT_SPELLINGS.strip().replace("\n", "; ").split("; "):
     _unit, _spellings = _pair.split(" = ")
     _UNITS.update(dict.fromkeys([_unit, *_spellings.split()], _unit))
 _POWERS_OF_TEN = {"kg": (12, "ng"), "g": (9, "ng"), "mg": (6, "ng"), "mcg": (3, "ng"), "l": (3, "ml"), "dl": (2, "ml")}
+_BETWEEN_NUMBERS = {"to", "or", "and", "through", "-", "/", "x", "*", "+", "\u00d7"}
 # Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
 _ABBREVIATIONS = """
 bid = twice daily; tid = 3 times daily; qid = 4 times daily; qd = once daily; qhs = at bedtime; prn = as needed
@@ -178,12 +179,18 @@ def _in_base_unit(words: list[str], unit: str) -> str:
 
     In "1 to 2 g" the unit belongs to both numbers, so both stay as they are.
     """
-    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit() or any(w[0].isdigit() for w in words[-3:-1]):
+    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit() or _is_range(words):
         return unit
     places, base = _POWERS_OF_TEN[unit]
     whole, _, part = words[-1].partition(".")
     words[-1] = _value(f"{whole}{part[:places].ljust(places, '0')}.{part[places:]}")
     return base
+
+
+def _is_range(words: list[str]) -> bool:
+    """Whether the last of ``words`` is the second of two numbers that belong together."""
+    before = words[-3:-1] if words[-2:-1] and words[-2] in _BETWEEN_NUMBERS else words[-2:-1]
+    return bool(before) and before[0][0].isdigit()
 
 
 def _spelt_out(words: list[str]) -> list[str]:

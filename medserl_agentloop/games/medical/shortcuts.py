@@ -15,6 +15,7 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Label
 
+
 def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
     """The metrics ``selfplay/shortcut/…`` of these games, without that prefix; nan where there is nothing to compare.
 
