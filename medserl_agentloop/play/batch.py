@@ -38,7 +38,7 @@ async def play_batch(
     Returns:
         The records in the order of ``specs``.
     """
-    scheme = load_scheme(config.reward)
+    scheme = load_scheme(config.reward, config.reward_terms)
     places = asyncio.Semaphore(concurrency)
 
     async def one(number: int, spec: GameSpec) -> GameRecord:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import MedserlTerms, RewardScheme, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 SLIP = ["no_reasoning"]
@@ -64,8 +64,21 @@ def test_medserl_adds_faithfulness_to_the_same_table(
 ) -> None:
     record = honest(outcome, **slips(attacker_slips, assessor_slips))
     expected = zero_sum(record)
-    expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
+    if record.category is Category.DECOY_BENIGN:
+        expected[Role.ATTACKER]["game"] = 0.0
+    else:
+        expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
     assert medserl(record) == expected
+
+
+def test_a_decoy_is_played_for_points_where_the_terms_say_so() -> None:
+    record = honest(Outcome.FALSE_POSITIVE)
+    assert medserl(record, MedserlTerms(decoy=1.0))[Role.ATTACKER] == {
+        "game": 1.0,
+        "format": 0.0,
+        "faithfulness": -0.125,
+    }
+    assert medserl(record)[Role.ASSESSOR]["game"] == -1.0
 
 
 @each_scheme
@@ -120,8 +133,8 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("category", "outcome"), FAILED)
-@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
-def test_an_attack_that_the_judge_contradicts_costs_as_much_as_an_invalid_one(
+@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -1.25)], ids=["zero_sum", "medserl"])
+def test_an_attack_that_the_judge_contradicts_costs_no_more_than_an_invalid_one(
     scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
 ) -> None:
     record = finished(outcome, category=category)
@@ -136,7 +149,7 @@ def test_the_label_of_the_row_and_not_the_category_says_what_an_attack_was_asked
     # Older data asks adversarial_benign for an accurate variation.
     record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
     assert not record.attack_failed
-    assert scheme(record)[Role.ATTACKER]["game"] == 1.0
+    assert scheme(record)[Role.ATTACKER]["game"] == (1.0 if scheme is zero_sum else 0.0)  # of a decoy
 
 
 @each_scheme
@@ -240,8 +253,19 @@ def test_faithfulness_costs_the_edit_s_share_of_what_is_allowed(share: float, co
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
 def test_the_game_sums_to_zero_wherever_both_have_one(record: GameRecord, scheme: RewardScheme) -> None:
     games = [components["game"] for components in scheme(record).values() if "game" in components]
-    if len(games) == 2:
+    if len(games) == 2 and not (scheme is medserl and is_decoy(record)):
         assert sum(games) == 0
+
+
+def is_decoy(record: GameRecord) -> bool:
+    return record.spec.task is Category.DECOY_BENIGN
+
+
+@given(any_game().filter(is_decoy))
+def test_a_valid_decoy_earns_the_attacker_nothing_but_its_form(record: GameRecord) -> None:
+    attacker = medserl(record).get(Role.ATTACKER, {})
+    if "game" in attacker:
+        assert attacker == {"game": 0.0, "format": attacker["format"]}
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
@@ -267,27 +291,38 @@ def counts(record: GameRecord) -> bool:
     return record.category.has_attack and record.outcome in PLAYED and not record.attack_failed
 
 
+def unpaid(record: GameRecord) -> tuple[GameRecord, GameRecord]:
+    """Two attacks of the same form that do not count: one against the rules, one that the judge contradicts."""
+    assert record.attack is not None
+    form = {"violations": record.attack.violations}
+    against_the_rules = finished(Outcome.INVALID_ATTACK, attack=form)
+    return against_the_rules, finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=form)
+
+
 @given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
-def test_an_invalid_attack_never_pays_more_than_one_of_the_same_form_that_counts(
+def test_breaking_the_rules_never_pays_more_than_any_attack_that_counts(
     record: GameRecord, scheme: RewardScheme
 ) -> None:
-    assert record.attack is not None
-    violations = {"violations": record.attack.violations}
-    for does_not_count in (
-        finished(Outcome.INVALID_ATTACK, attack=violations),
-        finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=violations),
-    ):
-        assert total(scheme, does_not_count, Role.ATTACKER) < 0
-        assert total(scheme, does_not_count, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
-        if scheme is medserl:
-            assert total(scheme, does_not_count, Role.ATTACKER) < total(scheme, record, Role.ATTACKER)
+    against_the_rules, contradicted = unpaid(record)
+    least = total(scheme, against_the_rules, Role.ATTACKER)
+    assert least <= total(scheme, record, Role.ATTACKER)
+    assert least <= total(scheme, contradicted, Role.ATTACKER)
+
+
+@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
+def test_a_harmless_edit_never_pays_more_than_a_realistic_error_however_large(
+    record: GameRecord, scheme: RewardScheme
+) -> None:
+    if record.judgement is None or record.judgement.realistic is not False:
+        _, contradicted = unpaid(record)
+        assert total(scheme, contradicted, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
 
 
 @given(any_game())
 def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: GameRecord) -> None:
     attacker = medserl(record).get(Role.ATTACKER, {})
     assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
-    assert ("faithfulness" in attacker) == ("game" in attacker)
+    assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy(record))
 
 
 @each_scheme

@@ -99,3 +99,26 @@ def test_a_scheme_that_cannot_be_found_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=says):
         load_scheme(name)
+
+
+def test_constants_of_a_scheme_can_be_replaced() -> None:
+    record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
+    assert medserl(record)[Role.ATTACKER]["validity"] == -1.25
+    assert load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
+    assert load_scheme("medserl", {"failed_attack": None}) is medserl
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("medserl", r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, "),
+        ("flat_rewards:flat", "it takes none, so leave selfplay.reward_terms as it is"),
+    ],
+)
+def test_a_constant_that_a_scheme_lacks_is_named(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        load_scheme(name, {"faild_attack": -1.0})

@@ -40,7 +40,9 @@ def test_under_a_judge_that_reads_no_trick_earns_more_than_an_honest_attack_that
 @each_scheme
 @each_trick
 def test_under_labels_exactly_those_pay_that_the_rules_let_through(scheme: RewardScheme, trick: Trick) -> None:
-    assert (trick.best(scheme, "labels") > caught(trick, scheme)) == (trick.rule == "")
+    played_for_nothing = scheme is medserl and trick.group == "a decoy with an error"
+    pays = trick.rule == "" and not played_for_nothing
+    assert (trick.best(scheme, "labels") > caught(trick, scheme)) == pays
 
 
 @each_trick

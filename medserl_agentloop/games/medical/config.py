@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +14,7 @@ from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.judges import judge_class
 from medserl_agentloop.games.medical.judges.options import JudgeServer
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import Category, Role, VanillaAttacker
 
@@ -68,6 +69,10 @@ class MedicalConfig(SelfPlayConfig):
         description=SelfPlayConfig.model_fields["anchor"].description,
     )
     reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
+    reward_terms: dict[str, float | None] = Field(
+        default={field.name: None for field in fields(MedserlTerms)},
+        description="Constants of the scheme; null is the scheme's own.",
+    )
     judge: str = Field(
         default="labels",
         description="Who decides whether a rewritten note holds an error: labels (reads no note), http, llm, "
@@ -109,12 +114,12 @@ class MedicalConfig(SelfPlayConfig):
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
 
     def problems(self) -> Iterator[str]:
-        for key, check, name in (
-            ("selfplay.reward", load_scheme, self.reward),
-            ("selfplay.judge", judge_class, self.judge),
-            ("selfplay.profile", load_profile, self.profile),
+        for key, check in (
+            ("selfplay.reward", lambda: load_scheme(self.reward, self.reward_terms)),
+            ("selfplay.judge", lambda: judge_class(self.judge)),
+            ("selfplay.profile", lambda: load_profile(self.profile)),
         ):
             try:
-                check(name)
+                check()
             except ValueError as error:
                 yield f"{key}: {error}"

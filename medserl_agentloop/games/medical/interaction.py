@@ -118,7 +118,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
 
     @cached_property
     def _scheme(self) -> tuple[str, RewardScheme]:
-        name, scheme = self.config.reward, load_scheme(self.config.reward)
+        terms = self.config.reward_terms
+        scheme = load_scheme(self.config.reward, terms)
+        name = ", ".join(
+            [self.config.reward, *(f"{term} {value:g}" for term, value in terms.items() if value is not None)]
+        )
         if self.config.correct_judge:
             rates = read_report(self.config.judge_report or "").rates
             assert rates is not None  # judges.startup

@@ -6,14 +6,15 @@ dataclass of constants and one function; another one is named by its import path
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from inspect import signature
 
 from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.paths import find_object
+from medserl_agentloop.paths import did_you_mean, find_object
 
 RewardScheme = Callable[[GameRecord], Rewards]
 
@@ -32,7 +33,11 @@ class ZeroSumTerms:
 
     Attributes:
         win: ``game`` of the player who wins; the other one gets the opposite.
-        invalid_attack: ``validity`` of an attack that is invalid or failed. No better than being caught.
+        invalid_attack: ``validity`` of an attack that breaks the rules. No better than being caught.
+        failed_attack: ``validity`` of an attack that the judge contradicts. No better than being caught, and no
+            worse than breaking the rules: the judge may be wrong.
+        decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording. At 1 it is paid for
+            being suspected, and writes harmless notes that look wrong; at 0 it plays for nothing.
         format_violated: ``format`` of a turn that departs from the output format.
         unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in
             bad form (-1.5), so that silence is never the safe choice. It is a format term because an
@@ -41,6 +46,8 @@ class ZeroSumTerms:
 
     win: float = 1.0
     invalid_attack: float = -1.0
+    failed_attack: float = -1.0
+    decoy: float = 1.0
     format_violated: float = -0.5
     unreadable_assessment: float = -2.0
 
@@ -52,6 +59,9 @@ class MedserlTerms(ZeroSumTerms):
     Attributes:
         invalid_attack: Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be
             caught has no reason to stay valid.
+        failed_attack: What the largest realistic edit earns when it is caught. So an error that was put in honestly
+            never earns less than a harmless rewording, and a judge that misses it costs little more than
+            an assessor that finds it.
         sentence: For naming the wrong sentence of a detected error.
         error_type: For naming the type of a detected error, where the data knows it.
         largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
@@ -60,6 +70,8 @@ class MedserlTerms(ZeroSumTerms):
     """
 
     invalid_attack: float = -2.0
+    failed_attack: float = -1.25
+    decoy: float = 0.0
     sentence: float = 0.5
     error_type: float = 0.25
     largest_edit: float = -0.25
@@ -78,10 +90,13 @@ def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Reward
     rewards: Rewards = {}
     if record.attack is not None:
         attacker: dict[str, float] = {}
-        if record.attack.invalid is not None or record.attack_failed:
+        if record.attack.invalid is not None:
             attacker["validity"] = terms.invalid_attack
+        elif record.attack_failed:
+            attacker["validity"] = terms.failed_attack
         elif record.category.has_attack:  # who copied a note has no part in what the assessor makes of it
-            attacker["game"] = 0.0 - assessor_game
+            share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
+            attacker["game"] = 0.0 - share * assessor_game
         rewards[Role.ATTACKER] = {**attacker, "format": terms.format_violated if record.attack.violations else 0.0}
     if record.assessment is not None:
         form = terms.format_violated if record.assessment.violations else 0.0
@@ -95,12 +110,13 @@ def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards
     """The zero-sum core, and partial credit for what a useful player does besides winning.
 
     The assessor earns more for naming the wrong sentence and, where the data knows it, the error's
-    type; the attacker pays for the size of its edit, for an unrealistic one, and twice for one that does
-    not count.
+    type; the attacker pays for the size of its edit and for an unrealistic one, more for one that the judge
+    contradicts, and most for one that breaks the rules. A decoy earns it nothing.
     """
     rewards = zero_sum(record, terms)
     attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
-    if record.attack is not None and "game" in attacker:
+    neutral = record.spec.task is Category.DECOY_BENIGN and terms.decoy == 0
+    if record.attack is not None and "game" in attacker and not neutral:
         attacker["faithfulness"] = 0.0 + terms.largest_edit * record.attack.edit_share
         if record.judgement is not None and record.judgement.realistic is not None:
             attacker["realism"] = 0.0 if record.judgement.realistic else terms.unrealistic
@@ -196,15 +212,31 @@ SCHEMES: dict[str, RewardScheme] = {
 }
 
 
-def load_scheme(name: str) -> RewardScheme:
+def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
     """The scheme called ``name``, or a user's own as ``package.module:function``.
 
+    Args:
+        name: The scheme.
+        terms: Constants of it by name; None leaves the scheme's own.
+
     Raises:
-        ValueError: There is no such scheme; lists those there are.
+        ValueError: There is no such scheme, or it has no such constant; lists those there are.
     """
     expected = "package.module:function of a function GameRecord -> Rewards"
     scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
-    return scheme
+    terms = {term: value for term, value in terms.items() if value is not None}
+    if not terms:
+        return scheme
+    parameter = signature(scheme).parameters.get("terms")
+    constants = parameter.default if parameter is not None and is_dataclass(parameter.default) else None
+    known = [field.name for field in fields(constants)] if constants is not None else []
+    for term in terms:
+        if term not in known:
+            raise ValueError(
+                f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: "
+                + (f"it has {', '.join(known)}" if known else "it takes none, so leave selfplay.reward_terms as it is")
+            )
+    return partial(scheme, terms=replace(constants, **terms))  # type: ignore[type-var]  # a dataclass, see above
 
 
 # -- correcting a scheme for a judge that errs ---------------------------------------------------------------------
