@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from inspect import signature
+from typing import Any
 
 from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards
@@ -228,15 +229,16 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     if not terms:
         return scheme
     parameter = signature(scheme).parameters.get("terms")
-    constants = parameter.default if parameter is not None and is_dataclass(parameter.default) else None
-    known = [field.name for field in fields(constants)] if constants is not None else []
+    constants: Any = parameter.default if parameter is not None and is_dataclass(parameter.default) else None
+    known = [field.name for field in fields(constants)] if constants else []
     for term in terms:
         if term not in known:
             raise ValueError(
                 f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: "
                 + (f"it has {', '.join(known)}" if known else "it takes none, so leave selfplay.reward_terms as it is")
             )
-    return partial(scheme, terms=replace(constants, **terms))  # type: ignore[type-var]  # a dataclass, see above
+    of_these: dict[str, Any] = {"terms": replace(constants, **terms)}
+    return partial(scheme, **of_these)
 
 
 # -- correcting a scheme for a judge that errs ---------------------------------------------------------------------
