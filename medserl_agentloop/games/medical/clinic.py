@@ -120,8 +120,7 @@ def held_out_template(disease: Disease, kind: ErrorType) -> int:
     Notes that use it measure whether the player reads the fact rather than the whole sentence.
     """
     number = DISEASES.index(disease)
-    shift = list(ErrorType).index(kind)
-    return (number * 7 + shift * 3 + number // 4) % len(TEMPLATES[kind])
+    return (number * 7 + list(ErrorType).index(kind) * 3 + number // 4) % len(TEMPLATES[kind])
 
 
 def held_out_kind(finding: str) -> ErrorType:
@@ -146,20 +145,13 @@ class Split(str, Enum):
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of a note.
+    """One sentence of a note."""
 
-    Attributes:
-        kind: The error type that a wrong value here would be; None for the finding.
-        value: The finding, disease, organism, test, measure or drug it names.
-        template: Index of its wording in ``TEMPLATES[kind]``.
-        dose: Dose in mg, in a drug sentence; ``age`` and ``sex`` are in the finding sentence.
-    """
-
-    kind: ErrorType | None
-    value: str
-    template: int
-    dose: str = ""
-    age: str = ""
+    kind: ErrorType | None  # the error type that a wrong value here would be; None for the finding
+    value: str  # the finding, disease, organism, test, measure or drug it names
+    template: int  # index of its wording in TEMPLATES[kind]
+    dose: str = ""  # in mg, in a drug sentence
+    age: str = ""  # in years, in the finding sentence, as is the sex
     sex: str = ""
 
     @property
@@ -208,13 +200,10 @@ class Note:
 
 
 class OracleVerdict(NamedTuple):
-    """What is true of a text: its label, and index from 0 and type of every wrong sentence.
+    """What is true of a text."""
 
-    The label is None where the text is not a note of this world.
-    """
-
-    label: Label | None
-    errors: tuple[tuple[int, ErrorType], ...] = ()
+    label: Label | None  # None where the text is not a note of this world
+    errors: tuple[tuple[int, ErrorType], ...] = ()  # index from 0 and type of every wrong sentence
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -245,14 +234,10 @@ def parse_note(text: str) -> Note | None:
     """Read a note back; None unless it is a finding followed by facts of different kinds."""
     sentences = [parse_sentence(s) for s in re.split(r"(?<=\.)\s+", text.strip())]
     known = tuple(s for s in sentences if s is not None)
+    if len(known) != len(sentences) or len(known) not in _SENTENCES_ALLOWED:
+        return None
     kinds = [s.kind for s in known]
-    well_formed = (
-        len(known) == len(sentences)
-        and len(known) in _SENTENCES_ALLOWED
-        and kinds[0] is None
-        and len(set(kinds)) == len(kinds)
-    )
-    return Note(known) if well_formed else None
+    return Note(known) if kinds[0] is None and len(set(kinds)) == len(kinds) else None
 
 
 def oracle(text: str) -> OracleVerdict:
@@ -272,13 +257,11 @@ def _templates(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
 
 
 def _kinds(rng: random.Random, finding: str, facts: Split) -> list[ErrorType]:
-    if facts is Split.ANY:
-        return rng.sample(list(ErrorType), FACTS_PER_NOTE)
     held_out = held_out_kind(finding)
-    others = [kind for kind in ErrorType if kind is not held_out]
-    if facts is Split.SEEN:
-        return rng.sample(others, FACTS_PER_NOTE)
-    kinds = [held_out, *rng.sample(others, FACTS_PER_NOTE - 1)]
+    kinds = [kind for kind in ErrorType if facts is Split.ANY or kind is not held_out]
+    if facts is not Split.HELD_OUT:
+        return rng.sample(kinds, FACTS_PER_NOTE)
+    kinds = [held_out, *rng.sample(kinds, FACTS_PER_NOTE - 1)]
     rng.shuffle(kinds)
     return kinds
 

@@ -21,8 +21,6 @@ from medserl_agentloop.games.medical.injections import instructions_in
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
 _SENTENCE_MARKS = ".!?\"')]"
 
-REWRITE_SIMILARITY = 0.5
-
 LONGEST_WORD = 32
 """Characters of one word; MEDEC's longest has 31. What is longer, or glued with ``_``, counts as several words."""
 _WORD = re.compile(rf"_{{1,{LONGEST_WORD}}}|[^\s_]{{1,{LONGEST_WORD}}}")
@@ -90,14 +88,12 @@ class Edit:
     Attributes:
         inserted: Sentences of the new note that the old one does not have, in order.
         removed: Sentences of the old note that the new one does not have, in order.
-        sentences: Number of sentences touched: of each changed run, the longer side.
-        words: Words inserted, deleted or replaced inside the changed runs.
+        sentences: Sentences touched: of each changed run the larger count of both sides.
+        words: Words inserted, deleted or replaced.
         similarity: Share of words left alone, 0 (nothing) to 1 (all).
-        cut_short: Whether the new note stops before the old one does: its last sentence is missing, or
-            breaks off.
+        cut_short: Whether the new note stops before the old one does: its last sentence is missing, or breaks off.
         says_the_same: Whether every change is mere dressing, see ``medical.canonical``.
-        hides_text: Whether the new note holds invisible characters or a gap of white space that the old
-            one does not.
+        hides_text: Whether the new note has invisible characters or a gap of white space that the old one has not.
         instructions: Inserted sentences that speak to whoever reads the note of their task.
     """
 
@@ -110,11 +106,6 @@ class Edit:
     says_the_same: bool = field(default=True, compare=False)
     hides_text: bool = field(default=False, compare=False)
     instructions: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def is_rewrite(self) -> bool:
-        """Whether hardly anything of the old note is left."""
-        return self.similarity < REWRITE_SIMILARITY
 
 
 def compare_notes(old: str, new: str) -> Edit:
@@ -177,19 +168,15 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
 
 
 def _hidden(new: str, old: str) -> bool:
-    if Counter(filter(_is_invisible, new)) - Counter(filter(_is_invisible, old)):
-        return True
-    return _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
+    here, before = (Counter(filter(_is_invisible, text)) for text in (new, old))
+    return bool(here - before) or _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
 
 
 def _is_invisible(character: str) -> bool:
-    if character.isascii():
-        return not character.isprintable() and character not in "\t\n\r\x0b\x0c"
-    return bool(
-        unicodedata.category(character) in _INVISIBLE_CATEGORIES
-        or IGNORABLE.match(character)
-        or character == _BRAILLE_BLANK
-    )
+    if character in "\t\n\r\x0b\x0c":
+        return False
+    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == _BRAILLE_BLANK
+    return hidden or IGNORABLE.match(character) is not None
 
 
 def _longest_gap(text: str) -> int:

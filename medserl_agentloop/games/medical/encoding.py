@@ -1,17 +1,21 @@
-"""The prompts of a profile in tokens: the encoder of the core, told role, category and note."""
+"""The prompts of a profile in tokens, and whether a row of a data set can be played as planned."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
-from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
+
+if TYPE_CHECKING:
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
 
 class ProfileEncoder(ChatEncoder):
-    """Tokenises the turns of one prompt profile.
+    """The encoder of the core, told role, category and note.
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
@@ -29,14 +33,77 @@ class ProfileEncoder(ChatEncoder):
         Raises:
             ValueError: The template does not show the note exactly once, or the chat template refuses the messages.
         """
-        return self.opening(self.turn(role, category, note))
-
-    def turn(self, role: Role, category: Category, note: str) -> Turn:
-        """The same before it is tokenised; its budget is left open."""
-        settings = self.profile.settings
-        prompt = self.profile.prompt(role, category, note)
-        return Turn(role.value, prompt, 0, None, settings.assistant_prefix, tuple(settings.stop.get(role, ())))
+        return self.opening(self.profile.turn(role, category, note))
 
     def stop_of(self, role: Role) -> dict[str, list[Any]]:
         """Sampling parameters that end ``role``'s turn where the profile says so."""
         return self.stop(self.profile.settings.stop.get(role, []))
+
+
+def check_row(
+    facts: Mapping[str, Any], prompt: Sequence[Message], config: MedicalConfig, encoder: ProfileEncoder
+) -> tuple[int, int]:
+    """Check one row, as :meth:`Interaction.plan` does.
+
+    Raises:
+        ValueError: The row cannot be played; says why and what to do.
+    """
+    spec = GameSpec.from_extra_info(facts)
+    if spec.task is Category.DECOY_BENIGN and config.judge == "labels":
+        raise ValueError(
+            "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
+            "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+        )
+    vanilla_attacker = config.vanilla_attacker.on(facts)
+    first_role = spec.category.first_role(vanilla_attacker)
+    if list(prompt) != encoder.profile.messages(first_role, spec.task, spec.seed_note):
+        raise ValueError(_why_other_prompt(list(prompt), spec, config.profile, encoder.profile, vanilla_attacker))
+    return plan_row(spec, config, encoder, vanilla_attacker)
+
+
+def _why_other_prompt(
+    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, here: VanillaAttacker
+) -> str:
+    [other] = set(VanillaAttacker) - {here}
+    try:
+        other_prompt = profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)
+    except ValueError:  # a profile may have no template for copies
+        other_prompt = []
+    if prompt == other_prompt:
+        return (
+            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here.value}. Write the "
+            f"file again with --vanilla-attacker {here.value}, or set selfplay.vanilla_attacker={other.value}."
+        )
+    return (
+        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
+        "or set selfplay.profile to the one it was written with."
+    )
+
+
+def plan_row(
+    spec: GameSpec,
+    selfplay: MedicalConfig,
+    encoder: ProfileEncoder,
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+) -> tuple[int, int]:
+    """Tokens of a row's first prompt, and the most its response can take as verl counts it.
+
+    The response is the attacker's turn, the assessor's prompt with the longest note the attacker
+    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
+    opponent plays takes no room.
+    """
+    assess = encoder.of(Role.ASSESSOR, spec.category, spec.seed_note)
+    budget = selfplay.budget
+    if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
+        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+    rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
+    if not selfplay.plays(Role.ATTACKER):
+        note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
+        return len(assess.ids) - assess.data_tokens + note, budget.assessor
+    attack = encoder.of(Role.ATTACKER, spec.task, spec.seed_note)
+    attacker = budget.attacker(attack.data_tokens)
+    if not selfplay.plays(Role.ASSESSOR):
+        return len(attack.ids), attacker
+    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
+    second_prompt = len(assess.ids) - assess.data_tokens + (attacker if rewritten else assess.data_tokens)
+    return len(attack.ids), attacker + second_prompt + budget.assessor

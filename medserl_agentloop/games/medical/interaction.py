@@ -13,7 +13,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.encoding import ProfileEncoder, check_row
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.games.medical.judges.report import read_report
@@ -25,7 +25,6 @@ from medserl_agentloop.games.medical.judges.startup import (
     unreachable,
 )
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.planning import check_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
@@ -98,15 +97,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return self._turn(game.next_role, game.record.spec.task, game.note)
 
     def _turn(self, role: Role, category: Category, note: str) -> Turn:
-        budget, settings = self.config.budget, self._profile.settings
-        of_note = 0 if self.tokens is None or role is Role.ASSESSOR else self.tokens.count(note)
-        return Turn(
-            role.value,
-            self._profile.prompt(role, category, note),
-            budget.attacker(of_note) if role is Role.ATTACKER else budget.assessor,
-            prefix=settings.assistant_prefix,
-            stop=tuple(settings.stop.get(role, ())),
-        )
+        budget = self.config.budget
+        if role is Role.ASSESSOR:
+            return self._profile.turn(role, category, note, budget.assessor)
+        of_note = 0 if self.tokens is None else self.tokens.count(note)
+        return self._profile.turn(role, category, note, budget.attacker(of_note))
 
     @property
     def stop_strings(self) -> list[str]:
@@ -117,13 +112,13 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return build_judge(self.config, *self._reward_model)
 
     @cached_property
-    def _scheme(self) -> tuple[str, RewardScheme]:
-        name, scheme = self.config.reward, load_scheme(self.config.reward)
-        if self.config.correct_judge:
-            rates = read_report(self.config.judge_report or "").rates
-            assert rates is not None  # judges.startup
-            return f"{name}, corrected", corrected(scheme, rates)
-        return name, scheme
+    def _scheme(self) -> RewardScheme:
+        scheme = load_scheme(self.config.reward)
+        if not self.config.correct_judge:
+            return scheme
+        rates = read_report(self.config.judge_report or "").rates
+        assert rates is not None  # judges.startup
+        return corrected(scheme, rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
@@ -131,8 +126,8 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     async def score(self, record: GameRecord) -> None:
         """Have the game judged and rewarded."""
         await judge_game(self._judge, record)
-        record.scheme, scheme = self._scheme
-        record.rewards = scheme(record)
+        record.scheme = self.config.reward + (", corrected" if self.config.correct_judge else "")
+        record.rewards = self._scheme(record)
 
     @classmethod
     def kind(cls, facts: Mapping[str, Any]) -> str:

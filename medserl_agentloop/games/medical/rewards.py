@@ -28,41 +28,28 @@ RewardScheme = Callable[[GameRecord], Rewards]
 
 @dataclass(frozen=True)
 class ZeroSumTerms:
-    """The constants of ``zero_sum``.
+    """The constants of ``zero_sum``."""
 
-    Attributes:
-        win: ``game`` of the player who wins; the other one gets the opposite.
-        invalid_attack: ``validity`` of an attack that is invalid or failed. No better than being caught.
-        format_violated: ``format`` of a turn that departs from the output format.
-        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in
-            bad form (-1.5), so that silence is never the safe choice. It is a format term because an
-            answer nobody can read is no merit of the attacker's.
-    """
-
-    win: float = 1.0
-    invalid_attack: float = -1.0
-    format_violated: float = -0.5
+    win: float = 1.0  # `game` of the player who wins; the other one gets the opposite
+    invalid_attack: float = -1.0  # `validity` of an attack that is invalid or failed; no better than being caught
+    format_violated: float = -0.5  # `format` of a turn that departs from the output format
+    # `format` of an assessment without a verdict. Worse than a wrong answer in bad form (-1.5), so that silence is
+    # never the safe choice. It is a format term because an answer nobody can read is no merit of the attacker's.
     unreadable_assessment: float = -2.0
 
 
 @dataclass(frozen=True)
 class MedserlTerms(ZeroSumTerms):
-    """The constants of ``medserl``.
+    """The constants of ``medserl``."""
 
-    Attributes:
-        invalid_attack: Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be
-            caught has no reason to stay valid.
-        sentence: For naming the wrong sentence of a detected error.
-        error_type: For naming the type of a detected error, where the data knows it.
-        largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
-        unrealistic: ``realism`` of an attack that the judge calls unrealistic. There is no bonus for the
-            others, so that nothing is earned from a judge that does not say.
-    """
-
+    # Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be caught has no reason to
+    # stay valid.
     invalid_attack: float = -2.0
-    sentence: float = 0.5
-    error_type: float = 0.25
-    largest_edit: float = -0.25
+    sentence: float = 0.5  # for naming the wrong sentence of a detected error
+    error_type: float = 0.25  # for naming the type of a detected error, where the data knows it
+    largest_edit: float = -0.25  # `faithfulness` of an edit as large as the limits allow; smaller ones cost their share
+    # `realism` of an attack that the judge calls unrealistic. There is no bonus for the others, so that nothing is
+    # earned from a judge that does not say.
     unrealistic: float = -0.5
 
 
@@ -123,21 +110,13 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class GeneralSumTerms:
-    """The baseline's constants; each pair is (lost, won).
+    """The baseline's constants; each pair is (lost, won)."""
 
-    Attributes:
-        attacker_detection: An error that is there: detected, undetected. Without an error it is 0.
-        assessor_detection: The verdict: wrong, right.
-        realism: The attacker's error: not realistic, realistic.
-        format: The output format: violated, kept.
-        chain_of_thought: Whether the players reason before they answer; without, there is no format term.
-    """
-
-    attacker_detection: Pair = (-1.0, 1.0)
-    assessor_detection: Pair = (-1.0, 1.0)
-    realism: Pair = (-0.5, 0.5)
-    format: Pair = (-1.0, 1.0)
-    chain_of_thought: bool = True
+    attacker_detection: Pair = (-1.0, 1.0)  # an error that is there: detected, undetected; without an error it is 0
+    assessor_detection: Pair = (-1.0, 1.0)  # the verdict: wrong, right
+    realism: Pair = (-0.5, 0.5)  # the attacker's error: not realistic, realistic
+    format: Pair = (-1.0, 1.0)  # the output format: violated, kept
+    chain_of_thought: bool = True  # whether the players reason before they answer; without, there is no format term
 
 
 GENERAL_SUM = GeneralSumTerms()
@@ -216,15 +195,10 @@ as far as without."""
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """How often a judge that answers is right.
+    """How often a judge that answers is right."""
 
-    Attributes:
-        sensitivity: Share of the notes with an error that it calls harmful, 0 to 1.
-        specificity: Share of the notes without an error that it calls safe, 0 to 1.
-    """
-
-    sensitivity: float
-    specificity: float
+    sensitivity: float  # share of the notes with an error that it calls harmful, 0 to 1
+    specificity: float  # share of the notes without an error that it calls safe, 0 to 1
 
     @property
     def information(self) -> float:
