@@ -178,7 +178,9 @@ def _in_base_unit(words: list[str], unit: str) -> str:
 
     In "1 to 2 g" the unit belongs to both numbers, so both stay as they are.
     """
-    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit() or any(w[0].isdigit() for w in words[-3:-1]):
+    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit():
+        return unit
+    if any(word[0].isdigit() for word in _spelt_out(words[-6:])[-3:-1]):
         return unit
     places, base = _POWERS_OF_TEN[unit]
     whole, _, part = words[-1].partition(".")
