@@ -1,8 +1,7 @@
-"""The prompts of a profile in tokens, and whether a row of a data set can be played as planned."""
+"""The prompts of a profile in tokens, and how many of them the game on a row of a data set may take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
@@ -40,30 +39,10 @@ class ProfileEncoder(ChatEncoder):
         return self.stop(self.profile.settings.stop.get(role, []))
 
 
-def check_row(
-    facts: Mapping[str, Any], prompt: Sequence[Message], config: MedicalConfig, encoder: ProfileEncoder
-) -> tuple[int, int]:
-    """Check one row, as :meth:`Interaction.plan` does.
-
-    Raises:
-        ValueError: The row cannot be played; says why and what to do.
-    """
-    spec = GameSpec.from_extra_info(facts)
-    if spec.task is Category.DECOY_BENIGN and config.judge == "labels":
-        raise ValueError(
-            "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
-            "cannot see a real error in a decoy. Take the category out of the data or set another judge."
-        )
-    vanilla_attacker = config.vanilla_attacker.on(facts)
-    first_role = spec.category.first_role(vanilla_attacker)
-    if list(prompt) != encoder.profile.messages(first_role, spec.task, spec.seed_note):
-        raise ValueError(_why_other_prompt(list(prompt), spec, config.profile, encoder.profile, vanilla_attacker))
-    return plan_row(spec, config, encoder, vanilla_attacker)
-
-
-def _why_other_prompt(
+def why_other_prompt(
     prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, here: VanillaAttacker
 ) -> str:
+    """Why a row's prompt is not what the profile called ``name`` renders for it, and what to do."""
     [other] = set(VanillaAttacker) - {here}
     try:
         other_prompt = profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)

@@ -13,7 +13,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder, check_row
+from medserl_agentloop.games.medical.encoding import ProfileEncoder, plan_row, why_other_prompt
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.games.medical.judges.report import read_report
@@ -42,12 +42,7 @@ from medserl_agentloop.scoring.validation import (
 
 
 class MedicalGameInteraction(Interaction[Game, GameRecord]):
-    """Attacker and assessor on a clinical note.
-
-    Args:
-        config: The run's ``selfplay`` node.
-        tokens: The run's tokenizer; None where games are only scored and counted.
-    """
+    """Attacker and assessor on a clinical note."""
 
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
@@ -136,7 +131,15 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
         if self._encoder is None:
             self._encoder = ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)
-        return check_row(facts, prompt, self.config, self._encoder)
+        spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
+        if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
+            raise ValueError(
+                "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
+                "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+            )
+        if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
+            raise ValueError(why_other_prompt(list(prompt), spec, self.config.profile, self._profile, here))
+        return plan_row(spec, self.config, self._encoder, here)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
