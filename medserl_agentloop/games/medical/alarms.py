@@ -46,20 +46,17 @@ class MedicalAlarms(Alarms):
 
 
 _PREFIX = "selfplay/attacker/"
+_SUCCESS, _DECIDED = _PREFIX + "success_rate", _PREFIX + "decided"
 _STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
 
+
+def _rest(setting: float, reference: float) -> float:
+    return 1 - setting
+
+
 RULES = (
-    Rule("attacker_wins", _PREFIX + "success_rate", "win_rate", _STALEMATE, _PREFIX + "decided", role="attacker"),
-    Rule(
-        "assessor_wins",
-        _PREFIX + "success_rate",
-        "win_rate",
-        _STALEMATE,
-        _PREFIX + "decided",
-        role="assessor",
-        above=False,
-        limit=lambda rate, reference: 1 - rate,
-    ),
+    Rule("attacker_wins", _SUCCESS, "win_rate", _STALEMATE, _DECIDED, "attacker"),
+    Rule("assessor_wins", _SUCCESS, "win_rate", _STALEMATE, _DECIDED, "assessor", above=False, limit=_rest),
     Rule(
         "invalid_attacks",
         _PREFIX + "valid_rate",
@@ -67,9 +64,9 @@ RULES = (
         "See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
         "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
         _PREFIX + "turns",
-        role="attacker",
+        "attacker",
         above=False,
-        limit=lambda share, reference: 1 - share,
+        limit=_rest,
     ),
     Rule(
         "judge_answers",
@@ -85,7 +82,7 @@ RULES = (
         "no_error",
         "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         "selfplay/judge/injected",
-        role="attacker",
+        "attacker",
     ),
     Rule(
         "self_similar_attacks",
@@ -93,7 +90,7 @@ RULES = (
         "self_similarity",
         "The attacker repeats itself: raise the temperature or the entropy bonus, or stop training it.",
         _PREFIX + "compared",
-        role="attacker",
+        "attacker",
     ),
     Rule(
         "attacks_growing_alike",
@@ -101,7 +98,7 @@ RULES = (
         "self_similarity_rise",
         "Diversity is going: raise the temperature, the KL or the entropy bonus before it is gone.",
         _PREFIX + "compared",
-        role="attacker",
+        "attacker",
         limit=lambda rise, reference: reference + rise,
         compares=True,
     ),

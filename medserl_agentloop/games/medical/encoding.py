@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class ProfileEncoder(ChatEncoder):
-    """The encoder of the core, told role, category and note.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-        profile: The prompt profile.
-        template_kwargs: verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
-    """
+    """The encoder of the core, told role, category and note."""
 
     def __init__(self, tokenizer: Any, profile: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> None:
         super().__init__(tokenizer, template_kwargs)
