@@ -55,32 +55,22 @@ def _disease(line: str) -> Disease:
 
 DISEASES = [_disease(line) for line in _DISEASES.strip().splitlines()]
 
-# fmt: off
 # How each kind of sentence can be worded; None is the finding that opens every note.
-TEMPLATES: dict[ErrorType | None, tuple[str, ...]] = {
-    None: (
-        "A {age}-year-old {sex} has {value}.", "A {age}-year-old {sex} presents with {value}.",
-        "A {age}-year-old {sex} reports {value}.",
-    ),
-    ErrorType.DIAGNOSIS: (
-        "The diagnosis is {value}.", "This fits {value}.", "We suspect {value}.", "Assessment shows {value}.",
-    ),
-    ErrorType.CAUSAL_ORGANISM: (
-        "Culture grew {value}.", "The organism is {value}.", "Testing found {value}.", "The lab isolated {value}.",
-    ),
-    ErrorType.MANAGEMENT: (
-        "We ordered {value}.", "The plan includes {value}.", "Next comes {value}.", "The team requested {value}.",
-    ),
-    ErrorType.TREATMENT: (
-        "Supportive care is {value}.", "Nurses began {value}.", "The patient receives {value}.",
-        "Care continues with {value}.",
-    ),
-    ErrorType.PHARMACOTHERAPY: (
-        "We started {value} {dose} mg.", "Prescribed {value} {dose} mg.", "The drug is {value} {dose} mg.",
-        "Therapy uses {value} {dose} mg.",
-    ),
+_WORDINGS: dict[ErrorType | None, str] = {
+    None: "A {age}-year-old {sex} has {value}. | A {age}-year-old {sex} presents with {value}. | "
+    "A {age}-year-old {sex} reports {value}.",
+    ErrorType.DIAGNOSIS: "The diagnosis is {value}. | This fits {value}. | We suspect {value}. | "
+    "Assessment shows {value}.",
+    ErrorType.CAUSAL_ORGANISM: "Culture grew {value}. | The organism is {value}. | Testing found {value}. | "
+    "The lab isolated {value}.",
+    ErrorType.MANAGEMENT: "We ordered {value}. | The plan includes {value}. | Next comes {value}. | "
+    "The team requested {value}.",
+    ErrorType.TREATMENT: "Supportive care is {value}. | Nurses began {value}. | The patient receives {value}. | "
+    "Care continues with {value}.",
+    ErrorType.PHARMACOTHERAPY: "We started {value} {dose} mg. | Prescribed {value} {dose} mg. | "
+    "The drug is {value} {dose} mg. | Therapy uses {value} {dose} mg.",
 }
-# fmt: on
+TEMPLATES = {kind: tuple(wordings.split(" | ")) for kind, wordings in _WORDINGS.items()}
 
 FACTS_PER_NOTE = 3
 _SENTENCES_ALLOWED = range(3, 7)
