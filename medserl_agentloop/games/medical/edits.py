@@ -128,7 +128,7 @@ def compare_notes(old: str, new: str) -> Edit:
 
 
 def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
-    """Maximal runs of differing sentences as (start, end) in ``before`` and in ``after``."""
+    """Maximal runs of differing sentences (or words) as (start, end) in ``before`` and in ``after``."""
     runs: list[tuple[int, int, int, int]] = []
     for op in Levenshtein.opcodes(before, after):
         if op.tag == "equal":
