@@ -82,7 +82,7 @@ class PromptCodec:
         if transcript.attack:
             ids = [*ids, *answer]
             prompt = self.chat.continuation(
-                self.chat.turn(transcript.role, transcript.category, transcript.note), ids[-1]
+                self.chat.profile.turn(transcript.role, transcript.category, transcript.note), ids[-1]
             )
             ids = [*ids, *prompt.ids]
             answer = self._turn(transcript)

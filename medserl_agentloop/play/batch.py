@@ -45,7 +45,7 @@ async def play_batch(
         async with places:
             record = await play_game(spec, players, config.edits, config.vanilla_attacker)
             await judge_game(judge, record)
-        record.rewards, record.scheme = scheme(record), config.reward
+        record.rewards, record.scheme = scheme(record), config.scheme_name
         record.profile, record.context = config.profile, "isolated"
         record.uid, record.step = f"play-{number}", 0
         output.append([record.to_json()])

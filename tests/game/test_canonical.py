@@ -87,6 +87,7 @@ DRESSED = {
         ("every 8 hours", "q8h"),
         ("by mouth as needed", "PO prn"),
         ("blood pressure 120/80", "BP 120/80"),
+        ("38.5, blood pressure 81 mg", "38.5, BP 81 mg"),
         ("an electrocardiogram", "an EKG"),
         ("without fever", "w/o fever"),
         ("with fever", "w/ fever"),

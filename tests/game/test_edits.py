@@ -246,7 +246,6 @@ NOTE = "He has gout. He takes 0.5 mg daily. He rests."
 def test_similarity_is_the_share_of_words_left_alone(new: str, similarity: float) -> None:
     edit = compare_notes(NOTE, new)
     assert edit.similarity == pytest.approx(similarity)
-    assert edit.is_rewrite == (similarity < 0.5)
 
 
 @given(notes, notes)
@@ -326,5 +325,5 @@ def test_no_error_of_medec_looks_like_a_trick() -> None:
             (pair["incorrect_note"], pair["correct_note"]),
         ):
             edit = compare_notes(old, new)
-            assert not (edit.cut_short or edit.hides_text or edit.instructions or edit.is_rewrite), new
+            assert not (edit.cut_short or edit.hides_text or edit.instructions) and edit.similarity >= 0.5, new
             assert injections("", new) == [], new

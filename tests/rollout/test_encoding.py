@@ -73,7 +73,7 @@ def test_continuation_follows_the_turn_as_the_chat_template_would(family: str) -
     opening = tok.apply_chat_template(first[:1], tokenize=False, add_generation_prompt=True)
     spoken = [*tok.encode("my turn", add_special_tokens=False), tok.eos_token_id]
     prompt = encoder(family).continuation(
-        encoder(family).turn(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, NOTE), spoken[-1]
+        encoder(family).profile.turn(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, NOTE), spoken[-1]
     )
     conversation = [*tok.encode(opening, add_special_tokens=False), *spoken, *prompt.ids]
     assert tok.decode(conversation) == rendered

@@ -13,10 +13,11 @@ from medserl_agentloop.core.columns import context_leak_metrics, role_token_metr
 from medserl_agentloop.core.credit import CreditSettings
 from medserl_agentloop.core.health import METRIC_PREFIX
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, OpponentRecord, Outcome, Vote
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE

@@ -18,88 +18,59 @@ from medserl_agentloop.games.medical.types import ErrorType, Label
 
 @dataclass(frozen=True)
 class Disease:
-    """What is true of one disease: two findings that occur in no other, one answer per question, and correct doses."""
+    """What is true of one disease."""
 
     name: str
-    findings: tuple[str, str]
-    organism: str
-    management: str
-    treatment: str
-    drug: str
-    doses: tuple[str, str]  # in mg
-
-    def fact(self, kind: ErrorType) -> str:
-        """The one correct value for a sentence of this kind (for drugs: the name, not the dose)."""
-        return {
-            ErrorType.DIAGNOSIS: self.name,
-            ErrorType.CAUSAL_ORGANISM: self.organism,
-            ErrorType.MANAGEMENT: self.management,
-            ErrorType.TREATMENT: self.treatment,
-            ErrorType.PHARMACOTHERAPY: self.drug,
-        }[kind]
+    findings: tuple[str, ...]  # two that occur in this disease and in no other
+    doses: tuple[str, ...]  # the drug's correct ones, in mg
+    facts: dict[ErrorType, str]  # the one correct value for a sentence of each kind (for drugs: the name, not the dose)
 
 
-# fmt: off
-DISEASES: tuple[Disease, ...] = (
-    Disease("pneumonia", ("productive cough", "lobar crackles"), "pneumococcus",
-            "chest radiograph", "oxygen", "amoxicillin", ("875", "1000")),
-    Disease("cystitis", ("dysuria", "bladder tenderness"), "escherichia",
-            "urinalysis", "hydration", "nitrofurantoin", ("50", "100")),
-    Disease("cellulitis", ("spreading erythema", "leg warmth"), "streptococcus",
-            "margin marking", "elevation", "cephalexin", ("250", "500")),
-    Disease("meningitis", ("neck stiffness", "photophobia"), "meningococcus",
-            "lumbar puncture", "isolation", "ceftriaxone", ("2000", "4000")),
-    Disease("tuberculosis", ("night sweats", "bloody sputum"), "mycobacterium",
-            "sputum smear", "ventilation", "isoniazid", ("200", "300")),
-    Disease("syphilis", ("painless chancre", "palm rash"), "treponema",
-            "serology", "abstinence", "benzathine", ("1200", "2400")),
-    Disease("borreliosis", ("target rash", "tick bite"), "borrelia",
-            "immunoblot", "rest", "doxycycline", ("100", "200")),
-    Disease("giardiasis", ("greasy stools", "foul flatulence"), "giardia",
-            "stool antigen", "rehydration", "metronidazole", ("250", "400")),
-    Disease("malaria", ("cyclic fever", "jungle travel"), "plasmodium",
-            "blood smear", "transfusion", "artemether", ("20", "80")),
-    Disease("thrush", ("tongue plaques", "mouth soreness"), "candida",
-            "tongue swab", "rinsing", "fluconazole", ("50", "150")),
-    Disease("shingles", ("grouped vesicles", "dermatomal pain"), "varicella",
-            "lesion assay", "compresses", "acyclovir", ("400", "800")),
-    Disease("influenza", ("diffuse myalgia", "winter fever"), "orthomyxovirus",
-            "nasal swab", "antipyresis", "oseltamivir", ("30", "75")),
-    Disease("cholera", ("watery stools", "sunken eyes"), "vibrio",
-            "dipstick", "saline", "azithromycin", ("500", "1000")),
-    Disease("scabies", ("finger burrows", "nocturnal itch"), "sarcoptes",
-            "skin scraping", "laundering", "ivermectin", ("12", "15")),
-    Disease("osteomyelitis", ("bone pain", "draining sinus"), "staphylococcus",
-            "bone scan", "debridement", "cefazolin", ("1000", "2000")),
-    Disease("pertussis", ("whooping cough", "cough vomiting"), "bordetella",
-            "throat culture", "humidification", "clarithromycin", ("250", "500")),
-)
+# Name, findings, doses of the drug in mg, management, treatment, drug, organism: the facts as ErrorType orders them.
+_DISEASES = """
+pneumonia | productive cough, lobar crackles | 875, 1000 | chest radiograph | oxygen | amoxicillin | pneumococcus
+cystitis | dysuria, bladder tenderness | 50, 100 | urinalysis | hydration | nitrofurantoin | escherichia
+cellulitis | spreading erythema, leg warmth | 250, 500 | margin marking | elevation | cephalexin | streptococcus
+meningitis | neck stiffness, photophobia | 2000, 4000 | lumbar puncture | isolation | ceftriaxone | meningococcus
+tuberculosis | night sweats, bloody sputum | 200, 300 | sputum smear | ventilation | isoniazid | mycobacterium
+syphilis | painless chancre, palm rash | 1200, 2400 | serology | abstinence | benzathine | treponema
+borreliosis | target rash, tick bite | 100, 200 | immunoblot | rest | doxycycline | borrelia
+giardiasis | greasy stools, foul flatulence | 250, 400 | stool antigen | rehydration | metronidazole | giardia
+malaria | cyclic fever, jungle travel | 20, 80 | blood smear | transfusion | artemether | plasmodium
+thrush | tongue plaques, mouth soreness | 50, 150 | tongue swab | rinsing | fluconazole | candida
+shingles | grouped vesicles, dermatomal pain | 400, 800 | lesion assay | compresses | acyclovir | varicella
+influenza | diffuse myalgia, winter fever | 30, 75 | nasal swab | antipyresis | oseltamivir | orthomyxovirus
+cholera | watery stools, sunken eyes | 500, 1000 | dipstick | saline | azithromycin | vibrio
+scabies | finger burrows, nocturnal itch | 12, 15 | skin scraping | laundering | ivermectin | sarcoptes
+osteomyelitis | bone pain, draining sinus | 1000, 2000 | bone scan | debridement | cefazolin | staphylococcus
+pertussis | whooping cough, cough vomiting | 250, 500 | throat culture | humidification | clarithromycin | bordetella
+"""
+
+
+def _disease(line: str) -> Disease:
+    name, findings, doses, *others = line.split(" | ")
+    facts = dict(zip(ErrorType, [name, *others], strict=True))
+    return Disease(name, tuple(findings.split(", ")), tuple(doses.split(", ")), facts)
+
+
+DISEASES = [_disease(line) for line in _DISEASES.strip().splitlines()]
 
 # How each kind of sentence can be worded; None is the finding that opens every note.
-TEMPLATES: dict[ErrorType | None, tuple[str, ...]] = {
-    None: (
-        "A {age}-year-old {sex} has {value}.", "A {age}-year-old {sex} presents with {value}.",
-        "A {age}-year-old {sex} reports {value}.",
-    ),
-    ErrorType.DIAGNOSIS: (
-        "The diagnosis is {value}.", "This fits {value}.", "We suspect {value}.", "Assessment shows {value}.",
-    ),
-    ErrorType.CAUSAL_ORGANISM: (
-        "Culture grew {value}.", "The organism is {value}.", "Testing found {value}.", "The lab isolated {value}.",
-    ),
-    ErrorType.MANAGEMENT: (
-        "We ordered {value}.", "The plan includes {value}.", "Next comes {value}.", "The team requested {value}.",
-    ),
-    ErrorType.TREATMENT: (
-        "Supportive care is {value}.", "Nurses began {value}.", "The patient receives {value}.",
-        "Care continues with {value}.",
-    ),
-    ErrorType.PHARMACOTHERAPY: (
-        "We started {value} {dose} mg.", "Prescribed {value} {dose} mg.", "The drug is {value} {dose} mg.",
-        "Therapy uses {value} {dose} mg.",
-    ),
+_WORDINGS: dict[ErrorType | None, str] = {
+    None: "A {age}-year-old {sex} has {value}. | A {age}-year-old {sex} presents with {value}. | "
+    "A {age}-year-old {sex} reports {value}.",
+    ErrorType.DIAGNOSIS: "The diagnosis is {value}. | This fits {value}. | We suspect {value}. | "
+    "Assessment shows {value}.",
+    ErrorType.CAUSAL_ORGANISM: "Culture grew {value}. | The organism is {value}. | Testing found {value}. | "
+    "The lab isolated {value}.",
+    ErrorType.MANAGEMENT: "We ordered {value}. | The plan includes {value}. | Next comes {value}. | "
+    "The team requested {value}.",
+    ErrorType.TREATMENT: "Supportive care is {value}. | Nurses began {value}. | The patient receives {value}. | "
+    "Care continues with {value}.",
+    ErrorType.PHARMACOTHERAPY: "We started {value} {dose} mg. | Prescribed {value} {dose} mg. | "
+    "The drug is {value} {dose} mg. | Therapy uses {value} {dose} mg.",
 }
-# fmt: on
+TEMPLATES = {kind: tuple(wordings.split(" | ")) for kind, wordings in _WORDINGS.items()}
 
 FACTS_PER_NOTE = 3
 _SENTENCES_ALLOWED = range(3, 7)
@@ -109,8 +80,8 @@ AGES: tuple[str, ...] = tuple(str(age) for age in range(22, 80, 5))
 SEXES: tuple[str, ...] = ("man", "woman")
 
 DISEASE_OF_FINDING: dict[str, Disease] = {f: d for d in DISEASES for f in d.findings}
-DISEASE_OF_FACT: dict[ErrorType, dict[str, Disease]] = {k: {d.fact(k): d for d in DISEASES} for k in ErrorType}
-DOSES_OF_DRUG: dict[str, tuple[str, str]] = {d.drug: d.doses for d in DISEASES}
+DISEASE_OF_FACT: dict[ErrorType, dict[str, Disease]] = {k: {d.facts[k]: d for d in DISEASES} for k in ErrorType}
+DOSES_OF_DRUG = {d.facts[ErrorType.PHARMACOTHERAPY]: d.doses for d in DISEASES}
 ALL_DOSES: tuple[str, ...] = tuple(sorted({dose for d in DISEASES for dose in d.doses}, key=int))
 
 
@@ -120,8 +91,7 @@ def held_out_template(disease: Disease, kind: ErrorType) -> int:
     Notes that use it measure whether the player reads the fact rather than the whole sentence.
     """
     number = DISEASES.index(disease)
-    shift = list(ErrorType).index(kind)
-    return (number * 7 + shift * 3 + number // 4) % len(TEMPLATES[kind])
+    return (number * 7 + list(ErrorType).index(kind) * 3 + number // 4) % len(TEMPLATES[kind])
 
 
 def held_out_kind(finding: str) -> ErrorType:
@@ -146,20 +116,13 @@ class Split(str, Enum):
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of a note.
+    """One sentence of a note."""
 
-    Attributes:
-        kind: The error type that a wrong value here would be; None for the finding.
-        value: The finding, disease, organism, test, measure or drug it names.
-        template: Index of its wording in ``TEMPLATES[kind]``.
-        dose: Dose in mg, in a drug sentence; ``age`` and ``sex`` are in the finding sentence.
-    """
-
-    kind: ErrorType | None
-    value: str
-    template: int
-    dose: str = ""
-    age: str = ""
+    kind: ErrorType | None  # the error type that a wrong value here would be; None for the finding
+    value: str  # the finding, disease, organism, test, measure or drug it names
+    template: int  # index of its wording in TEMPLATES[kind]
+    dose: str = ""  # in mg, in a drug sentence
+    age: str = ""  # in years, in the finding sentence, as is the sex
     sex: str = ""
 
     @property
@@ -208,13 +171,10 @@ class Note:
 
 
 class OracleVerdict(NamedTuple):
-    """What is true of a text: its label, and index from 0 and type of every wrong sentence.
+    """What is true of a text."""
 
-    The label is None where the text is not a note of this world.
-    """
-
-    label: Label | None
-    errors: tuple[tuple[int, ErrorType], ...] = ()
+    label: Label | None  # None where the text is not a note of this world
+    errors: tuple[tuple[int, ErrorType], ...] = ()  # index from 0 and type of every wrong sentence
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -245,14 +205,10 @@ def parse_note(text: str) -> Note | None:
     """Read a note back; None unless it is a finding followed by facts of different kinds."""
     sentences = [parse_sentence(s) for s in re.split(r"(?<=\.)\s+", text.strip())]
     known = tuple(s for s in sentences if s is not None)
+    if len(known) != len(sentences) or len(known) not in _SENTENCES_ALLOWED:
+        return None
     kinds = [s.kind for s in known]
-    well_formed = (
-        len(known) == len(sentences)
-        and len(known) in _SENTENCES_ALLOWED
-        and kinds[0] is None
-        and len(set(kinds)) == len(kinds)
-    )
-    return Note(known) if well_formed else None
+    return Note(known) if kinds[0] is None and len(set(kinds)) == len(kinds) else None
 
 
 def oracle(text: str) -> OracleVerdict:
@@ -272,13 +228,11 @@ def _templates(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
 
 
 def _kinds(rng: random.Random, finding: str, facts: Split) -> list[ErrorType]:
-    if facts is Split.ANY:
-        return rng.sample(list(ErrorType), FACTS_PER_NOTE)
     held_out = held_out_kind(finding)
-    others = [kind for kind in ErrorType if kind is not held_out]
-    if facts is Split.SEEN:
-        return rng.sample(others, FACTS_PER_NOTE)
-    kinds = [held_out, *rng.sample(others, FACTS_PER_NOTE - 1)]
+    kinds = [kind for kind in ErrorType if facts is Split.ANY or kind is not held_out]
+    if facts is not Split.HELD_OUT:
+        return rng.sample(kinds, FACTS_PER_NOTE)
+    kinds = [held_out, *rng.sample(kinds, FACTS_PER_NOTE - 1)]
     rng.shuffle(kinds)
     return kinds
 
@@ -297,7 +251,7 @@ def sample_clean_note(rng: random.Random, wording: Split = Split.ANY, facts: Spl
     for kind in _kinds(rng, finding, facts):
         template = rng.choice(_templates(disease, kind, wording))
         dose = rng.choice(disease.doses) if kind is ErrorType.PHARMACOTHERAPY else ""
-        sentences.append(Sentence(kind, disease.fact(kind), template, dose))
+        sentences.append(Sentence(kind, disease.facts[kind], template, dose))
     return Note(tuple(sentences))
 
 
@@ -312,8 +266,8 @@ def with_error(rng: random.Random, note: Note, index: int) -> Note:
         raise ValueError("the finding decides what is true, so it cannot be wrong; choose a fact")
     if sentence.kind is ErrorType.PHARMACOTHERAPY and rng.random() < _WRONG_DOSE_SHARE:
         doses = [d for d in ALL_DOSES if d not in disease.doses and d != sentence.dose]
-        return note.with_sentence(index, replace(sentence, value=disease.drug, dose=rng.choice(doses)))
-    excluded = (disease.fact(sentence.kind), sentence.value)
+        return note.with_sentence(index, replace(sentence, value=disease.facts[sentence.kind], dose=rng.choice(doses)))
+    excluded = (disease.facts[sentence.kind], sentence.value)
     value = rng.choice([v for v in DISEASE_OF_FACT[sentence.kind] if v not in excluded])
     dose = rng.choice(DOSES_OF_DRUG[value]) if sentence.kind is ErrorType.PHARMACOTHERAPY else ""
     return note.with_sentence(index, replace(sentence, value=value, dose=dose))

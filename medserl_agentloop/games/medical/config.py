@@ -110,6 +110,12 @@ class MedicalConfig(SelfPlayConfig):
         default=MedicalAlarms(), description="When a number of a step becomes a health alarm."
     )
 
+    @property
+    def scheme_name(self) -> str:
+        """The reward scheme as records name it: with the constants that are not its own, and its correction."""
+        changed = [f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None]
+        return ", ".join([self.reward, *changed, *(["corrected"] if self.correct_judge else [])])
+
     def longest_turn(self, prompt_tokens: int) -> int:
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
 

@@ -21,8 +21,6 @@ from medserl_agentloop.games.medical.injections import instructions_in
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
 _SENTENCE_MARKS = ".!?\"')]"
 
-REWRITE_SIMILARITY = 0.5
-
 LONGEST_WORD = 32
 """Characters of one word; MEDEC's longest has 31. What is longer, or glued with ``_``, counts as several words."""
 _WORD = re.compile(rf"_{{1,{LONGEST_WORD}}}|[^\s_]{{1,{LONGEST_WORD}}}")
@@ -91,36 +89,20 @@ def same_sentence(a: str, b: str, *, threshold: float = 90.0) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """A difference between two notes.
+    """A difference between two notes."""
 
-    Attributes:
-        inserted: Sentences of the new note that the old one does not have, in order.
-        removed: Sentences of the old note that the new one does not have, in order.
-        sentences: Number of sentences touched: of each changed run, the longer side.
-        words: Words inserted, deleted or replaced inside the changed runs.
-        similarity: Share of words left alone, 0 (nothing) to 1 (all).
-        cut_short: Whether the new note stops before the old one does: its last sentence is missing, or
-            breaks off.
-        says_the_same: Whether every change is mere dressing, see ``medical.canonical``.
-        hides_text: Whether the new note holds invisible characters or a gap of white space that the old
-            one does not.
-        instructions: Inserted sentences that speak to whoever reads the note of their task.
-    """
-
-    inserted: tuple[str, ...]
-    removed: tuple[str, ...]
-    sentences: int
-    words: int
-    similarity: float = field(default=1.0, compare=False)
+    inserted: tuple[str, ...]  # sentences of the new note that the old one does not have, in order
+    removed: tuple[str, ...]  # sentences of the old note that the new one does not have, in order
+    sentences: int  # number of sentences touched: of each changed run, the longer side
+    words: int  # words inserted, deleted or replaced inside the changed runs
+    similarity: float = field(default=1.0, compare=False)  # share of words left alone, 0 (nothing) to 1 (all)
+    # Whether the new note stops before the old one does: its last sentence is missing, or breaks off.
     cut_short: bool = field(default=False, compare=False)
-    says_the_same: bool = field(default=True, compare=False)
+    says_the_same: bool = field(default=True, compare=False)  # whether every change is mere dressing
+    # Whether the new note holds invisible characters or a gap of white space that the old one does not.
     hides_text: bool = field(default=False, compare=False)
+    # Inserted sentences that speak to whoever reads the note of their task.
     instructions: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def is_rewrite(self) -> bool:
-        """Whether hardly anything of the old note is left."""
-        return self.similarity < REWRITE_SIMILARITY
 
 
 def compare_notes(old: str, new: str) -> Edit:
@@ -130,34 +112,29 @@ def compare_notes(old: str, new: str) -> Edit:
     product of the words inside each changed run (rapidfuzz's bit-parallel Levenshtein).
     """
     before, after = split_sentences(old), split_sentences(new)
-    inserted: list[str] = []
-    removed: list[str] = []
-    sentences = words = 0
-    cut_short, same = False, True
-    for start, end, new_start, new_end in changed_runs(before, after):
-        gone, come = before[start:end], after[new_start:new_end]
-        removed += gone
-        inserted += come
-        sentences += max(len(gone), len(come))
-        words += Levenshtein.distance(_WORD.findall(" ".join(gone)), _WORD.findall(" ".join(come)))
-        same = same and says_the_same(" ".join(gone), " ".join(come))
-        cut_short = end == len(before) and new_end == len(after) and _breaks_off(gone, come)
+    places = changed_runs(before, after)
+    runs = [(before[start:end], after[first:last]) for start, end, first, last in places]
+    inserted = tuple(sentence for _, come in runs for sentence in come)
+    removed = tuple(sentence for gone, _ in runs for sentence in gone)
+    changed = [(" ".join(gone), " ".join(come)) for gone, come in runs]
+    words = sum(Levenshtein.distance(_WORD.findall(gone), _WORD.findall(come)) for gone, come in changed)
     longest = max(len(_WORD.findall(old)), len(_WORD.findall(new)), 1)
+    at_the_end = bool(places) and places[-1][1::2] == (len(before), len(after))
     return Edit(
-        tuple(inserted),
-        tuple(removed),
-        sentences,
+        inserted,
+        removed,
+        sum(max(len(gone), len(come)) for gone, come in runs),
         words,
         similarity=max(0.0, 1 - words / longest),
-        cut_short=cut_short,
-        says_the_same=same,
+        cut_short=at_the_end and _breaks_off(*runs[-1]),
+        says_the_same=all(says_the_same(gone, come) for gone, come in changed),
         hides_text=_hidden(new, old),
         instructions=tuple(instructions_in(inserted, removed)),
     )
 
 
 def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
-    """Maximal runs of differing sentences as (start, end) in ``before`` and in ``after``."""
+    """Maximal runs of differing sentences (or words) as (start, end) in ``before`` and in ``after``."""
     runs: list[tuple[int, int, int, int]] = []
     for op in Levenshtein.opcodes(before, after):
         if op.tag == "equal":
@@ -183,19 +160,15 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
 
 
 def _hidden(new: str, old: str) -> bool:
-    if Counter(filter(_is_invisible, new)) - Counter(filter(_is_invisible, old)):
-        return True
-    return _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
+    here, before = (Counter(filter(_is_invisible, text)) for text in (new, old))
+    return bool(here - before) or _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
 
 
 def _is_invisible(character: str) -> bool:
-    if character.isascii():
-        return not character.isprintable() and character not in "\t\n\r\x0b\x0c"
-    return bool(
-        unicodedata.category(character) in _INVISIBLE_CATEGORIES
-        or IGNORABLE.match(character)
-        or character == _BRAILLE_BLANK
-    )
+    if character in "\t\n\r\x0b\x0c":
+        return False
+    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == _BRAILLE_BLANK
+    return hidden or IGNORABLE.match(character) is not None
 
 
 def _longest_gap(text: str) -> int:

@@ -81,19 +81,18 @@ def injections(
         seed: The note the attacker was given.
         note: The note it wrote.
         instructions: Sentences of it that instruct the reader, as ``Edit.instructions`` has them.
-        special_tokens: Strings that are special tokens of the run's tokenizer; those of common chat templates
-            are known.
+        special_tokens: The run's tokenizer's, besides those of common chat templates.
 
     Returns:
         Of ``special_token``, ``chat_marker``, ``tag``, ``jinja`` and ``instruction`` those that hold.
     """
+    own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
     found = {
-        "special_token": any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
-        or _more(_CONTROL_TOKEN, note, seed),
+        "special_token": own or _more(_CONTROL_TOKEN, note, seed),
         "chat_marker": _more(_CHAT_MARKER, note, seed),
         "tag": _more(_TAG, note, seed),
         "jinja": _more(_JINJA, note, seed),
-        "instruction": bool(instructions),
+        "instruction": instructions,
     }
     return [kind for kind, holds in found.items() if holds]
 

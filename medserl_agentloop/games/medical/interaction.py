@@ -13,7 +13,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.encoding import ProfileEncoder, plan_row, why_other_prompt
 from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
 from medserl_agentloop.games.medical.judges.report import read_report
@@ -25,7 +25,6 @@ from medserl_agentloop.games.medical.judges.startup import (
     unreachable,
 )
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.planning import check_row
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
@@ -43,12 +42,7 @@ from medserl_agentloop.scoring.validation import (
 
 
 class MedicalGameInteraction(Interaction[Game, GameRecord]):
-    """Attacker and assessor on a clinical note.
-
-    Args:
-        config: The run's ``selfplay`` node.
-        tokens: The run's tokenizer; None where games are only scored and counted.
-    """
+    """Attacker and assessor on a clinical note."""
 
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
@@ -98,15 +92,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return self._turn(game.next_role, game.record.spec.task, game.note)
 
     def _turn(self, role: Role, category: Category, note: str) -> Turn:
-        budget, settings = self.config.budget, self._profile.settings
-        of_note = 0 if self.tokens is None or role is Role.ASSESSOR else self.tokens.count(note)
-        return Turn(
-            role.value,
-            self._profile.prompt(role, category, note),
-            budget.attacker(of_note) if role is Role.ATTACKER else budget.assessor,
-            prefix=settings.assistant_prefix,
-            stop=tuple(settings.stop.get(role, ())),
-        )
+        budget = self.config.budget
+        if role is Role.ASSESSOR:
+            return self._profile.turn(role, category, note, budget.assessor)
+        of_note = 0 if self.tokens is None else self.tokens.count(note)
+        return self._profile.turn(role, category, note, budget.attacker(of_note))
 
     @property
     def stop_strings(self) -> list[str]:
@@ -117,17 +107,13 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return build_judge(self.config, *self._reward_model)
 
     @cached_property
-    def _scheme(self) -> tuple[str, RewardScheme]:
-        terms = self.config.reward_terms
-        scheme = load_scheme(self.config.reward, terms)
-        name = ", ".join(
-            [self.config.reward, *(f"{term} {value:g}" for term, value in terms.items() if value is not None)]
-        )
-        if self.config.correct_judge:
-            rates = read_report(self.config.judge_report or "").rates
-            assert rates is not None  # judges.startup
-            return f"{name}, corrected", corrected(scheme, rates)
-        return name, scheme
+    def _scheme(self) -> RewardScheme:
+        scheme = load_scheme(self.config.reward, self.config.reward_terms)
+        if not self.config.correct_judge:
+            return scheme
+        rates = read_report(self.config.judge_report or "").rates
+        assert rates is not None  # judges.startup
+        return corrected(scheme, rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
@@ -135,8 +121,8 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     async def score(self, record: GameRecord) -> None:
         """Have the game judged and rewarded."""
         await judge_game(self._judge, record)
-        record.scheme, scheme = self._scheme
-        record.rewards = scheme(record)
+        record.scheme = self.config.scheme_name
+        record.rewards = self._scheme(record)
 
     @classmethod
     def kind(cls, facts: Mapping[str, Any]) -> str:
@@ -145,7 +131,15 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
         if self._encoder is None:
             self._encoder = ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)
-        return check_row(facts, prompt, self.config, self._encoder)
+        spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
+        if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
+            raise ValueError(
+                "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
+                "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+            )
+        if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
+            raise ValueError(why_other_prompt(list(prompt), spec, self.config.profile, self._profile, here))
+        return plan_row(spec, self.config, self._encoder, here)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""

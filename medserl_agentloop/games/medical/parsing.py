@@ -26,38 +26,23 @@ class UnwritableTurn(ValueError):
 
 @dataclass(frozen=True)
 class ParsedAttack:
-    """An attacker's turn.
+    """An attacker's turn."""
 
-    Attributes:
-        note: The rewritten note, or None where no note can be told apart from the rest.
-        reasoning: What stood before the note.
-        violations: Ways in which the turn departs from the format; empty if it keeps it.
-    """
-
-    note: str | None
-    reasoning: str
-    violations: tuple[str, ...]
+    note: str | None  # the rewritten note; None where no note can be told apart from the rest
+    reasoning: str  # what stood before the note
+    violations: tuple[str, ...]  # ways in which the turn departs from the format; empty if it keeps it
 
 
 @dataclass(frozen=True)
 class ParsedAssessment:
-    """An assessor's turn.
+    """An assessor's turn."""
 
-    Attributes:
-        verdict: The label given to the note, or None where there is no readable one.
-        sentence: The sentence said to be wrong, as the assessor copied it.
-        error_type: The error's type, where it is one of MEDEC's five.
-        correction: The sentence as the assessor would write it.
-        reasoning: What stood before the answer.
-        violations: Ways in which the turn departs from the format; empty if it keeps it.
-    """
-
-    verdict: Label | None
-    sentence: str | None
-    error_type: ErrorType | None
-    correction: str | None
-    reasoning: str
-    violations: tuple[str, ...]
+    verdict: Label | None  # the label given to the note; None where there is no readable one
+    sentence: str | None  # the sentence said to be wrong, as the assessor copied it
+    error_type: ErrorType | None  # the error's type, where it is one of MEDEC's five
+    correction: str | None  # the sentence as the assessor would write it
+    reasoning: str  # what stood before the answer
+    violations: tuple[str, ...]  # as above
 
 
 @dataclass(frozen=True)
@@ -82,13 +67,7 @@ class TurnFormat:
     locates: bool = False
 
     def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
-        """An attacker's turn that is read back as it is given here.
-
-        Args:
-            reasoning: What the attacker thinks.
-            note: The note it hands over.
-            label: What it says the note is, in formats that have it declare that.
-            prefill: How the prompt begins the turn; not repeated in the result.
+        """An attacker's turn that is read back as it is given here; ``prefill`` is not repeated in it.
 
         Raises:
             UnwritableTurn: The format cannot hold these texts, e.g. because they hold its own tags.

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSynta
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from medserl_agentloop.core.interaction import Message, Prompt, place
+from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
@@ -78,9 +78,11 @@ class PromptProfile:
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
 
-    def prompt(self, role: Role, category: Category, note: str) -> Prompt:
-        """The same with the note kept apart: it is untrusted text."""
-        return Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
+    def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
+        """The turn that they open, with the note kept apart: it is untrusted text."""
+        prompt = Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
+        stop = tuple(self.settings.stop.get(role, ()))
+        return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)
 
     def _render(self, name: str, **values: str) -> str:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.records import GameRecord as CoreRecord
-from medserl_agentloop.core.records import OpponentRecord as OpponentRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1

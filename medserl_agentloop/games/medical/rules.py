@@ -86,48 +86,40 @@ class Game:
         """
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
-        if self.next_role is Role.ATTACKER:
-            self._attack(text, prefill, tokens, truncated)
+        attacks = self.next_role is Role.ATTACKER
+        parsed = self._parser.attack(text, prefill) if attacks else self._parser.assessment(text, prefill)
+        said = {**vars(parsed), "violations": [*parsed.violations, *(["truncated"] if truncated else [])]}
+        if attacks:
+            self._attack(AttackRecord(response=text, tokens=tokens, truncated=truncated, **said))
         else:
-            self._assess(text, prefill, tokens, truncated)
+            self.record.assessment = AssessmentRecord(response=text, tokens=tokens, truncated=truncated, **said)
+            self.next_role = None
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
         self.record.void = reason
         self.next_role = None
 
-    def _attack(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
-        parsed = self._parser.attack(text, prefill)
-        spec = self.record.spec
+    def _attack(self, attack: AttackRecord) -> None:
+        spec, note, most = self.record.spec, attack.note, self._limits.max_changed_words
         edit = None
-        if parsed.note is not None and not exceeds(parsed.note, spec.seed_note, self._limits.max_changed_words):
-            edit = compare_notes(spec.seed_note, parsed.note)
-        attack = AttackRecord(
-            response=text,
-            tokens=tokens,
-            truncated=truncated,
-            note=parsed.note,
-            reasoning=parsed.reasoning,
-            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
-            changed_sentences=list(edit.inserted) if edit else [],
-            changed_words=edit.words if edit else 0,
-            edit_share=min(1.0, edit.words / self._limits.max_changed_words) if edit else 0.0,
-            similarity=edit.similarity if edit else None,
-        )
-        if parsed.note is not None and edit is not None:
+        if note is not None and not exceeds(note, spec.seed_note, most):
+            edit = compare_notes(spec.seed_note, note)
+            attack.changed_sentences = list(edit.inserted)
+            attack.changed_words = edit.words
+            attack.edit_share = min(1.0, edit.words / most)
+            attack.similarity = edit.similarity
             attack.injections = injections(
-                spec.seed_note, parsed.note, instructions=edit.instructions, special_tokens=self._special_tokens
+                spec.seed_note, note, instructions=edit.instructions, special_tokens=self._special_tokens
             )
         self.record.attack = attack
         attack.invalid = self._why_invalid(attack, edit)
-        if attack.invalid is None:
-            assert parsed.note is not None
-            if spec.category.has_attack:
-                self._present(parsed.note, edit)
-            else:  # a copy: the seed itself, so that no slip of copying reaches the assessor
-                self._present(spec.seed_note, edit=None)
-        else:
+        if attack.invalid is not None:
             self.next_role = None
+        elif note is not None and spec.category.has_attack:
+            self._present(note, edit)
+        else:  # a copy: the seed itself, so that no slip of copying reaches the assessor
+            self._present(spec.seed_note, edit=None)
 
     def _why_invalid(self, attack: AttackRecord, edit: Edit | None) -> InvalidAttack | None:
         spec, note = self.record.spec, attack.note
@@ -190,27 +182,11 @@ class Game:
         spec = self.record.spec
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
-            old_error = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
-            if old_error and _contains(note, old_error):
+            self.record.error_sentences = list(edit.inserted) if edit else []
+            old_error = spec.error_sentence
+            if old_error and spec.category.seed_label is Label.HARMFUL and _contains(note, old_error):
                 self.record.error_sentences = [old_error]
-            else:
-                self.record.error_sentences = list(edit.inserted) if edit else []
         self.next_role = Role.ASSESSOR
-
-    def _assess(self, text: str, prefill: str, tokens: int, truncated: bool) -> None:
-        parsed = self._parser.assessment(text, prefill)
-        self.record.assessment = AssessmentRecord(
-            response=text,
-            tokens=tokens,
-            truncated=truncated,
-            verdict=parsed.verdict,
-            sentence=parsed.sentence,
-            error_type=parsed.error_type,
-            correction=parsed.correction,
-            reasoning=parsed.reasoning,
-            violations=[*parsed.violations, *(["truncated"] if truncated else [])],
-        )
-        self.next_role = None
 
 
 def _contains(note: str, sentence: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
 from rich.control import strip_control_codes
 from rich.text import Text
 
+from medserl_agentloop.games.medical.edits import changed_runs
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
 
@@ -66,15 +66,15 @@ def game_row(record: GameRecord) -> list[Any]:
 def marked_changes(old: str, new: str) -> Text:
     """``new`` with what it has in place of ``old`` marked word by word."""
     before, after = plain(old).split(), plain(new).split()
-    text = Text()
-    for tag, i1, i2, j1, j2 in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
-        if tag in ("replace", "delete"):
-            text.append("[-" + " ".join(before[i1:i2]) + "-] ", style="strike dim")
-        if tag in ("replace", "insert"):
-            text.append("{+" + " ".join(after[j1:j2]) + "+} ", style="bold")
-        if tag == "equal":
-            text.append(" ".join(after[j1:j2]) + " ")
-    return text
+    text, at = Text(), 0
+    for start, end, new_start, new_end in changed_runs(before, after):
+        text.append("".join(word + " " for word in after[at:new_start]))
+        if start < end:
+            text.append("[-" + " ".join(before[start:end]) + "-] ", style="strike dim")
+        if new_start < new_end:
+            text.append("{+" + " ".join(after[new_start:new_end]) + "+} ", style="bold")
+        at = new_end
+    return text.append("".join(word + " " for word in after[at:]))
 
 
 def plain(text: str) -> str:

@@ -148,7 +148,7 @@ class GameSpec:
             return _GAME_SPEC.validate_python(facts)
         except ValidationError as error:
             first = error.errors()[0]
-            key = first["loc"][0]
+            key = str(first["loc"][0])
             raise ValueError(
                 f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')}): "
                 f"extra_info[{key!r}] is {extra_info.get(key)!r}: {first['msg']}. "
