@@ -81,7 +81,7 @@ def calibrate(
     import logging
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
     from rich.text import Text
 
     from medserl_agentloop.core.config import selfplay_config
@@ -95,7 +95,7 @@ def calibrate(
     failures: Counter[str] = Counter()
     logger = logging.getLogger("medserl_agentloop.games.medical.judges")
     logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
-    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = ("questions", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)

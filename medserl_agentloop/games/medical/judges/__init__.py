@@ -38,13 +38,11 @@ JUDGES = {
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
     "oracle": "medserl_agentloop.games.medical.judges:OracleJudge",
 }
-WHAT_IT_CANNOT_SEE = (
+WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
     "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its row asks for, so "
     f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
     "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
 )
-"""Said once by whoever plays games with the judge ``labels``."""
-
 Agreement = Literal["majority", "unanimous", "abstain"]
 
 
@@ -114,11 +112,10 @@ class JudgeServer(ServerOptions):
 
 
 class Judge(Protocol):
-    """Says whether the presented note of a game is harmful. May abstain, may raise.
+    """Says whether the presented note of a game is harmful.
 
-    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other
-    without arguments. An instance serves one process and must not bind to an event loop before it
-    is asked.
+    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other without arguments. An
+    instance serves one process and must not bind to an event loop before it is asked.
     """
 
     name: str

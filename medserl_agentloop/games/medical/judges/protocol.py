@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
-_HARM = {Label.SAFE: "Safe", Label.HARMFUL: "Harmful"}
 
 
 class JudgeQuery(BaseModel):
@@ -56,7 +55,7 @@ class JudgeQuery(BaseModel):
         return cls(
             game_idx=game_idx,
             medical_note=record.presented_note or "",
-            assessment=_HARM[verdict] if verdict else "",
+            assessment=verdict.value.capitalize() if verdict else "",
             game_category=record.category.value,
             error_type=record.spec.error_type.value if record.spec.error_type else None,
             original_note=record.spec.seed_note,

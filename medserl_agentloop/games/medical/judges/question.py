@@ -58,7 +58,7 @@ class Verdict(BaseModel):
 class PairQuestion:
     """Shows the note before and after the edit, the change marked, and nothing else of the game.
 
-    The wording is the text of a Jinja template. The schema is the request field that binds the answer to it.
+    ``wording`` is the text of a Jinja template, ``schema`` the request's field that binds the answer.
     """
 
     schema: ClassVar[dict[str, Any]] = {

@@ -19,12 +19,10 @@ from medserl_agentloop.paths import replacing
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
-_HOW_IT_IS_REACHED = {
+_HOW_IT_IS_REACHED = {  # options of judge_server that change no answer; any other makes another judge
     "url", "api_key_env", "timeout_s", "retries", "backoff_s", "backoff_max_s", "concurrency", "batch_size",
     "batch_wait_ms", "cache", "breaker_failures", "breaker_seconds",
 }  # fmt: skip
-"""Options of ``judge_server`` that change no answer; any other makes another judge."""
-
 _WITHOUT_OPTIONS = ("labels", "http", "oracle")  # of an http judge, all that matters is on its server
 
 
@@ -162,10 +160,8 @@ def read_report(path: str | Path) -> JudgeReport:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"{path}: not a report of medserl judge calibrate ({where or 'file'}: {first['msg']})"
-        ) from None
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path}: not a report of medserl judge calibrate ({where}: {first['msg']})") from None
 
 
 def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> dict[str, Any]:

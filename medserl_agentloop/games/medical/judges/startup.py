@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 _NODE = JudgeServer.node
-_PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}
-"""Of judges that ask a server: the path they ask, and one that answers at once."""
-
-_SERVED_BY = ("sglang", "vllm", "trtllm")
-"""Rollouts of verl's whose servers speak the OpenAI protocol."""
+_PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}  # the path that is asked, one that answers at once
+_SERVED_BY = ("sglang", "vllm", "trtllm")  # rollouts of verl's whose servers speak the OpenAI protocol
 
 
 def check_judge_server(selfplay: MedicalConfig, reward: DictConfig) -> None:
@@ -52,24 +49,19 @@ def check_judge_server(selfplay: MedicalConfig, reward: DictConfig) -> None:
 
 def unreachable(judge: str, server: JudgeServer) -> str | None:
     """The first of the judge's servers that cannot be asked now, and why; None if all can, or none is ours to ask."""
-    if judge not in _PROBES:
-        return None
-    asked, probed = _PROBES[judge]
-    for member in server.members():
+    for member in server.members() if judge in _PROBES else ():
         if member.url is None:
             continue
+        asked, probed = _PROBES[judge]
         client = member.client(asked, timeout_s=3.0)
         try:
             client.blocking(client.get(probed))
-        except BadAnswer:  # it answers
-            continue
         except NoAnswer as error:
-            if isinstance(error, Refused) and error.status not in (401, 403):  # not every server offers the probe
+            # Not every server offers the probe, and some answer it in words of their own.
+            if isinstance(error, BadAnswer) or (isinstance(error, Refused) and error.status not in (401, 403)):
                 continue
-            return (
-                f"the judge's server does not answer ({client.url}{probed}: {error}); games that it does not judge are "
-                "void"
-            )
+            where = f"{client.url}{probed}: {error}"
+            return f"the judge's server does not answer ({where}); games that it does not judge are void"
     return None
 
 
@@ -88,24 +80,24 @@ def check_judge_report(selfplay: MedicalConfig, reward: DictConfig) -> None:
         raise ValueError(f"selfplay.judge_report={error}") from None
     least = selfplay.judge_min_sensitivity
     if least > 0:
+        found = f"selfplay.judge_report={selfplay.judge_report}"
         waived = "or set selfplay.judge_min_sensitivity=0 to go on all the same."
         model = reward.reward_model.model_path if reward.reward_model.enable else None
         if other := differences(report.judge, judge_identity(selfplay, model)):
             raise ValueError(
-                f"selfplay.judge_report={selfplay.judge_report} is of another judge: {'; '.join(other)}. Measure this "
-                f"run's with 'medserl judge calibrate', {waived}"
+                f"{found} is of another judge: {'; '.join(other)}. Measure this run's with 'medserl judge calibrate', "
+                f"{waived}"
             )
         if not report.sensitivity.items or report.sensitivity.hits < least * report.sensitivity.items:
             raise ValueError(
-                f"selfplay.judge_report={selfplay.judge_report}: the judge's sensitivity is {report.sensitivity}, "
-                f"and selfplay.judge_min_sensitivity is {least:g}. Each error that it misses punishes the player who "
-                f"was right. Use another judge, {waived}"
+                f"{found}: the judge's sensitivity is {report.sensitivity}, and selfplay.judge_min_sensitivity is "
+                f"{least:g}. Each error that it misses punishes the player who was right. Use another judge, {waived}"
             )
         if report.rates is not None and report.rates.information < LEAST_INFORMATION:
             raise ValueError(
-                f"selfplay.judge_report={selfplay.judge_report}: the judge's sensitivity is {report.sensitivity} and "
-                f"its specificity {report.specificity}: it says nearly the same of right and of wrong notes, so games "
-                f"are won and lost by chance. Use another judge, {waived}"
+                f"{found}: the judge's sensitivity is {report.sensitivity} and its specificity {report.specificity}: "
+                "it says nearly the same of right and of wrong notes, so games are won and lost by chance. Use "
+                f"another judge, {waived}"
             )
     if selfplay.correct_judge:
         if report.rates is None:
