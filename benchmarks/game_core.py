@@ -22,8 +22,7 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges import JUDGES, Judge, LabelJudge, build_judge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import typer
 
-from medserl_agentloop.games.medical.judges import judge_game
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum

@@ -21,7 +21,7 @@ from medserl_agentloop.games.medical.clinic import (
     parse_note,
     sample_clean_note,
 )
-from medserl_agentloop.games.medical.judges.oracle import OracleJudge
+from medserl_agentloop.games.medical.judges import OracleJudge
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl

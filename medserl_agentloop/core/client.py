@@ -1,9 +1,7 @@
 """The one HTTP client: sends JSON to a server that is not trusted, and reads JSON back.
 
-Everything in the package that asks a server uses it, with :class:`ServerOptions` or a subclass. The worst that a server
-can do is to give no answer: its answers are limited in size and time and read strictly, and the credentials are taken
-out of its words before they are shown. Nothing is bound to an event loop before the first request, because each caller
-brings its own.
+Everything in the package that asks a server uses it. The worst that a server can do is to give no answer: its answers
+are limited in size and time and read strictly, and the credentials are taken out of its words before they are shown.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from contextlib import aclosing, contextmanager
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -42,11 +39,7 @@ _READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at
 
 
 class NoAnswer(Exception):
-    """There is no usable answer; the message says why.
-
-    Attributes:
-        reason: The same in a few words, without the server's own.
-    """
+    """There is no usable answer; the message says why, and ``reason`` says it without the server's own words."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -58,11 +51,7 @@ class Unreachable(NoAnswer):
 
 
 class Refused(NoAnswer):
-    """The server does not want this request.
-
-    Attributes:
-        status: The HTTP status.
-    """
+    """The server does not want this request and answers with the HTTP ``status``."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(f"HTTP {status}: {words}".removesuffix(": "), f"HTTP {status}")
@@ -78,12 +67,9 @@ class CircuitOpen(NoAnswer):
 
 
 class CircuitBreaker:
-    """Stops asking a server that does not answer, and tries it again with one request at a time.
+    """Stops asking a server that lost so many requests in a row, each with all its tries.
 
-    Args:
-        failures: Requests lost in a row, each with all its tries, that open the circuit.
-        seconds: How long it stays open before a trial.
-        clock: Seconds of a clock that never goes back.
+    After so many seconds it is tried again, with one request at a time.
     """
 
     def __init__(
@@ -99,45 +85,42 @@ class CircuitBreaker:
         """Whether the server counts as down."""
         return self._opened_at is not None
 
-    def admit(self) -> bool:
-        """Let a request through; True if it is the trial of an open circuit.
-
-        Raises:
-            CircuitOpen: The server counts as down and no trial is due.
-        """
-        if self._opened_at is None:
-            return False
-        if self._trial_running or self._clock() - self._opened_at < self._seconds:
-            raise self.error()
-        self._trial_running = True
-        return True
+    @contextmanager
+    def request(self, url: str) -> Iterator[bool]:
+        """Watch how a request to ``url`` ends; True for the trial of an open circuit, CircuitOpen if none is due."""
+        trial = False
+        if self._opened_at is not None:
+            if self._trial_running or self._clock() - self._opened_at < self._seconds:
+                raise self.error()
+            trial = self._trial_running = True
+        try:
+            yield trial
+        except Unreachable as error:
+            self._failures += 1
+            if trial or (not self.is_open and self._failures >= self._limit):
+                if not self.is_open:
+                    logger.warning("the server at %s counts as down: %s", url, error)
+                self._opened_at = self._clock()
+            raise
+        except (Refused, BadAnswer):  # it answers
+            self._failures, self._opened_at = 0, None
+            raise
+        else:
+            self._failures, self._opened_at = 0, None
+        finally:  # also of a request that was cancelled, which says nothing about the server
+            if trial:
+                self._trial_running = False
 
     def error(self) -> CircuitOpen:
         """What to raise for a request that is not made."""
         return CircuitOpen(f"the server did not answer {self._failures} requests in a row and counts as down")
-
-    def succeeded(self) -> None:
-        """A request got an answer, whatever it was."""
-        self._failures, self._opened_at, self._trial_running = 0, None, False
-
-    def failed(self, *, trial: bool) -> None:
-        """A request got none."""
-        self._failures += 1
-        self._trial_running = self._trial_running and not trial
-        if trial or (self._opened_at is None and self._failures >= self._limit):
-            self._opened_at = self._clock()
-
-    def given_up(self, *, trial: bool) -> None:
-        """A request ended before anything is known about the server."""
-        self._trial_running = self._trial_running and not trial
 
 
 class ServerAddress(BaseModel):
     """Where a server is, what it serves, and which key it wants."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    node: ClassVar[str] = ""
-    """The config's node with these options, for messages; empty where they come from a command line."""
+    node: ClassVar[str] = ""  # the config's node with these options; empty where they come from a command line
 
     url: str | None = Field(default=None, repr=False, description="Base of an OpenAI-compatible API.")
     model: str | None = Field(default=None, description="Name of the served model.")
@@ -146,26 +129,18 @@ class ServerAddress(BaseModel):
     )
 
     def api_key(self) -> str | None:
-        """The API key, from the environment: configs are logged.
-
-        Raises:
-            ValueError: The variable is not set. Its name is not repeated: it may be a key by mistake.
-        """
+        """The API key, from the environment: configs are logged. Raises a ValueError where it is not set."""
         if not self.api_key_env:
             return None
         if key := os.environ.get(self.api_key_env):
             return key
-        raise ValueError(
+        raise ValueError(  # without the variable's name, which may be a key by mistake
             f"{f'{self.node}.api_key_env' if self.node else '--api-key-env'} names an environment variable that is not "
             "set. It wants the name of a variable, such as MY_API_KEY, not the key; set that variable before the start."
         )
 
     def check_address(self) -> None:
-        """Refuse an address in a run's config that cannot be used, or holds what no config should.
-
-        Raises:
-            ValueError: Says what to write instead.
-        """
+        """Refuse an address that a config cannot use or should not hold; a ValueError says what to write instead."""
         url = self.url or ""
         if "@" in url:
             raise ValueError(
@@ -200,23 +175,14 @@ class ServerOptions(ServerAddress):
         return CircuitBreaker()
 
     def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
-        """A client of the server.
-
-        Args:
-            path: Path of the requests, which ``url`` may end with.
-            timeout_s: Seconds that one request may take; None for ``timeout_s``.
-
-        Raises:
-            ValueError: The address or the API key is missing or cannot be used.
-        """
+        """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises as its class."""
         if self.url is None:
             raise ValueError(f"{self.node}.url is not set")
         base = self.url.rstrip("/").removesuffix(path)
         return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
 
 
-@dataclass(frozen=True)
-class _Connections:
+class _Connections(NamedTuple):
     """What belongs to one event loop."""
 
     http: httpx.AsyncClient
@@ -224,14 +190,9 @@ class _Connections:
 
 
 class HttpClient:
-    """Asks one server.
+    """Asks one server. Its ``url`` is the base of all paths, without credentials.
 
-    Args:
-        options: Where it is and how it is asked. The wait for one of its ``concurrency`` places does not count as
-            time of a request.
-
-    Attributes:
-        url: The base of all paths, without credentials.
+    The wait for one of the ``concurrency`` places does not count as time of a request.
 
     Raises:
         ValueError: The address or the key cannot be used, or the key is not in the environment.
@@ -241,7 +202,11 @@ class HttpClient:
         self.options = options
         self._credentials = Credentials(options.url or "", options.api_key())
         self.url = self._credentials.url
-        self._pause = wait_exponential(options.backoff_s, max=options.backoff_max_s) + wait_random(0, options.backoff_s)
+        self._retrying = AsyncRetrying(
+            wait=wait_exponential(options.backoff_s, max=options.backoff_max_s) + wait_random(0, options.backoff_s),
+            retry=retry_if_exception_type(Unreachable),
+            reraise=True,
+        )
         self._breaker = options.breaker()
         # A client belongs to an event loop, and a worker's is not running yet when this is built.
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
@@ -252,14 +217,7 @@ class HttpClient:
         return self._breaker.is_open
 
     async def get(self, path: str) -> Any:
-        """The JSON at ``path``, asked for once.
-
-        Raises:
-            Unreachable: No answer.
-            Refused: The server does not want this request; it was made once.
-            BadAnswer: The answer is not JSON, or too long.
-            CircuitOpen: The server counts as down.
-        """
+        """The JSON at ``path``, asked for once; raises :class:`NoAnswer`, whose subclasses say why."""
         return await self._request("GET", path, None, tries=1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -288,30 +246,13 @@ class HttpClient:
         return " ".join(self._credentials.taken_out_of(text).split())[:_SHOWN]
 
     async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
-        trial = self._breaker.admit()
-        tries = 1 if trial else tries
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(tries),
-            wait=self._pause,
-            retry=retry_if_exception_type(Unreachable),
-            reraise=True,
-        )
-        try:
-            answer: Any = await retrying(self._try, method, path, content, trial)
-        except Unreachable as error:
-            was_open = self._breaker.is_open
-            self._breaker.failed(trial=trial)
-            if self._breaker.is_open and not was_open:
-                logger.warning("the server at %s counts as down: %s", self.url, error)
-            raise Unreachable(f"{error} ({tries} {'try' if tries == 1 else 'tries'})", error.reason) from None
-        except (Refused, BadAnswer):
-            self._breaker.succeeded()
-            raise
-        except BaseException:  # cancelled, or the circuit opened between two tries
-            self._breaker.given_up(trial=trial)
-            raise
-        self._breaker.succeeded()
-        return answer
+        with self._breaker.request(self.url) as trial:
+            tries = 1 if trial else tries
+            retrying = self._retrying.copy(stop=stop_after_attempt(tries))
+            try:
+                return await retrying(self._try, method, path, content, trial)
+            except Unreachable as error:
+                raise Unreachable(f"{error} ({tries} {'try' if tries == 1 else 'tries'})", error.reason) from None
 
     async def _try(self, method: str, path: str, content: bytes | None, trial: bool) -> Any:
         connections = self._of_this_loop()
@@ -344,11 +285,7 @@ class HttpClient:
     async def _exchange(
         self, http: httpx.AsyncClient, method: str, path: str, content: bytes | None
     ) -> tuple[int, bytes]:
-        """Status and unpacked body of one response.
-
-        Raises:
-            BadAnswer: The body is longer than :data:`MAX_BYTES`, or packed in a way that is not read here.
-        """
+        """Status and unpacked body of one response."""
         async with http.stream(method, self.url + path, content=content) as response:
             if response.status_code == 429 or response.status_code >= 500:
                 return response.status_code, b""
@@ -383,11 +320,7 @@ class HttpClient:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The JSON in ``text``. An object that has a key twice says two things: it is read as null.
-
-    Raises:
-        ValueError: It holds none.
-    """
+    """The JSON in ``text``, or a ValueError. An object that has a key twice says two things: it is read as null."""
     try:
         return json.loads(text, object_pairs_hook=_unambiguous)
     except RecursionError:

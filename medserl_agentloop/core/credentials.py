@@ -20,10 +20,6 @@ class Credentials:
         key: API key, sent as a bearer token; with its scheme in front (``Basic ...``) it is sent as it is. It
             wins over what the address holds.
 
-    Attributes:
-        url: The address without them, and without a slash at its end.
-        headers: The header that carries them, if there are any.
-
     Raises:
         ValueError: The address or the key cannot be used. The message repeats neither.
     """
@@ -60,11 +56,7 @@ class Credentials:
         return self._in_messages.sub("***", text)
 
     def taken_out_of_answer(self, answer: Any) -> Any:
-        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes.
-
-        Raises:
-            RecursionError: The answer is nested too deeply.
-        """
+        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes."""
         if isinstance(answer, str):
             return self._in_answers.sub("***", answer).encode(errors="replace").decode()
         if isinstance(answer, list):

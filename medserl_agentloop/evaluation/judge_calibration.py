@@ -30,62 +30,51 @@ from medserl_agentloop.games.medical.records import (
     AssessmentRecord,
     AttackRecord,
     GameRecord,
+    Judgement,
     Vote,
 )
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
-
-TWIN = "twin"
-REWORDED = "reworded"
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
 @dataclass(frozen=True)
 class KnownEdit:
-    """An edit and what is true of its note.
+    """An edit of a case's note whose truth is known by its kind.
 
     Attributes:
-        kind: The kind of edit, which says what the note is now.
+        kind: The kind of edit.
         sort: The rule that made it; for pairs the type of their error.
-        category: The game that such an edit occurs in.
-        before: The note before the edit.
-        after: The note that is judged.
-        error_type: Type of the case's error, where known.
-        vignette_id: The case.
     """
 
     kind: Kind
     sort: str
-    category: Category
     before: str
     after: str
-    error_type: ErrorType | None
-    vignette_id: str
+    case: Vignette
 
     def game(self) -> GameRecord:
         """The game that a judge decides, with an assessor that said nothing."""
+        category = Category.ADVERSARIAL_HARMFUL if self.kind is Kind.REPAIRED else Category.ADVERSARIAL_BENIGN
         spec = GameSpec(
-            category=self.category,
-            target_label=self.category.default_target_label,
+            category=category,
+            target_label=category.default_target_label,
             seed_note=self.before,
-            error_type=self.error_type,
-            vignette_id=self.vignette_id,
+            error_type=self.case.error_type,
+            vignette_id=self.case.vignette_id,
         )
         turn = {"response": self.after, "tokens": 0, "truncated": False, "reasoning": "", "violations": []}
-        silence = {"verdict": None, "sentence": None, "error_type": None, "correction": None}
+        silence = {"response": "", "verdict": None, "sentence": None, "error_type": None, "correction": None}
         return GameRecord(
             spec=spec,
             presented_note=self.after,
             attack=AttackRecord.model_validate({**turn, "note": self.after}),
-            assessment=AssessmentRecord.model_validate({**turn, "response": "", **silence}),
+            assessment=AssessmentRecord.model_validate({**turn, **silence}),
         )
 
 
 def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:
-    """Edits of all kinds, at most one of a kind per case; the same for the same arguments.
+    """At most ``limit`` edits of each kind, one of a kind per case; the same for the same arguments.
 
-    Args:
-        vignettes: The cases; those whose two notes do not differ give no pairs.
-        limit: Most edits of each kind; None for all.
-        seed: Of the choice of cases and of the edits.
+    Cases whose two notes do not differ give no pairs.
     """
     found: dict[Kind, list[KnownEdit]] = {kind: [] for kind in Kind}
     uses: Counter[str] = Counter()
@@ -99,91 +88,59 @@ def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> 
     return [edit for edits in found.values() for edit in edits]
 
 
-def _edits_of(vignette: Vignette, seed: int, uses: Mapping[str, int]) -> Iterator[KnownEdit]:
-    wrong, clean = vignette.error_note, vignette.clean_note
-    error_type = vignette.error_type
-
-    def edit(kind: Kind, sort: str, category: Category, before: str, after: str) -> KnownEdit:
-        return KnownEdit(kind, sort, category, before, after, error_type, vignette.vignette_id)
-
-    if wrong is not None and clean is not None and vignette.edit_tag is not EditTag.NO_OP:
-        sort = error_type.value if error_type else "unknown"
-        yield edit(Kind.HARMFUL, sort, Category.ADVERSARIAL_BENIGN, clean, wrong)
-        yield edit(Kind.REPAIRED, sort, Category.ADVERSARIAL_HARMFUL, wrong, clean)
+def _edits_of(case: Vignette, seed: int, uses: Mapping[str, int]) -> Iterator[KnownEdit]:
+    wrong, clean = case.error_note, case.clean_note
+    if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
+        sort = case.error_type.value if case.error_type else "unknown"
+        yield KnownEdit(Kind.HARMFUL, sort, clean, wrong, case)
+        yield KnownEdit(Kind.REPAIRED, sort, wrong, clean, case)
     if clean is None:
         return
-    for kind, rules in ((Kind.HARMLESS, {**_rules_of(vignette), **HARMLESS}), (Kind.DRESSED, DRESSED)):
-        edited: dict[str, str] = {}
-        for name, rule in rules.items():
-            after = rule(clean, random.Random(f"{seed}/{vignette.vignette_id}/{name}"))
-            if after is not None:
-                edited[name] = after
+    for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+        edited = {
+            name: after
+            for name, rule in rules.items()
+            if (after := rule(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
+        }
         if edited:
             sort = min(edited, key=lambda name: uses[name])  # so that each rule has its share
-            yield edit(kind, sort, Category.ADVERSARIAL_BENIGN, clean, edited[sort])
+            yield KnownEdit(kind, sort, clean, edited[sort], case)
 
 
-def _rules_of(vignette: Vignette) -> dict[str, Rule]:
+def _rules_of(case: Vignette) -> dict[str, Rule]:
     """Other wordings that this case alone has: the file's clean twin, and those of the toy clinic."""
     rules: dict[str, Rule] = {}
-    twin, clean = vignette.twin_note, vignette.clean_note
+    twin, clean = case.twin_note, case.clean_note
     if twin is not None and clean is not None and twin.split() != clean.split():
-        rules[TWIN] = lambda note, rng: twin
+        rules["twin"] = lambda note, rng: twin
     if clean is not None and (toy := parse_note(clean)) is not None:
-        rules[REWORDED] = lambda note, rng: reworded(rng, toy, rng.randrange(1, len(toy.sentences))).text
+        rules["reworded"] = lambda note, rng: reworded(rng, toy, rng.randrange(1, len(toy.sentences))).text
     return rules
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a judge said of one edit, and how long that took.
-
-    Attributes:
-        edit: The edit.
-        record: Its game, judged.
-        seconds: From the question to the answer.
-    """
+    """What a judge made of one edit, and the seconds from the question to the answer."""
 
     edit: KnownEdit
     record: GameRecord
     seconds: float
 
     @property
-    def label(self) -> Label | None:
-        """What the judge said; None for an abstention or a failure."""
-        return self.record.judgement.label if self.record.judgement is not None else None
+    def said(self) -> Judgement:
+        """What the judge said; without a label for an abstention or a failure."""
+        return self.record.judgement or Judgement(judge="", label=None)
 
     @property
-    def cached(self) -> bool:
-        """Whether the judge had said it before."""
-        return self.record.judgement is not None and self.record.judgement.cached
-
-    @property
-    def votes(self) -> list[Vote]:
-        """The votes that the judge's word was made of, if it asks more than once."""
-        return self.record.judgement.votes if self.record.judgement is not None else []
-
-    @property
-    def asked(self) -> int:
-        """How many questions it took."""
-        return sum(not vote.cached for vote in self.votes) if self.votes else int(not self.cached)
-
-    def is_void(self, reason: str) -> bool:
-        """Whether the game is void for ``reason``, ``JUDGE_ABSTAINED`` or ``JUDGE_FAILED``."""
-        return self.record.void is not None and self.record.void.startswith(reason)
+    def questions(self) -> Sequence[Judgement | Vote]:
+        """What the judge said to each question that it asked: its votes, or its word alone."""
+        return self.said.votes or [self.said]
 
 
-async def ask(
+async def _ask(
     judge: Judge, edits: Iterable[KnownEdit], at_once: int, on_answer: Callable[[Answer], None]
 ) -> list[Answer]:
-    """Ask a judge about all edits, as a run would.
-
-    Args:
-        judge: The judge.
-        edits: What to ask about.
-        at_once: Most questions at a time.
-        on_answer: Called with every answer, in the order in which they come.
-    """
+    """The answers about all edits, asked as in a run and at most so many at once."""
     slots = asyncio.Semaphore(at_once)
 
     async def one(edit: KnownEdit) -> Answer:
@@ -206,15 +163,9 @@ def calibrate(
     seed: int,
     on_answer: Callable[[Answer], None] = lambda _: None,
 ) -> JudgeReport:
-    """Measure the judge of a configuration.
+    """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
 
-    Args:
-        config: The ``selfplay`` node that names the judge.
-        edits: What it is asked about.
-        sources: For the report: names and hashes of the files.
-        limit: For the report.
-        seed: For the report.
-        on_answer: Called with every answer.
+    The sources (names and hashes of the files), the limit and the seed are for the report.
 
     Raises:
         ValueError: There are no edits, the judge cannot be built, or it answered nothing.
@@ -223,12 +174,12 @@ def calibrate(
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config)
     at_once, started = config.judge_server.concurrency, time.monotonic()
-    answers = asyncio.run(ask(judge, edits, at_once, on_answer))
+    answers = asyncio.run(_ask(judge, edits, at_once, on_answer))
     total = time.monotonic() - started
-    if all(answer.label is None for answer in answers):
+    if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
-    seconds = [answer.seconds for answer in answers if not answer.cached]
+    seconds = [answer.seconds for answer in answers if not answer.said.cached]
     harmful, safe = ([a for a in answers if a.edit.kind.truth is truth] for truth in (Label.HARMFUL, Label.SAFE))
     return JudgeReport(
         judge=judge_identity(config),
@@ -241,7 +192,7 @@ def calibrate(
         failed=_void(answers, JUDGE_FAILED),
         position_bias=_position_bias(answers),
         groups=tuple(_groups(answers)),
-        asked=sum(answer.asked for answer in answers),
+        asked=sum(not one.cached for answer in answers for one in answer.questions),
         cached=len(answers) - len(seconds),
         seconds=Seconds(
             mean=statistics.fmean(seconds) if seconds else None,
@@ -257,31 +208,25 @@ def _groups(answers: Sequence[Answer]) -> Iterator[Group]:
         of_kind = [answer for answer in answers if answer.edit.kind is kind]
         for sort in (None, *sorted({answer.edit.sort for answer in of_kind})):
             part = [answer for answer in of_kind if sort in (None, answer.edit.sort)]
-            yield Group(
-                kind=kind,
-                sort=sort,
-                right=_right(part),
-                abstained=_void(part, JUDGE_ABSTAINED),
-                failed=_void(part, JUDGE_FAILED),
-            )
+            abstained, failed = _void(part, JUDGE_ABSTAINED), _void(part, JUDGE_FAILED)
+            yield Group(kind=kind, sort=sort, right=_right(part), abstained=abstained, failed=failed)
 
 
 def _right(answers: Sequence[Answer]) -> Share:
-    decided = [answer for answer in answers if answer.label is not None]
-    return Share(hits=sum(answer.label is answer.edit.kind.truth for answer in decided), items=len(decided))
+    decided = [answer for answer in answers if answer.said.label is not None]
+    return Share(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
 
 
 def _void(answers: Sequence[Answer], reason: str) -> Share:
-    return Share(hits=sum(answer.is_void(reason) for answer in answers), items=len(answers))
+    return Share(hits=sum((answer.record.void or "").startswith(reason) for answer in answers), items=len(answers))
 
 
 def _position_bias(answers: Sequence[Answer]) -> Share | None:
     """How often a model's word changed with the order of the two notes; None if none was asked in both orders."""
     differs: list[bool] = []
     for answer in answers:
-        said = {
-            (vote.model, vote.edited_first): vote.label for vote in reversed(answer.votes) if vote.label is not None
-        }
+        votes = [vote for vote in reversed(answer.said.votes) if vote.label is not None]
+        said = {(vote.model, vote.edited_first): vote.label for vote in votes}
         models = {model for model, _ in said}
         differs += [said[m, True] is not said[m, False] for m in models if (m, True) in said and (m, False) in said]
     return Share(hits=sum(differs), items=len(differs)) if differs else None
@@ -303,16 +248,9 @@ def report_table(report: JudgeReport) -> Table:
         title = f"  {group.sort}" if group.sort else f"{group.kind.value} (now {group.kind.truth.value})"
         table.add_row(title, str(group.right), str(group.right.items), *void, style="" if group.sort else "bold")
     table.add_section()
-    shares = {
-        "sensitivity": report.sensitivity,
-        "specificity": report.specificity,
-        "abstained": report.abstained,
-        "failed": report.failed,
-        "position bias": report.position_bias,
-    }
-    for title, share in shares.items():
-        if share is not None:
-            table.add_row(title, str(share), str(share.items))
+    for field in ("sensitivity", "specificity", "abstained", "failed", "position_bias"):
+        if (share := getattr(report, field)) is not None:
+            table.add_row(field.replace("_", " "), str(share), str(share.items))
     seconds, games = report.seconds, report.abstained.items
     if seconds.mean is not None:
         spread = f" ({seconds.interval[0]:.3g} to {seconds.interval[1]:.3g})" if seconds.interval else ""

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
 
-class BackendName(str, Enum):
-    """Who answers."""
-
-    LABELS = "labels"
-    LLM = "llm"
-
-
-class ShapeName(str, Enum):
-    """Where the answers stand in the response."""
-
-    LABELS = "labels"
-    BARE = "bare"
-
-
 @app.command()
 def serve(
-    backend: Annotated[BackendName, typer.Option(help="Labels of the categories, or a language model.")],
+    backend: Annotated[Literal["labels", "llm"], typer.Option(help="Labels of the categories, or a language model.")],
     url: Annotated[str | None, typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="llm: name of the model.")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="llm: environment variable that holds the key.")] = None,
@@ -40,8 +25,8 @@ def serve(
         list[str] | None, typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2.")
     ] = None,
     shape: Annotated[
-        ShapeName, typer.Option(help="Answers bare, as the original server, or under score_key.")
-    ] = ShapeName.BARE,
+        Literal["labels", "bare"], typer.Option(help="Answers bare, as the original server, or under score_key.")
+    ] = "bare",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
 ) -> None:
@@ -53,30 +38,28 @@ def serve(
     from omegaconf import OmegaConf
     from pydantic import ValidationError
 
-    from medserl_agentloop.games.medical.judges import Judge
-    from medserl_agentloop.games.medical.judges.labels import LabelJudge
-    from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
-    from medserl_agentloop.games.medical.judges.options import JudgeServer
+    from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
+    from medserl_agentloop.games.medical.judges.llm import LlmJudge
+    from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
     from medserl_agentloop.games.medical.judges.server import create_app
 
-    if backend is BackendName.LABELS:
+    if backend == "labels":
         judge: Judge = LabelJudge()
     else:
         if url is None or model is None:
             _stop("--backend llm needs --url and --model")
-        named = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
+        named: dict[str, Any] = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
+        named |= {"timeout_s": timeout_s, "concurrency": concurrency}
         try:
-            node = OmegaConf.merge(
-                {**named, "timeout_s": timeout_s, "concurrency": concurrency}, OmegaConf.from_dotlist(settings or [])
-            )
+            node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings or []))
             server = JudgeServer.model_validate(OmegaConf.to_container(node))
             server.check_votes()
-            judge = LlmJudge(server, judge_template(profile))
+            judge = LlmJudge(server, PairQuestion(judge_template(profile)))
         except ValidationError as error:
             _stop("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
         except ValueError as error:
             _stop(str(error))
-    uvicorn.run(create_app(judge, shape.value), host=host, port=port)
+    uvicorn.run(create_app(judge, shape), host=host, port=port)
 
 
 @app.command()
@@ -98,7 +81,7 @@ def calibrate(
     import logging
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
     from rich.text import Text
 
     from medserl_agentloop.core.config import selfplay_config
@@ -112,7 +95,7 @@ def calibrate(
     failures: Counter[str] = Counter()
     logger = logging.getLogger("medserl_agentloop.games.medical.judges")
     logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
-    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = ("questions", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)

@@ -18,8 +18,7 @@ from rich.text import Text
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import build_judge
-from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, build_judge
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord

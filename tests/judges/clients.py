@@ -9,14 +9,13 @@ from typing import Any
 
 from judges.games import played
 from judges.local_server import by_index
-from judges.test_llm import PRESENT, TEMPLATE, completion
+from judges.test_llm import PAIR, PRESENT, completion
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
-from medserl_agentloop.games.medical.judges import judge_game
-from medserl_agentloop.games.medical.judges.http import HttpJudge
+from medserl_agentloop.games.medical.judges import JudgeServer, judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
@@ -42,7 +41,7 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
             return [chat.http.blocking(chat.complete([{"role": "user", "content": "hello"}], {})).text]
         except NoAnswer as error:
             return [f"{NO_ANSWER}{error} {error.reason}"]
-    judge = HttpJudge(server) if client == "http" else LlmJudge(server, TEMPLATE)
+    judge = HttpJudge(server) if client == "http" else LlmJudge(server, PAIR)
 
     async def judged() -> None:
         await asyncio.gather(*(judge_game(judge, record) for record in records))

@@ -8,7 +8,8 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, by_index, harmful, serving
 
-from medserl_agentloop.games.medical.judges.cache import CACHE_FILE, JudgementCache, cache_key
+from medserl_agentloop.core.answer_cache import AnswerCache, cache_key
+from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label
 
@@ -65,9 +66,13 @@ def test_no_two_contents_share_a_key() -> None:
     assert len({cache_key(*content) for content in contents}) == len(contents)
 
 
+def cache_in(folder: str | Path) -> AnswerCache[Judgement]:
+    return JudgeServer(cache=str(folder)).answers()
+
+
 def _write(folder: str, writer: int, start: Any) -> None:
     start.wait()
-    cache = JudgementCache(folder)
+    cache = cache_in(folder)
     for number in range(50):
         cache.put(f"{writer}-{number}", Judgement(judge="llm", label=Label.SAFE, reason=f"{writer}-{number}"))
         cache.put("common", Judgement(judge="llm", label=Label.HARMFUL))
@@ -83,7 +88,7 @@ def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
     for process in writers:
         process.join(30)
     assert [process.exitcode for process in writers] == [0, 0, 0]
-    cache = JudgementCache(tmp_path)
+    cache = cache_in(tmp_path)
     for writer in range(3):
         for number in range(50):
             found = cache.get(f"{writer}-{number}")
@@ -93,7 +98,7 @@ def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a_file").write_text("not a folder")
-    (tmp_path / CACHE_FILE).write_bytes(b"no database" * 1000)
+    (tmp_path / "judgements.sqlite").write_bytes(b"no database" * 1000)
     for folder in (tmp_path, tmp_path / "a_file" / "folder"):
         caplog.clear()
         with serving(lambda number, body: by_index(body)) as server:
@@ -104,8 +109,8 @@ def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytes
 
 
 def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
-    cache = JudgementCache(tmp_path)
+    cache = cache_in(tmp_path)
     cache.put("key", Judgement(judge="llm", label=None))
     assert cache._database is not None
-    cache._database.execute("UPDATE judgements SET judgement = ?", ('{"judge": "llm", "mood": "good"}',))
-    assert JudgementCache(tmp_path).get("key") is None
+    cache._database.execute("UPDATE judgements SET answer = ?", ('{"judge": "llm", "mood": "good"}',))
+    assert cache_in(tmp_path).get("key") is None

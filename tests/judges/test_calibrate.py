@@ -115,9 +115,9 @@ def test_labels_believe_every_attack(cases: list[Vignette]) -> None:
 
 def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Vignette]) -> None:
     edits = known_edits(cases, None, 0)
-    per_case = Counter((edit.vignette_id, edit.kind) for edit in edits)
+    per_case = Counter((edit.case.vignette_id, edit.kind) for edit in edits)
     assert set(per_case.values()) == {1}
-    assert len({edit.vignette_id for edit in edits}) == len(cases)
+    assert len({edit.case.vignette_id for edit in edits}) == len(cases)
     for edit in edits:
         assert edit.before != edit.after
         assert oracle(edit.after).label in (edit.kind.truth, None)

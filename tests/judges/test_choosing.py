@@ -22,8 +22,7 @@ from medserl_agentloop.core.client import ServerAddress
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges import JUDGES, JudgeServer, build_judge, judge_class, judge_game
 from medserl_agentloop.games.medical.judges.startup import unreachable
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
 from medserl_agentloop.games.medical.types import Category, Label

@@ -12,7 +12,7 @@ from judges.games import played, reward_all, reward_manager
 from judges.local_server import Reset, Status, by_index, serving, unused_url
 
 from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, CircuitOpen, HttpClient, Refused, Unreachable
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 
 
@@ -128,31 +128,46 @@ class Clock:
         return self.now
 
 
+def request(breaker: CircuitBreaker, end: BaseException | None = None) -> bool:
+    """A request that ends with ``end``; whether it was a trial."""
+    trial = False
+    try:
+        with breaker.request("http://host") as trial:
+            if end is not None:
+                raise end
+    except (Unreachable, asyncio.CancelledError):
+        pass
+    return trial
+
+
 def test_only_failures_in_a_row_open_the_circuit() -> None:
     breaker = CircuitBreaker(2, 10.0)
     for _ in range(5):
-        breaker.failed(trial=False)
-        breaker.succeeded()
-    assert not breaker.is_open and breaker.admit() is False
+        request(breaker, Unreachable("gone"))
+        request(breaker)
+    assert not breaker.is_open and request(breaker) is False
 
 
 def test_one_trial_at_a_time_and_a_cancelled_one_makes_room_for_the_next() -> None:
     clock = Clock()
     breaker = CircuitBreaker(1, 10.0, clock)
-    breaker.failed(trial=False)
+    before = breaker.request("http://host")
+    before.__enter__()
+    request(breaker, Unreachable("gone"))
     with pytest.raises(CircuitOpen):
-        breaker.admit()
+        request(breaker)
     clock.now = 10.0
-    assert breaker.admit() is True
-    breaker.failed(trial=False)  # a request of before, whose end says nothing about the trial
-    with pytest.raises(CircuitOpen):
-        breaker.admit()
-    breaker.given_up(trial=True)
-    assert breaker.admit() is True
-    breaker.failed(trial=True)
+    with pytest.raises(asyncio.CancelledError), breaker.request("http://host") as trial:
+        assert trial is True
+        # A request of before, whose end says nothing about the trial.
+        before.__exit__(Unreachable, Unreachable("gone"), None)
+        with pytest.raises(CircuitOpen):
+            request(breaker)
+        raise asyncio.CancelledError
+    assert request(breaker, Unreachable("gone")) is True
     clock.now = 19.0
     with pytest.raises(CircuitOpen):
-        breaker.admit()
+        request(breaker)
 
 
 def test_a_cancelled_trial_does_not_keep_the_circuit_open_for_ever() -> None:

@@ -10,7 +10,7 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import by_index, harmful, serving
 
-from medserl_agentloop.games.medical.judges.http import HttpJudge
+from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 

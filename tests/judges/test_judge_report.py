@@ -15,7 +15,7 @@ from support import run_with
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.judges.report import (
     JudgeReport,
     Seconds,
@@ -127,7 +127,7 @@ def test_another_model_or_option_is_another_judge(changes: dict[str, Any], messa
 
 def test_another_wording_of_the_question_is_another_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = report(tmp_path, llm_config())
-    monkeypatch.setattr("medserl_agentloop.games.medical.judges.llm.judge_template", lambda profile: "Is it wrong?")
+    monkeypatch.setattr("medserl_agentloop.games.medical.judges.report.judge_template", lambda profile: "Is it wrong?")
     with pytest.raises(ConfigError, match='of another judge: wording is "'):
         check_run(run_with(**LLM, selfplay__judge_report=path))
 

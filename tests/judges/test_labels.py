@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from game.builders import SAFE_ANSWER, attack_text, game, spec
 
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Category, Label
 

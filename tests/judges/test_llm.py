@@ -20,15 +20,16 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template, parse_verdict
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
+from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
 PRESENT = json.dumps(VERDICT)
-TEMPLATE = judge_template("medserl")
+PAIR = PairQuestion(judge_template("medserl"))
 
 
 def completion(content: str | None, finish_reason: str = "stop") -> dict[str, Any]:
@@ -41,11 +42,8 @@ def options(server: Any, **changes: Any) -> JudgeServer:
     return made
 
 
-JUDGE = LlmJudge(JudgeServer(url="http://localhost/v1", model="m"), TEMPLATE)
-
-
 def prompt(original: str | None, presented: str) -> str:
-    return JUDGE.prompt(original, presented)
+    return PAIR.prompt(original, presented)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_no_note_adds_a_line_to_the_prompt(note: str) -> None:
     ],
 )
 def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -> None:
-    assert parse_verdict(text).model_dump() == VERDICT
+    assert PAIR.read(text).model_dump() == VERDICT
 
 
 @pytest.mark.parametrize(
@@ -195,14 +193,14 @@ def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -
 )
 def test_anything_else_is_no_answer(text: str) -> None:
     with pytest.raises(BadAnswer):
-        parse_verdict(text)
+        PAIR.read(text)
 
 
 @settings(deadline=None)
 @given(st.text() | st.text().map(lambda t: f"<think>{t}</think>{t}") | st.text().map(lambda t: PRESENT + t))
 def test_any_text_is_a_verdict_or_a_bad_answer(text: str) -> None:
     with suppress(BadAnswer):
-        assert parse_verdict(text).error in ("present", "absent", "abstain")
+        assert PAIR.read(text).error in ("present", "absent", "abstain")
 
 
 @pytest.mark.parametrize(
@@ -230,11 +228,18 @@ def test_a_bad_answer_voids_the_game_with_a_reason(answer: Any, reason: str) -> 
 
 
 def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
-    def judge(server: Any, template: str = TEMPLATE, **changes: Any) -> LlmJudge:
-        return LlmJudge(options(server, cache=str(tmp_path), **changes), template)
+    def judge(server: Any, wording: str = PAIR.wording, **changes: Any) -> LlmJudge:
+        return LlmJudge(options(server, cache=str(tmp_path), **changes), PairQuestion(wording))
 
     with serving(lambda number, body: completion(PRESENT)) as server:
-        for changed in ({}, {}, {"model": "another"}, {"template": TEMPLATE + " "}, {"extra_body": {"top_p": 0.9}}, {}):
+        for changed in (
+            {},
+            {},
+            {"model": "another"},
+            {"wording": PAIR.wording + " "},
+            {"extra_body": {"top_p": 0.9}},
+            {},
+        ):
             asyncio.run(judge(server, **changed).judge(played()))
         assert len(server.requests) == 4
 
@@ -242,10 +247,12 @@ def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
 def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()
-    assert judge_template(str(tmp_path)) == TEMPLATE == (resource("prompts/medserl/judge") / "judge.jinja").read_text()
+    assert (
+        judge_template(str(tmp_path)) == PAIR.wording == (resource("prompts/medserl/judge") / "judge.jinja").read_text()
+    )
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "judge.jinja").write_text("{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}")
     server = JudgeServer(url="http://localhost/v1", model="m")
     judge = LlmJudge.from_config(MedicalConfig(profile=str(tmp_path), judge_server=server))
     with pytest.raises(UndefinedError, match="mine"):
-        judge.prompt(None, "He is fine.")
+        asyncio.run(judge.judge(played()))

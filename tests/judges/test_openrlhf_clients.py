@@ -6,13 +6,12 @@ from typing import Any
 import httpx
 import pytest
 from judges.local_server import serving
-from judges.test_llm import PRESENT, completion, options
+from judges.test_llm import PAIR, PRESENT, completion, options
 from medical_team.openrlhf import CLEAN, WRONG, Strategy, Tokenizer, assessor, attacker
 from serving import serving as serving_app
 
-from medserl_agentloop.games.medical.judges import Judge
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
-from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.server import Shape, create_app
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Label
@@ -164,7 +163,7 @@ def test_one_note_is_evaluated_as_the_original_server_does(where: str) -> None:
 def test_a_changed_note_is_read_by_the_judge_whatever_its_category_says() -> None:
     """The original's default is vanilla_benign, whose label would be the answer without a look at the note."""
     with serving(lambda number, body: completion(PRESENT)) as model:
-        judge = LlmJudge(options(model), judge_template("medserl"))
+        judge = LlmJudge(options(model), PAIR)
         with judge_server(judge) as url:
             for category in ({}, {"game_category": "vanilla_benign"}):
                 assert httpx.post(f"{url}/evaluate", params={**EVALUATE, **category}).json()["error_present"] is True

@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
-from judges.test_llm import PRESENT, TEMPLATE, VERDICT, completion, options
+from judges.test_llm import PAIR, PRESENT, VERDICT, completion, options
 from support import run_with
 
 from medserl_agentloop.core.client import BadAnswer, ServerAddress
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.options import Agreement
-from medserl_agentloop.games.medical.judges.votes import combine
+from medserl_agentloop.games.medical.judges import Agreement
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, combine
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Vote
 from medserl_agentloop.games.medical.types import Label
@@ -202,10 +201,8 @@ def test_a_judge_is_down_when_none_of_its_models_answers() -> None:
 
     with serving(broken) as down, serving(lambda number, body: completion(PRESENT)) as up:
         quick = {"retries": 0, "breaker_failures": 1}
-        half = LlmJudge(
-            options(down, panel=[ServerAddress(url=up.url + "/v1")], agreement="abstain", **quick), TEMPLATE
-        )
-        whole = LlmJudge(options(down, votes=2, **quick), TEMPLATE)
+        half = LlmJudge(options(down, panel=[ServerAddress(url=up.url + "/v1")], agreement="abstain", **quick), PAIR)
+        whole = LlmJudge(options(down, votes=2, **quick), PAIR)
         assert asyncio.run(half.judge(played())).label is Label.HARMFUL
         with pytest.raises(BadAnswer, match="2 of 2 votes were lost: Unreachable: HTTP 500"):
             asyncio.run(whole.judge(played()))

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from medserl_agentloop.core.config import SelfPlayConfig, Share
 from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
-from medserl_agentloop.games.medical.judges import judge_class
-from medserl_agentloop.games.medical.judges.options import JudgeServer
+from medserl_agentloop.games.medical.judges import JudgeServer, judge_class
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits

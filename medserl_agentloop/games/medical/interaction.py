@@ -14,14 +14,13 @@ from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Tur
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.encoding import ProfileEncoder, plan_row, why_other_prompt
-from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.labels import WHAT_IT_CANNOT_SEE
+from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import read_report
-from medserl_agentloop.games.medical.judges.reward_model import reward_model
 from medserl_agentloop.games.medical.judges.startup import (
     calibration_line,
     check_judge_report,
     check_judge_server,
+    reward_model,
     unreachable,
 )
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won

@@ -1,18 +1,30 @@
 """Judges: they decide whether the presented note contains an error. Called by the reward manager.
 
-A judge is a class. :data:`JUDGES` says where those of this package are; a user's own is named in the
-same way, ``selfplay.judge=package.module:Class``.
+A judge is a class, here or where :data:`JUDGES` says; a user's own is named ``selfplay.judge=package.module:Class``.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from pydantic import Field
+
+from medserl_agentloop.core.answer_cache import AnswerCache
+from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
+from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
-from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, JUDGE_FAILED, GameRecord, Judgement
+from medserl_agentloop.games.medical.metrics import UNREAD_RATE
+from medserl_agentloop.games.medical.records import (
+    BELIEVES_THE_ROW,
+    JUDGE_ABSTAINED,
+    JUDGE_FAILED,
+    GameRecord,
+    Judgement,
+)
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
@@ -21,22 +33,89 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JUDGES = {
-    "labels": "medserl_agentloop.games.medical.judges.labels:LabelJudge",
-    "http": "medserl_agentloop.games.medical.judges.http:HttpJudge",
+    "labels": "medserl_agentloop.games.medical.judges:LabelJudge",
+    "http": "medserl_agentloop.games.medical.judges.protocol:HttpJudge",
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
-    "oracle": "medserl_agentloop.games.medical.judges.oracle:OracleJudge",
+    "oracle": "medserl_agentloop.games.medical.judges:OracleJudge",
 }
-"""Where each judge's class is; imported when it is asked for."""
+WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
+    "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its row asks for, so "
+    f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
+    "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
+)
+Agreement = Literal["majority", "unanimous", "abstain"]
 
-_REASON_CHARACTERS = 300
+
+class JudgeServer(ServerOptions):
+    """Where a judge's server is and how it is asked. All counts and limits hold per reward-loop worker.
+
+    A game waits at most ``(retries + 1) * timeout_s`` and the pauses between the tries.
+    """
+
+    node: ClassVar[str] = "selfplay.judge_server"
+
+    url: str | None = Field(
+        default=None,
+        description="http: the server that offers /judge. llm: the base of an OpenAI-compatible API, with its /v1; "
+        "null is verl's own reward model.",
+    )
+    model: str | None = Field(default=None, description="llm: name of the model; null is verl's own reward model.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
+    backoff_max_s: float = Field(default=8.0, ge=0, description="Longest pause between two tries, in seconds.")
+    batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
+    batch_wait_ms: float = Field(default=20.0, ge=0, description="http: how long a game waits for others to join it.")
+    cache: str | None = Field(
+        default=None, description="Folder of answers given before, on a local disk; null keeps none."
+    )
+    breaker_failures: int = Field(
+        default=5, ge=1, description="Requests lost in a row before the judge counts as down."
+    )
+    breaker_seconds: float = Field(
+        default=30.0, ge=0, description="How long no request is made then; one trial follows."
+    )
+    votes: int = Field(
+        default=1, ge=1, description="llm: times each model is asked; every second time the edited note comes first."
+    )
+    agreement: Agreement = Field(
+        default="majority",
+        description="llm: whose word counts where votes differ. majority: more than half of all. unanimous: all. "
+        "abstain: those that decide, if they agree. The judge abstains otherwise.",
+    )
+    panel: list[ServerAddress] = Field(
+        default=[],
+        description="llm: further models that vote, e.g. [{model: b, url: ...}]; what one leaves out is as here.",
+    )
+    temperature: float = Field(default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy.")
+    max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
+    json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
+
+    def breaker(self) -> CircuitBreaker:
+        """Stops asking a judge that is down."""
+        return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
+
+    def answers(self) -> AnswerCache[Judgement]:
+        """What the judge answered before."""
+        return AnswerCache(Path(self.cache) / "judgements.sqlite" if self.cache else None, Judgement, "judgements")
+
+    def check_votes(self) -> None:
+        """Refuse votes that all say the same; a ValueError says what to set."""
+        if self.votes > 2 and not (self.temperature or "temperature" in self.extra_body):
+            raise ValueError(
+                f"{self.node}.votes={self.votes} asks one question more than once, and at temperature 0 the answer is "
+                f"the same: set {self.node}.temperature, e.g. to 0.7, or at most two votes, one for each order of the "
+                "notes."
+            )
+
+    def members(self) -> list[JudgeServer]:
+        """The options of each model that votes: this one, and those of the panel."""
+        return [self, *(self.model_copy(update=member.model_dump(exclude_none=True)) for member in self.panel)]
 
 
 class Judge(Protocol):
-    """Says whether the presented note of a game is harmful. May abstain, may raise.
+    """Says whether the presented note of a game is harmful.
 
-    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other
-    without arguments. An instance serves one process and must not bind to an event loop before it
-    is asked.
+    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other without arguments. An
+    instance serves one process and must not bind to an event loop before it is asked.
     """
 
     name: str
@@ -46,15 +125,50 @@ class Judge(Protocol):
         ...
 
 
-def judge_class(name: str) -> Any:
-    """The class of a judge.
+class LabelJudge:
+    """Trusts the row: every presented note has its target label.
 
-    Args:
-        name: A key of :data:`JUDGES`, or ``package.module:Class``.
-
-    Raises:
-        ValueError: There is no such judge, it cannot be imported, or it is no judge.
+    Right for untouched notes. For rewritten ones it knows only what the edit checks know: a harmless edit passes as an
+    error. docs/judges.md says what a run with it does and does not show.
     """
+
+    name = BELIEVES_THE_ROW
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        return Judgement(judge=self.name, label=record.spec.target_label)
+
+
+class OracleJudge:
+    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
+
+    A note that has left the world says nothing that is wrong there. It counts as safe and unrealistic, so
+    an attack that only garbles has failed.
+    """
+
+    name = "oracle"
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        assert record.presented_note is not None
+        truth = oracle(record.presented_note)
+        if truth.label is None:
+            return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
+        wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
+        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=wrong or "no error")
+
+
+class LabelsForUntouchedNotes:
+    """Asks a judge about rewritten notes only. The labels of untouched notes come from the data."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.name = judge.name
+        self._judge = judge
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        return await (self._judge if record.category.has_attack else LabelJudge()).judge(record)
+
+
+def judge_class(name: str) -> Any:
+    """The class of the judge called ``name``; a ValueError says why there is none."""
     found = find_object("judge", name, JUDGES, "package.module:Class for one of yours")
     if not inspect.isclass(found) or not inspect.iscoroutinefunction(getattr(found, "judge", None)):
         raise ValueError(f"judge {name!r} is not a class with a method 'async def judge(self, record) -> Judgement'")
@@ -64,16 +178,13 @@ def judge_class(name: str) -> Any:
 def build_judge(
     config: MedicalConfig, reward_router_address: str | None = None, reward_model: str | None = None
 ) -> Judge:
-    """The judge of a run, with dataset labels in its place for untouched notes.
+    """The judge of a ``selfplay`` node, with dataset labels in its place for untouched notes.
 
     Args:
-        config: The run's ``selfplay`` node.
+        config: The node; a ValueError says what its judge lacks.
         reward_router_address: ``host:port`` where verl serves a reward model; used where
             ``judge_server.url`` names no server.
         reward_model: That model's name, used where ``judge_server.model`` names none.
-
-    Raises:
-        ValueError: There is no such judge, or it lacks an option that it needs.
     """
     server = config.judge_server
     if server.url is None and reward_router_address is not None:
@@ -95,21 +206,9 @@ async def judge_game(judge: Judge, record: GameRecord) -> None:
         record.judgement = await judge.judge(record)
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
-        reason = one_line(f"{type(error).__name__}: {error}")[:_REASON_CHARACTERS]
+        reason = one_line(f"{type(error).__name__}: {error}")[:300]
         record.void = f"{JUDGE_FAILED}: {reason}"
         logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason)
         return
     if record.judgement.label is None:
         record.void = JUDGE_ABSTAINED
-
-
-class LabelsForUntouchedNotes:
-    """Asks a judge about rewritten notes only. The labels of untouched notes come from the data."""
-
-    def __init__(self, judge: Judge) -> None:
-        self.name = judge.name
-        self._judge = judge
-        self._labels = LabelJudge()
-
-    async def judge(self, record: GameRecord) -> Judgement:
-        return await (self._judge if record.category.has_attack else self._labels).judge(record)

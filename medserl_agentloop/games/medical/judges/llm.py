@@ -6,171 +6,107 @@ import asyncio
 import hashlib
 import json
 import logging
-import re
 import time
-from pathlib import Path
-from typing import Literal
-
-from jinja2 import Environment, StrictUndefined
-from pydantic import BaseModel, ConfigDict
+from collections import Counter
+from collections.abc import Sequence
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.judges.cache import JudgementCache, recall
-from medserl_agentloop.games.medical.judges.marking import mark_changes
-from medserl_agentloop.games.medical.judges.options import JudgeServer
-from medserl_agentloop.games.medical.judges.votes import combine
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
+from medserl_agentloop.games.medical.judges.question import PairQuestion, Verdict, judge_template
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement, Vote
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE = Path("judge") / "judge.jinja"
-# Some chat templates open the reasoning themselves, so that a response only closes it.
-_REASONING = re.compile(r"\A.*</think>", re.DOTALL)
-_CODE_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
-_LABELS: dict[str, Label | None] = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
-
-
-class Verdict(BaseModel):
-    """All that the model is asked to write. The reason comes first: it is written before the verdict."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    reason: str
-    error: Literal["present", "absent", "abstain"]
-    realistic: bool | None
-
-
-_SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "verdict", "strict": True, "schema": Verdict.model_json_schema()},
-}
-
 
 class _Model:
-    """One of the models that vote.
+    """One of the models that vote. The ``version`` is all that makes its answers what they are, beside the notes."""
 
-    Args:
-        server: Its address, name and limits.
-        wording: The template's text; together with the options it makes the version of what is asked.
-    """
-
-    def __init__(self, server: JudgeServer, wording: str) -> None:
+    def __init__(self, server: JudgeServer, question: PairQuestion) -> None:
         if server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
         self.chat = ChatClient(server.client(PATH))
+        self._question = question
         self._json_schema = server.json_schema
         self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
-        version = json.dumps([wording, _SCHEMA, server.temperature, server.extra_body], sort_keys=True)
-        self.version = hashlib.sha256(version.encode()).hexdigest()
+        asked = [question.wording, question.schema, server.temperature, server.extra_body]
+        self.version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     async def verdict(self, prompt: str) -> Verdict:
-        """The model's answer.
-
-        Raises:
-            NoAnswer: There is none, it was cut off, or it is not what was asked for.
-        """
+        """The model's answer; NoAnswer if there is none, it was cut off, or it is not what was asked for."""
+        bound = self._json_schema
         try:
-            answer = await self._complete(prompt)
+            answer = await self._complete(prompt, json_schema=bound)
         except Refused as error:
-            if error.status not in (400, 422) or not self._json_schema:
+            if error.status not in (400, 422) or not bound:
                 raise
             answer = await self._complete(prompt, json_schema=False)
             logger.warning("the judge's server refuses response_format=json_schema; it is not sent any more")
             self._json_schema = False
         if answer.truncated:
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
-        return parse_verdict(answer.text)
+        return self._question.read(answer.text)
 
-    async def _complete(self, prompt: str, *, json_schema: bool = True) -> ChatAnswer:
-        bound = {"response_format": _SCHEMA} if json_schema and self._json_schema else {}
-        return await self.chat.complete([{"role": "user", "content": prompt}], {**bound, **self._fields})
+    async def _complete(self, prompt: str, *, json_schema: bool) -> ChatAnswer:
+        fields = {"response_format": self._question.schema, **self._fields} if json_schema else self._fields
+        return await self.chat.complete([{"role": "user", "content": prompt}], fields)
 
 
 class LlmJudge:
-    """Shows a model the note before and after the edit, the change marked, and nothing else of the game.
-
-    Args:
-        server: The options of the run's ``selfplay.judge_server``; ``url`` and ``model`` are needed.
-        template: Text of the Jinja template that words the question.
-
-    Raises:
-        ValueError: A server has no address or model, or its API key is not in the environment.
-    """
+    """Asks one or several models, each once or several times; a ValueError says which option they lack."""
 
     name = "llm"
 
-    def __init__(self, server: JudgeServer, template: str) -> None:
-        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(template)
-        self._models = [_Model(member, template) for member in server.members()]
+    def __init__(self, server: JudgeServer, question: PairQuestion) -> None:
+        self._question = question
+        self._models = [_Model(member, question) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
-        self._cache = JudgementCache(server.cache) if server.cache else None
+        self._cache = server.answers()
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
-        return cls(config.judge_server, judge_template(config.profile))
+        return cls(config.judge_server, PairQuestion(judge_template(config.profile)))
 
     @property
     def is_down(self) -> bool:
         """Whether no model answers any more."""
         return all(model.chat.http.is_down for model in self._models)
 
-    def prompt(self, original: str | None, presented: str, *, edited_first: bool = False) -> str:
-        """The question about ``presented``; an original that does not differ is left out.
-
-        Args:
-            original: The note before the edit.
-            presented: The note to judge.
-            edited_first: Which of the two comes first; it should make no difference to the answer.
-        """
-        before, after = mark_changes(presented if original is None else original, presented)
-        changed = any(line.changed for line in (*before, *after))
-        return self._template.render(original=before if changed else [], presented=after, edited_first=edited_first)
-
     async def judge(self, record: GameRecord) -> Judgement:
-        """Judge ``record.presented_note``.
-
-        Raises:
-            NoAnswer: There is no usable answer.
-        """
         started = time.monotonic()
         if len(self._ballots) == 1:
-            judgement = await self._vote(record, *self._ballots[0])
+            judgement = await self._ask(record, *self._ballots[0])
         else:
-            votes = await asyncio.gather(*(self._ballot(record, *ballot) for ballot in self._ballots))
+            votes = await asyncio.gather(*(self._vote(record, *ballot) for ballot in self._ballots))
             judgement = combine(self.name, votes, self._agreement)
         return judgement.model_copy(update={"seconds": time.monotonic() - started})
 
-    async def _ballot(self, record: GameRecord, model: _Model, number: int) -> Vote:
+    async def _vote(self, record: GameRecord, model: _Model, number: int) -> Vote:
         """One of several votes; one that is lost must not take the others with it."""
         vote = Vote(model=model.name, edited_first=_edited_first(number), label=None)
         try:
-            said = await self._vote(record, model, number)
+            said = await self._ask(record, model, number)
         except NoAnswer as error:
             return vote.model_copy(update={"failed": f"{type(error).__name__}: {error}"})
-        return vote.model_copy(
-            update={name: getattr(said, name) for name in ("label", "realistic", "reason", "cached")}
-        )
+        return vote.model_copy(update=said.model_dump(include={"label", "realistic", "reason", "cached"}))
 
-    async def _vote(self, record: GameRecord, model: _Model, number: int) -> Judgement:
+    async def _ask(self, record: GameRecord, model: _Model, number: int) -> Judgement:
         original, presented = record.spec.seed_note, record.presented_note or ""
-        prompt = self.prompt(original, presented, edited_first=_edited_first(number))
 
         async def ask() -> Judgement:
+            prompt = self._question.prompt(original, presented, edited_first=_edited_first(number))
             said = await model.verdict(prompt)
             reason = said.reason[:REASON_CHARACTERS]
-            return Judgement(judge=self.name, label=_LABELS[said.error], realistic=said.realistic, reason=reason)
+            return Judgement(judge=self.name, label=said.label, realistic=said.realistic, reason=reason)
 
         content = (self.name, model.name, model.version, original, presented, str(number))
-        return await recall(self._cache, content, ask)
+        answer, cached = await self._cache.recall(content, ask)
+        return answer.model_copy(update={"cached": cached})
 
 
 def _edited_first(number: int) -> bool:
@@ -178,23 +114,39 @@ def _edited_first(number: int) -> bool:
     return number % 2 == 1
 
 
-def judge_template(profile: str) -> str:
-    """Text of the template that words a profile's question to the judge."""
-    own = load_profile(profile).folder / TEMPLATE
-    return (own if own.exists() else resource("prompts") / "medserl" / TEMPLATE).read_text(encoding="utf-8")
+def combine(judge: str, votes: Sequence[Vote], rule: Agreement) -> Judgement:
+    """The judgement that one or more votes make, lost ones included; an abstention where they do not agree.
 
-
-def parse_verdict(text: str) -> Verdict:
-    """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be.
+    Args:
+        judge: Name of the judge.
+        votes: The votes.
+        rule: ``majority``: the label of more than half of all votes. ``unanimous``: the label of every vote.
+            ``abstain``: the label of all votes that decide; those that abstain or were lost do not count.
 
     Raises:
-        BadAnswer: It holds anything else.
+        BadAnswer: There is no agreement, and votes were lost that might have made one.
     """
-    answer = _REASONING.sub("", text).strip()
-    if fenced := _CODE_FENCE.match(answer):
-        answer = fenced.group(1)
-    try:
-        # In two steps: pydantic's own reader takes the last of two values for one key.
-        return Verdict.model_validate(read_json(answer))
-    except ValueError:  # a ValidationError is one
-        raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+    label = _agreed(votes, rule)
+    lost = [vote.failed for vote in votes if vote.failed is not None]
+    if label is None and lost:
+        raise BadAnswer(f"{len(lost)} of {len(votes)} votes were lost: {lost[0]}")
+    behind = [vote for vote in votes if vote.failed is None and vote.label is label]
+    realistic = Counter(vote.realistic for vote in behind if vote.realistic is not None)
+    counts = Counter(vote.label.value if vote.label else "abstaining" for vote in votes if vote.failed is None)
+    differ = f"the votes differ ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})"
+    return Judgement(
+        judge=judge,
+        label=label,
+        realistic=None if realistic[True] == realistic[False] else realistic[True] > realistic[False],
+        reason=differ if label is None and len(counts) > 1 else behind[0].reason,
+        cached=all(vote.cached for vote in votes),
+        votes=list(votes),
+    )
+
+
+def _agreed(votes: Sequence[Vote], rule: Agreement) -> Label | None:
+    counts = Counter(vote.label for vote in votes if vote.label is not None)
+    if rule == "abstain":
+        return next(iter(counts)) if len(counts) == 1 else None
+    needed = len(votes) if rule == "unanimous" else len(votes) // 2 + 1
+    return next((label for label, count in counts.items() if count >= needed), None)

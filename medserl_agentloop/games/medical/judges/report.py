@@ -1,7 +1,4 @@
-"""What ``medserl judge calibrate`` found out about a judge, and which judge it was.
-
-Written by ``evaluation.judge_calibration``; read by ``judges.startup`` and, to correct rewards, by the reward manager.
-"""
+"""What ``medserl judge calibrate`` found out about a judge, and which judge it was. A run reads it."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
+from medserl_agentloop.games.medical.judges.question import judge_template
 from medserl_agentloop.games.medical.rewards import ErrorRates
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.intervals import wilson_interval
@@ -21,12 +19,10 @@ from medserl_agentloop.paths import replacing
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
-_HOW_IT_IS_REACHED = {
+_HOW_IT_IS_REACHED = {  # options of judge_server that change no answer; any other makes another judge
     "url", "api_key_env", "timeout_s", "retries", "backoff_s", "backoff_max_s", "concurrency", "batch_size",
     "batch_wait_ms", "cache", "breaker_failures", "breaker_seconds",
 }  # fmt: skip
-"""Options of ``judge_server`` that change no answer; any other makes another judge."""
-
 _WITHOUT_OPTIONS = ("labels", "http", "oracle")  # of an http judge, all that matters is on its server
 
 
@@ -45,12 +41,7 @@ class Kind(str, Enum):
 
 
 class Share(BaseModel):
-    """A counted share with Wilson's 95 % interval. Rate and interval are written for readers, and read from the counts.
-
-    Attributes:
-        hits: For how many items it holds.
-        items: How many there were.
-    """
+    """A counted share: for ``hits`` of ``items`` it holds. Rate and interval are written for readers, and not read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +61,7 @@ class Share(BaseModel):
 
     @computed_field
     def interval(self) -> tuple[float, float]:
-        """Its 95 % interval."""
+        """Wilson's 95 % interval of it."""
         low, high = wilson_interval(self.hits, self.items)
         return round(low, 4), round(high, 4)
 
@@ -86,11 +77,9 @@ class _Part(BaseModel):
 
 
 class Group(_Part):
-    """What a judge said of edits of one kind, or of one sort among them.
+    """What a judge said of edits of one kind, or of one sort among them: the rule, or the type of the error.
 
     Attributes:
-        kind: The kind.
-        sort: The rule that made the edits, or the type of the error; None for all edits of the kind.
         right: Of the edits that it answered about, those it told the truth about.
         abstained: Of all edits, those it would not decide.
         failed: Of all edits, those it gave no answer about.
@@ -104,13 +93,9 @@ class Group(_Part):
 
 
 class Seconds(_Part):
-    """How long an answer took, answers from a cache left out.
+    """Seconds per game, answers from a cache left out: the mean and its 95 % interval by the normal distribution.
 
-    Attributes:
-        mean: Mean seconds per game; None if nothing was asked.
-        interval: Its 95 % interval, by the normal distribution.
-        total: Seconds of the whole calibration.
-        at_once: Games that were asked about at the same time.
+    The ``total`` is that of the whole calibration, which asked about so many games ``at_once``.
     """
 
     mean: float | None
@@ -126,17 +111,12 @@ class JudgeReport(_Part):
         judge: Which judge it was, as :func:`judge_identity` has it.
         sources: Names and SHA-256 of the files that the notes are from.
         limit: Most edits of each kind; None for all.
-        seed: Of the choice of edits.
         sensitivity: Of the answers about notes with an error, ``harmful``.
         specificity: Of the answers about notes without one, ``safe``.
-        abstained: Of all edits.
-        failed: Of all edits.
         position_bias: Of the games that a model of the judge's was asked about in both orders of the two notes, those
             in which it said something else; None if there were none.
-        groups: By kind, and within a kind by error type or rule.
         asked: Questions that it took, those of several votes each for itself, answers from a cache left out.
         cached: Games whose answer came from the judge's cache.
-        seconds: How long the answers took.
     """
 
     schema_version: int = Field(default=1, ge=1, le=1)
@@ -164,11 +144,7 @@ class JudgeReport(_Part):
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
-    """Write a report as JSON; whole or not at all.
-
-    Raises:
-        ValueError: The file cannot be written.
-    """
+    """Write a report as JSON, whole or not at all; a ValueError says why it cannot be written."""
     try:
         with replacing(path) as file:
             file.write(report.model_dump_json(indent=1).encode() + b"\n")
@@ -177,29 +153,21 @@ def write_report(report: JudgeReport, path: Path) -> None:
 
 
 def read_report(path: str | Path) -> JudgeReport:
-    """A report that :func:`write_report` wrote.
-
-    Raises:
-        ValueError: There is no such file, or it holds something else.
-    """
+    """A report that :func:`write_report` wrote; a ValueError says that there is none in the file."""
     try:
         return JudgeReport.model_validate_json(Path(path).read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"{path}: not a report of medserl judge calibrate ({where or 'file'}: {first['msg']})"
-        ) from None
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path}: not a report of medserl judge calibrate ({where}: {first['msg']})") from None
 
 
 def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> dict[str, Any]:
-    """What of a run's configuration makes its judge the judge that it is: its name, model, wording and options.
+    """What makes a run's judge the judge that it is: its name, model, wording and options.
 
-    Args:
-        config: The run's ``selfplay`` node.
-        reward_model: The model that verl serves; used as in ``build_judge``.
+    The model that verl serves is used as in ``build_judge``.
     """
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in _WITHOUT_OPTIONS:
@@ -209,21 +177,16 @@ def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> di
     if server.url is None and server.model is None:
         identity["model"] = reward_model
     if config.judge == "llm":
-        from medserl_agentloop.games.medical.judges.llm import (
-            judge_template,  # imports the config, which imports this module
-        )
-
         identity["wording"] = hashlib.sha256(judge_template(config.profile).encode()).hexdigest()[:12]
     return identity
 
 
 def _without_addresses(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a server, and of those in lists among them, that can change an answer."""
-    return {
-        name: [_without_addresses(v) if isinstance(v, dict) else v for v in value] if isinstance(value, list) else value
-        for name, value in options.items()
-        if name not in _HOW_IT_IS_REACHED
-    }
+    """Options of a server, and of those of its panel, that can change an answer."""
+    kept = {name: value for name, value in options.items() if name not in _HOW_IT_IS_REACHED}
+    if "panel" in kept:
+        kept["panel"] = [_without_addresses(member) for member in kept["panel"]]
+    return kept
 
 
 def differences(measured: dict[str, Any], run: dict[str, Any]) -> list[str]:

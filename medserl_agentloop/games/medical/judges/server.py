@@ -10,12 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
-from medserl_agentloop.games.medical.judges import Judge, LabelsForUntouchedNotes
-from medserl_agentloop.games.medical.judges.labels import LabelJudge
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge, LabelsForUntouchedNotes
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import SCORE_KEY, JudgeQuery, Labels, make_labels
 from medserl_agentloop.games.medical.parsing import MEDSERL
@@ -25,6 +23,7 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 logger = logging.getLogger(__name__)
 
 Shape = Literal["labels", "bare"]
+_VERDICTS = {label.value: label for label in Label}
 
 
 class _Request(BaseModel):
@@ -48,8 +47,7 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
 
     Args:
         backend: Who judges rewritten notes; of untouched ones the category's label is the answer.
-        shape: ``bare`` answers by game index, as the original server does and its client wants it;
-            ``labels`` puts the answers under the request's ``score_key``, which OpenRLHF's own client wants.
+        shape: ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``.
     """
     app = FastAPI(title="medserl judge")
 
@@ -85,19 +83,16 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
         return labels
 
     @app.get("/health")
-    async def health() -> JSONResponse:
-        ready = not (isinstance(backend, LlmJudge) and backend.is_down)
-        return JSONResponse({"status": "ok" if ready else "down", "backend": backend.name}, 200 if ready else 503)
+    async def health(response: Response) -> dict[str, str]:
+        down = isinstance(backend, LlmJudge) and backend.is_down
+        response.status_code = 503 if down else 200
+        return {"status": "down" if down else "ok", "backend": backend.name}
 
     return app
 
 
 async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
-    """The labels of one game.
-
-    Raises:
-        Exception: Whatever the judge raises; ValueError for a query that it cannot be asked.
-    """
+    """The labels of one game; raises what the judge raises, and a ValueError for a query that it cannot be asked."""
     if query.game_category is None and isinstance(backend, LabelJudge):
         raise ValueError("labels answers by category, and the query names no game_category")
     # Judges that read a note are not told its category.
@@ -108,7 +103,8 @@ async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
     judgement = await (backend if changed else LabelsForUntouchedNotes(backend)).judge(record)
-    verdict = _verdict(query.assessment)
+    # What the assessor said: the verdict alone, or a whole response.
+    verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
     if judgement.label is None:
         return _labels(is_parsing_error=True, abstained=True, reasoning=judgement.reason)
     return _labels(
@@ -123,9 +119,3 @@ async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
 
 def _labels(*, abstained: bool = False, realism_judged: bool = False, **labels: Any) -> Labels:
     return {**make_labels(**labels), "abstained": abstained, "realism_judged": realism_judged}
-
-
-def _verdict(assessment: str) -> Label | None:
-    """What the assessor said: the verdict alone, or a whole response."""
-    words = {label.value: label for label in Label}
-    return words.get(assessment.strip().casefold()) or MEDSERL.assessment(assessment).verdict
