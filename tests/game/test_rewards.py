@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
-from medserl_agentloop.games.medical.rewards import MedserlTerms, RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import MedserlTerms, RewardScheme, load_scheme, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 SLIP = ["no_reasoning"]
@@ -133,7 +133,7 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("category", "outcome"), FAILED)
-@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -1.25)], ids=["zero_sum", "medserl"])
+@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
 def test_an_attack_that_the_judge_contradicts_costs_no_more_than_an_invalid_one(
     scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
 ) -> None:
@@ -313,6 +313,7 @@ def test_breaking_the_rules_never_pays_more_than_any_attack_that_counts(
 def test_a_harmless_edit_never_pays_more_than_a_realistic_error_however_large(
     record: GameRecord, scheme: RewardScheme
 ) -> None:
+    scheme = load_scheme(scheme.__name__, {"failed_attack": -1.25 if scheme is medserl else None})
     if record.judgement is None or record.judgement.realistic is not False:
         _, contradicted = unpaid(record)
         assert total(scheme, contradicted, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)

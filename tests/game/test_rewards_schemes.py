@@ -103,7 +103,7 @@ def test_a_scheme_that_cannot_be_found_is_named(
 
 def test_constants_of_a_scheme_can_be_replaced() -> None:
     record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
-    assert medserl(record)[Role.ATTACKER]["validity"] == -1.25
+    assert medserl(record)[Role.ATTACKER]["validity"] == -2.0
     assert load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
     assert load_scheme("medserl", {"failed_attack": None}) is medserl
 

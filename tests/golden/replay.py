@@ -19,8 +19,8 @@ from medserl_agentloop.testing.tiny import build_agent_loop
 
 FILE = Path(__file__).parent / "medical_64.json.gz"
 
-# The batch was recorded when a failed attack cost as much as an invalid one, and decoys were played for points.
-TERMS = {"failed_attack": -2.0, "decoy": 1.0}
+# The batch was recorded when decoys were played for points.
+TERMS = {"decoy": 1.0}
 RUNS: dict[str, dict[str, Any]] = {
     "medserl": {"selfplay__judge": "labels", "selfplay__reward_terms": TERMS},
     "brief": {"selfplay__judge": "labels", "selfplay__profile": "brief", "selfplay__reward": "zero_sum"},

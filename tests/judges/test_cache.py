@@ -67,7 +67,7 @@ def test_no_two_contents_share_a_key() -> None:
 
 
 def cache_in(folder: str | Path) -> AnswerCache[Judgement]:
-    return JudgeServer(cache=str(folder)).answers()
+    return JudgeServer(cache=str(folder)).answers("judgements", Judgement)
 
 
 def _write(folder: str, writer: int, start: Any) -> None:

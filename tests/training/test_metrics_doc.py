@@ -17,7 +17,7 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Vote
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Reading, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
@@ -36,7 +36,7 @@ PLACEHOLDERS = {
     "<category>": "|".join(c.value for c in Category),
     "<error_type>": "|".join(t.value for t in ErrorType),
     "<reason>": "|".join(r.value for r in InvalidAttack),
-    "<class>": "judge_failed|judge_abstained|no_room|aborted|timed_out|no_log_probs|other",
+    "<class>": "judge_failed|judge_abstained|unknowable|no_room|aborted|timed_out|no_log_probs|other",
     "<alarm>": "|".join(r.name for r in RULES),
     "<kind>": "[a-z_]+",
     "<claim>": "isolation|credit|loss",
@@ -79,6 +79,7 @@ def everything() -> list[GameRecord]:
     games += [finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack]
     for reason in (
         "judge abstained",
+        "error not knowable: found in 0 of 1 readings of the note alone",
         "no room for the assessor's turn",
         "assessor: generation aborted",
         "assessor: generation timed out after 3600.0 s",
@@ -91,6 +92,14 @@ def everything() -> list[GameRecord]:
             update={"judgement": Judgement(judge="llm", label=Label.HARMFUL, realistic=True, votes=VOTES)}
         )
     )
+    read = Judgement(judge="llm", label=Label.HARMFUL, knowable=True, readings=[Reading(found=True)])
+    games.append(finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": read}))
+    for note, sentence in (
+        ("It is right. It is wrong.", "It is wrong."),
+        ("It is wrong. And it is much longer.", "It is wrong."),
+    ):
+        at_the_end_and_not = {"presented_note": note, "error_sentences": [sentence]}
+        games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(update=at_the_end_and_not))
     for game in games:
         game.rewards = SCHEMES["medserl"](game)
     return games

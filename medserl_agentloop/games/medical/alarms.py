@@ -50,6 +50,13 @@ class MedicalAlarms(Alarms):
         lt=1.0,
         description="Rise of that likeness over the run's first steps; no step of the quickstart's rises as far.",
     )
+    knowable: float | None = Field(
+        default=0.8,
+        gt=0.0,
+        lt=1.0,
+        description="Share of injected errors that a reader of the presented note alone must find (selfplay.blind). "
+        "Below it, the attacker has learnt to write errors that nobody can see.",
+    )
     shortcut: float | None = Field(
         default=0.4,
         gt=0.0,
@@ -107,6 +114,16 @@ RULES = (
         advice="Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         games="selfplay/judge/injected",
         role=Role.ATTACKER.value,
+    ),
+    Rule(
+        name="unknowable_errors",
+        metric="selfplay/judge/knowable_rate",
+        setting="knowable",
+        advice="Read the void games: the attacker swaps facts that the note does not decide, or the reader misses "
+        "errors that it should find (medserl judge calibrate).",
+        games="selfplay/judge/gated",
+        role=Role.ATTACKER.value,
+        above=False,
     ),
     Rule(
         name="edit_detector",

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from medserl_agentloop.core.config import SelfPlayConfig, Share
 from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
-from medserl_agentloop.games.medical.judges import JudgeServer, judge_class
+from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge_class
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
@@ -78,6 +78,10 @@ class MedicalConfig(SelfPlayConfig):
         "oracle (toy clinic), or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
+    blind: BlindGate = Field(
+        default=BlindGate(),
+        description="An injected error counts only if a reader of the presented note alone finds it too.",
+    )
     judge_report: str | None = Field(
         default=None, description="Report of 'medserl judge calibrate' on this run's judge; null: it was not measured."
     )

@@ -18,6 +18,7 @@ from medserl_agentloop.core.metrics import finite, game_metrics, mean, share, sh
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
+    UNKNOWABLE,
     AssessmentRecord,
     AttackRecord,
     GameRecord,
@@ -26,7 +27,7 @@ from medserl_agentloop.games.medical.records import (
 from medserl_agentloop.games.medical.shortcuts import shortcut_metrics
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
-_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
+_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained", UNKNOWABLE: "unknowable"}
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
 
@@ -77,6 +78,8 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
     ballots = [[v for v in g.judgement.votes if v.label is not None] for g in games if g.judgement is not None]
     edited_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if v.edited_first]
     original_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if not v.edited_first]
+    gated = [g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None]
+    readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
         "asked": float(asked),
         "answer_rate": len(answers) / asked,
@@ -88,6 +91,9 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
         "unread_rate": share(_unread(g) for g in answers),
         "disagreement_rate": share(len({v.label for v in votes}) > 1 for votes in ballots if len(votes) > 1),
         "position_bias": share(edited_first) - share(original_first),
+        "gated": float(len(gated)) or math.nan,
+        "knowable_rate": share(bool(judgement.knowable) for judgement in gated),
+        "reading_abstention_rate": share(r.found is None for r in readings),
     }
 
 

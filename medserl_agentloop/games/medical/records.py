@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 JUDGE_FAILED = "judge failed"
 """How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"
+UNKNOWABLE = "error not knowable"
 """What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
 
 BELIEVES_THE_ROW = "labels"
@@ -146,6 +147,22 @@ class Vote(_Record):
     failed: str | None = None
 
 
+class Reading(_Record):
+    """What one reader said who saw the presented note alone.
+
+    Attributes:
+        found: Whether it found the error where it is; None if it abstained or was lost.
+        reason: Its own words.
+        cached: Whether it was given before, about the same note.
+        failed: Why it was lost; None if it was not.
+    """
+
+    found: bool | None
+    reason: str = ""
+    cached: bool = False
+    failed: str | None = None
+
+
 class Judgement(_Record):
     """What a judge said of the presented note.
 
@@ -157,6 +174,8 @@ class Judgement(_Record):
         cached: Whether the answer was given before, about the same notes.
         seconds: Time until the answer was there, with all waiting and every further try.
         votes: What it was made of, where the judge was asked more than once.
+        readings: What readers said who saw the presented note alone, where they were asked.
+        knowable: Whether enough of them found the error; None where none was asked.
     """
 
     judge: str
@@ -166,6 +185,8 @@ class Judgement(_Record):
     cached: bool = False
     seconds: float = 0.0
     votes: list[Vote] = []
+    readings: list[Reading] = []
+    knowable: bool | None = None
 
 
 class GameRecord(CoreRecord):

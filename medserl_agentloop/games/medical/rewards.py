@@ -60,9 +60,8 @@ class MedserlTerms(ZeroSumTerms):
     Attributes:
         invalid_attack: Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be
             caught has no reason to stay valid.
-        failed_attack: What the largest realistic edit earns when it is caught. So an error that was put in honestly
-            never earns less than a harmless rewording, and a judge that misses it costs little more than
-            an assessor that finds it.
+        failed_attack: As an invalid one. With a blind gate, -1.25 is better: what the largest realistic edit
+            earns when it is caught, so that a judge's miss costs little more than being caught.
         sentence: For naming the wrong sentence of a detected error.
         error_type: For naming the type of a detected error, where the data knows it.
         largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
@@ -71,7 +70,7 @@ class MedserlTerms(ZeroSumTerms):
     """
 
     invalid_attack: float = -2.0
-    failed_attack: float = -1.25
+    failed_attack: float = -2.0
     decoy: float = 0.0
     sentence: float = 0.5
     error_type: float = 0.25
@@ -111,8 +110,8 @@ def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards
     """The zero-sum core, and partial credit for what a useful player does besides winning.
 
     The assessor earns more for naming the wrong sentence and, where the data knows it, the error's
-    type; the attacker pays for the size of its edit and for an unrealistic one, more for one that the judge
-    contradicts, and most for one that breaks the rules. A decoy earns it nothing.
+    type; the attacker pays for the size of its edit, for an unrealistic one, and twice for one that does
+    not count. A decoy earns it nothing.
     """
     rewards = zero_sum(record, terms)
     attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})

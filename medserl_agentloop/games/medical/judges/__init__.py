@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medserl_agentloop.core.answer_cache import AnswerCache
-from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
+from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
@@ -21,8 +21,10 @@ from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
+    UNKNOWABLE,
     GameRecord,
     Judgement,
+    Reading,
 )
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import find_object
@@ -43,6 +45,7 @@ WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
     f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
     "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
 )
+_Answer = TypeVar("_Answer")
 Agreement = Literal["majority", "unanimous", "abstain"]
 
 
@@ -93,9 +96,9 @@ class JudgeServer(ServerOptions):
         """Stops asking a judge that is down."""
         return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
 
-    def answers(self) -> AnswerCache[Judgement]:
-        """What the judge answered before."""
-        return AnswerCache(Path(self.cache) / "judgements.sqlite" if self.cache else None, Judgement, "judgements")
+    def answers(self, table: str, kind: type[_Answer]) -> AnswerCache[_Answer]:
+        """What was answered before, by kind."""
+        return AnswerCache(Path(self.cache) / "judgements.sqlite" if self.cache else None, kind, table)
 
     def check_votes(self) -> None:
         """Refuse votes that all say the same; a ValueError says what to set."""
@@ -109,6 +112,33 @@ class JudgeServer(ServerOptions):
     def members(self) -> list[JudgeServer]:
         """The options of each model that votes: this one, and those of the panel."""
         return [self, *(self.model_copy(update=member.model_dump(exclude_none=True)) for member in self.panel)]
+
+
+class BlindGate(ServerAddress):
+    """Who has to find an injected error in the presented note alone, before the game counts.
+
+    An error that nobody can see in the note teaches the assessor to guess. What is left out of the address is that of
+    the judge's server.
+    """
+
+    node: ClassVar[str] = "selfplay.blind"
+
+    readings: int = Field(default=0, ge=0, description="Times the presented note is read alone; 0 is no gate.")
+    needed: int = Field(default=1, ge=1, description="Readings that must find the error where it is.")
+    temperature: float = Field(default=0.7, ge=0, description="Sampling temperature of a reading.")
+
+    @model_validator(mode="after")
+    def _can_be_passed(self) -> BlindGate:
+        if self.readings and self.needed > self.readings:
+            raise ValueError(f"needed={self.needed} of readings={self.readings} can never be reached: lower it")
+        if self.readings > 1 and self.temperature == 0:
+            raise ValueError(f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7")
+        return self
+
+    def server(self, judge: JudgeServer) -> JudgeServer:
+        """The reader's options: the judge's, with what differs."""
+        own = self.model_dump(include={"url", "model", "api_key_env", "temperature"}, exclude_none=True)
+        return judge.model_copy(update={**own, "votes": 1, "panel": []})
 
 
 class Judge(Protocol):
@@ -167,6 +197,33 @@ class LabelsForUntouchedNotes:
         return await (self._judge if record.category.has_attack else LabelJudge()).judge(record)
 
 
+class Reader(Protocol):
+    """Reads the presented note of a game alone and says whether it finds the error."""
+
+    async def read(self, record: GameRecord) -> list[Reading]:
+        """The readings of ``record.presented_note``."""
+        ...
+
+
+class GatedJudge:
+    """A judge whose word on an injected error counts only if a reader of the note alone finds it too."""
+
+    def __init__(self, judge: Judge, reader: Reader, needed: int) -> None:
+        self.name = judge.name
+        self._judge, self._reader, self._needed = judge, reader, needed
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        said = await self._judge.judge(record)
+        asked_for = record.category.has_attack and record.spec.target_label is Label.HARMFUL
+        if not asked_for or said.label is not Label.HARMFUL:
+            return said
+        readings = await self._reader.read(record)
+        found, lost = (sum(r.found is True for r in readings), [r.failed for r in readings if r.failed is not None])
+        if found < self._needed <= found + len(lost):
+            raise BadAnswer(f"{len(lost)} of {len(readings)} readings were lost: {lost[0]}")
+        return said.model_copy(update={"readings": readings, "knowable": found >= self._needed})
+
+
 def judge_class(name: str) -> Any:
     """The class of the judge called ``name``; a ValueError says why there is none."""
     found = find_object("judge", name, JUDGES, "package.module:Class for one of yours")
@@ -192,7 +249,11 @@ def build_judge(
         config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
     found = judge_class(config.judge)
     judge = found.from_config(config) if hasattr(found, "from_config") else found()
-    return LabelsForUntouchedNotes(judge)
+    if not config.blind.readings:
+        return LabelsForUntouchedNotes(judge)
+    from medserl_agentloop.games.medical.judges.llm import BlindReader
+
+    return GatedJudge(LabelsForUntouchedNotes(judge), BlindReader.from_config(config), config.blind.needed)
 
 
 async def judge_game(judge: Judge, record: GameRecord) -> None:
@@ -212,3 +273,6 @@ async def judge_game(judge: Judge, record: GameRecord) -> None:
         return
     if record.judgement.label is None:
         record.void = JUDGE_ABSTAINED
+    elif record.judgement.knowable is False:
+        found = sum(reading.found is True for reading in record.judgement.readings)
+        record.void = f"{UNKNOWABLE}: found in {found} of {len(record.judgement.readings)} readings of the note alone"

@@ -9,22 +9,32 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Generic
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edits import one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
-from medserl_agentloop.games.medical.judges.question import PairQuestion, Verdict, judge_template
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement, Vote
+from medserl_agentloop.games.medical.judges.question import (
+    Answer,
+    BlindQuestion,
+    Finding,
+    PairQuestion,
+    Question,
+    Verdict,
+    judge_template,
+)
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement, Reading, Vote
 from medserl_agentloop.games.medical.types import Label
 
 logger = logging.getLogger(__name__)
 
 
-class _Model:
-    """One of the models that vote. The ``version`` is all that makes its answers what they are, beside the notes."""
+class _Model(Generic[Answer]):
+    """A model that is asked. The ``version`` is all that makes its answers what they are, beside the notes."""
 
-    def __init__(self, server: JudgeServer, question: PairQuestion) -> None:
+    def __init__(self, server: JudgeServer, question: Question[Answer]) -> None:
         if server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
@@ -35,7 +45,7 @@ class _Model:
         asked = [question.wording, question.schema, server.temperature, server.extra_body]
         self.version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
-    async def verdict(self, prompt: str) -> Verdict:
+    async def answer(self, prompt: str) -> Answer:
         """The model's answer; NoAnswer if there is none, it was cut off, or it is not what was asked for."""
         bound = self._json_schema
         try:
@@ -65,7 +75,7 @@ class LlmJudge:
         self._models = [_Model(member, question) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
-        self._cache = server.answers()
+        self._cache = server.answers("judgements", Judgement)
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> LlmJudge:
@@ -86,7 +96,7 @@ class LlmJudge:
             judgement = combine(self.name, votes, self._agreement)
         return judgement.model_copy(update={"seconds": time.monotonic() - started})
 
-    async def _vote(self, record: GameRecord, model: _Model, number: int) -> Vote:
+    async def _vote(self, record: GameRecord, model: _Model[Verdict], number: int) -> Vote:
         """One of several votes; one that is lost must not take the others with it."""
         vote = Vote(model=model.name, edited_first=_edited_first(number), label=None)
         try:
@@ -95,18 +105,58 @@ class LlmJudge:
             return vote.model_copy(update={"failed": f"{type(error).__name__}: {error}"})
         return vote.model_copy(update=said.model_dump(include={"label", "realistic", "reason", "cached"}))
 
-    async def _ask(self, record: GameRecord, model: _Model, number: int) -> Judgement:
+    async def _ask(self, record: GameRecord, model: _Model[Verdict], number: int) -> Judgement:
         original, presented = record.spec.seed_note, record.presented_note or ""
 
         async def ask() -> Judgement:
             prompt = self._question.prompt(original, presented, edited_first=_edited_first(number))
-            said = await model.verdict(prompt)
+            said = await model.answer(prompt)
             reason = said.reason[:REASON_CHARACTERS]
             return Judgement(judge=self.name, label=said.label, realistic=said.realistic, reason=reason)
 
         content = (self.name, model.name, model.version, original, presented, str(number))
         answer, cached = await self._cache.recall(content, ask)
         return answer.model_copy(update={"cached": cached})
+
+
+class BlindReader:
+    """Asks a model about the presented note alone, several times; a ValueError says which option it lacks."""
+
+    def __init__(self, server: JudgeServer, question: BlindQuestion, readings: int) -> None:
+        self._question, self._readings = question, readings
+        self._model = _Model(server, question)
+        self._cache = server.answers("findings", Finding)
+
+    @classmethod
+    def from_config(cls, config: MedicalConfig) -> BlindReader:
+        """The reader of a run, worded as its judge is."""
+        question = BlindQuestion(judge_template(config.profile, "blind"))
+        return cls(config.blind.server(config.judge_server), question, config.blind.readings)
+
+    async def read(self, record: GameRecord) -> list[Reading]:
+        return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
+
+    async def _reading(self, record: GameRecord, number: int) -> Reading:
+        presented = record.presented_note or ""
+        content = (self._model.name, self._model.version, presented, str(number))
+        try:
+            said, cached = await self._cache.recall(
+                content, lambda: self._model.answer(self._question.prompt(presented))
+            )
+        except NoAnswer as error:  # one that is lost must not take the others with it
+            return Reading(found=None, failed=f"{type(error).__name__}: {error}")
+        found = None if said.error == "abstain" else said.error == "present" and _is_wrong(record, said.sentence)
+        return Reading(found=found, reason=said.reason[:REASON_CHARACTERS], cached=cached)
+
+
+def _is_wrong(record: GameRecord, number: int | None) -> bool:
+    """Whether the sentence of this number, from 1, is one that the game knows to be wrong, or a part of one."""
+    sentences = split_sentences(record.presented_note or "")
+    if number is None or not 1 <= number <= len(sentences):
+        return False
+    named = sentences[number - 1]
+    known = [one_line(sentence) for sentence in record.error_sentences]
+    return any(named in wrong or wrong in named or same_sentence(named, wrong) for wrong in known)
 
 
 def _edited_first(number: int) -> bool:

@@ -193,7 +193,7 @@ class HttpJudge:
     def __init__(self, server: JudgeServer) -> None:
         self._server = server
         self._client = server.client("/judge")
-        self._cache = server.answers()
+        self._cache = server.answers("judgements", Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
         self._open: dict[asyncio.AbstractEventLoop, tuple[_Batch, asyncio.Task[dict[str, Any]]]] = {}
 

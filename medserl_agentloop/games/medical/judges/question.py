@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict
@@ -55,20 +55,52 @@ class Verdict(BaseModel):
         return _LABELS[self.error]
 
 
-class PairQuestion:
-    """Shows the note before and after the edit, the change marked, and nothing else of the game.
+class Finding(BaseModel):
+    """All that a reader of the note alone is asked to write."""
 
-    ``wording`` is the text of a Jinja template, ``schema`` the request's field that binds the answer.
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reason: str
+    error: Literal["present", "absent", "abstain"]
+    sentence: int | None
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class Question(Generic[Answer]):
+    """A kind of question.
+
+    Args:
+        wording: Text of the Jinja template.
+        name: What the answer is called in the schema.
+        answer: What the answer holds; it makes ``schema``, the request's field that binds the answer.
     """
 
-    schema: ClassVar[dict[str, Any]] = {
-        "type": "json_schema",
-        "json_schema": {"name": "verdict", "strict": True, "schema": Verdict.model_json_schema()},
-    }
+    def __init__(self, wording: str, name: str, answer: type[Answer]) -> None:
+        self.wording = wording
+        self.template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        bound = {"name": name, "strict": True, "schema": answer.model_json_schema()}
+        self.schema: dict[str, Any] = {"type": "json_schema", "json_schema": bound}
+        self._answer = answer
+
+    def read(self, text: str) -> Answer:
+        """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
+        answer = _REASONING.sub("", text).strip()
+        if fenced := _CODE_FENCE.match(answer):
+            answer = fenced.group(1)
+        try:
+            # In two steps: pydantic's own reader takes the last of two values for one key.
+            return self._answer.model_validate(read_json(answer))
+        except ValueError:  # a ValidationError is one
+            raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+
+
+class PairQuestion(Question[Verdict]):
+    """Shows the note before and after the edit, the change marked, and nothing else of the game."""
 
     def __init__(self, wording: str) -> None:
-        self.wording = wording
-        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        super().__init__(wording, "verdict", Verdict)
 
     def prompt(self, original: str | None, presented: str, *, edited_first: bool = False) -> str:
         """The question about ``presented``; an original that does not differ is left out.
@@ -77,23 +109,23 @@ class PairQuestion:
         """
         before, after = mark_changes(presented if original is None else original, presented)
         changed = any(line.changed for line in (*before, *after))
-        return self._template.render(original=before if changed else [], presented=after, edited_first=edited_first)
-
-    def read(self, text: str) -> Verdict:
-        """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
-        answer = _REASONING.sub("", text).strip()
-        if fenced := _CODE_FENCE.match(answer):
-            answer = fenced.group(1)
-        try:
-            # In two steps: pydantic's own reader takes the last of two values for one key.
-            return Verdict.model_validate(read_json(answer))
-        except ValueError:  # a ValidationError is one
-            raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+        return self.template.render(original=before if changed else [], presented=after, edited_first=edited_first)
 
 
-def judge_template(profile: str) -> str:
-    """Text of the template that words a profile's question; that of ``medserl`` where the profile has none."""
-    own, template = load_profile(profile).folder, Path("judge") / "judge.jinja"
+class BlindQuestion(Question[Finding]):
+    """Shows the note that the assessor read, and neither the original nor the change."""
+
+    def __init__(self, wording: str) -> None:
+        super().__init__(wording, "finding", Finding)
+
+    def prompt(self, presented: str) -> str:
+        """The question about ``presented``."""
+        return self.template.render(presented=_lines(split_sentences(presented), set()))
+
+
+def judge_template(profile: str, name: str = "judge") -> str:
+    """Text of a template that words a profile's question; that of ``medserl`` where the profile has none."""
+    own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
     folder = own if (own / template).exists() else resource("prompts") / "medserl"
     return (folder / template).read_text(encoding="utf-8")
 

@@ -44,6 +44,23 @@ def check_judge_server(selfplay: MedicalConfig, reward: DictConfig) -> None:
             raise ValueError(f"selfplay.judge=llm needs {_NODE}.model: the name the server knows its model by.")
         member.api_key()
     server.check_votes()
+    if selfplay.blind.readings:
+        reader = selfplay.blind.server(server)
+        served = reader.url is not None or (reward.reward_model.enable and selfplay.judge == "llm")
+        # The http judge's server does not answer chat requests.
+        if (
+            not served
+            or (reader.url is not None and reader.model is None)
+            or (selfplay.judge != "llm" and selfplay.blind.url is None)
+        ):
+            raise ValueError(
+                "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and "
+                "selfplay.blind.model (with selfplay.judge=llm, those of selfplay.judge_server are used), or "
+                "selfplay.blind.readings=0."
+            )
+        if reader.url is not None:
+            reader.check_address()
+        selfplay.blind.api_key()
 
 
 def unreachable(judge: str, server: JudgeServer) -> str | None:

@@ -1,0 +1,132 @@
+"""The blind gate: an injected error counts only if a reader of the presented note alone finds it where it is."""
+
+import json
+from typing import Any
+
+import pytest
+from judges.games import played, reward_all, reward_manager
+from judges.local_server import Status, serving
+from judges.test_llm import completion, options
+from pydantic import ValidationError
+
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import BlindGate
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.types import Category
+
+SENTENCE = 2  # of the played game's note: the one with the dose
+PRESENT = {"reason": "the dose is deadly", "error": "present", "realistic": True}
+
+
+def finding(error: str = "present", sentence: int | None = SENTENCE) -> dict[str, Any]:
+    return {"reason": "grams of heparin", "error": error, "sentence": sentence}
+
+
+def is_reading(body: dict[str, Any]) -> bool:
+    name: str = body["response_format"]["json_schema"]["name"]
+    return name == "finding"
+
+
+def gated(
+    readings: list[Any], *, needed: int = 1, judge: dict[str, Any] = PRESENT, game: GameRecord | None = None
+) -> tuple[GameRecord, list[dict[str, Any]]]:
+    """A game judged by a model behind HTTP, and the readings that were asked for."""
+    left = list(readings)
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        said = left.pop(0) if is_reading(body) else judge
+        return said if isinstance(said, Status) else completion(json.dumps(said))
+
+    with serving(answer) as server:
+        gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
+        manager = reward_manager("llm", options(server, retries=0), selfplay__blind=gate)
+        (record,) = reward_all(manager, [game or played()])
+        return record, [body for body in server.requests if is_reading(body)]
+
+
+def test_an_error_that_the_reader_finds_counts() -> None:
+    record, asked = gated([finding()])
+    assert record.outcome is Outcome.CORRECT_DETECTION
+    assert record.judgement is not None and record.judgement.knowable is True
+    assert [reading.found for reading in record.judgement.readings] == [True]
+    assert len(asked) == 1
+
+
+def test_the_reader_sees_the_presented_note_and_nothing_of_the_original() -> None:
+    game = played()
+    _, (asked,) = gated([finding()], game=game)
+    (message,) = asked["messages"]
+    assert "2 grams" in message["content"] and "500 units" not in message["content"]
+    assert "*" not in message["content"]
+    assert asked["temperature"] == 0.7
+
+
+@pytest.mark.parametrize(
+    "said", [finding("absent", None), finding(sentence=1), finding(sentence=99), finding(sentence=None)]
+)
+def test_an_error_that_the_reader_does_not_find_there_is_void_for_both(said: dict[str, Any]) -> None:
+    record, _ = gated([said])
+    assert record.outcome is Outcome.VOID and record.rewards == {}
+    assert record.void == "error not knowable: found in 0 of 1 readings of the note alone"
+
+
+@pytest.mark.parametrize(
+    ("needed", "outcome"), [(1, Outcome.CORRECT_DETECTION), (2, Outcome.CORRECT_DETECTION), (3, Outcome.VOID)]
+)
+def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
+    record, asked = gated([finding(), finding("abstain", None), finding()], needed=needed)
+    assert record.outcome is outcome
+    assert len(asked) == 3
+
+
+def test_an_abstention_is_kept_apart_from_a_miss() -> None:
+    record, _ = gated([finding("abstain", None), finding("absent", None)])
+    assert record.judgement is not None
+    assert [reading.found for reading in record.judgement.readings] == [None, False]
+    numbers = role_metrics([record])
+    assert numbers["selfplay/judge/knowable_rate"] == 0
+    assert numbers["selfplay/judge/reading_abstention_rate"] == 0.5
+    assert numbers["selfplay/void/unknowable"] == 1
+    assert numbers["selfplay/judge/answer_rate"] == 1
+
+
+def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no_verdict_on_the_error() -> None:
+    record, _ = gated([finding("absent", None), Status(500)])
+    assert record.void is not None and record.void.startswith("judge failed: BadAnswer: 1 of 2 readings were lost")
+    record, _ = gated([finding(), Status(500)])
+    assert record.outcome is Outcome.CORRECT_DETECTION
+
+
+@pytest.mark.parametrize("category", [Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.DECOY_BENIGN])
+def test_nobody_reads_a_note_without_an_injected_error(category: Category) -> None:
+    safe = {**PRESENT, "error": "absent"}
+    record, asked = gated([finding()], judge=safe, game=played(category=category))
+    assert asked == []
+    assert record.judgement is not None and record.judgement.knowable is None
+
+
+def test_nobody_reads_a_note_that_the_judge_calls_safe() -> None:
+    record, asked = gated([finding()], judge={**PRESENT, "error": "absent"})
+    assert asked == [] and record.outcome is Outcome.FALSE_POSITIVE
+
+
+@pytest.mark.parametrize(
+    ("gate", "says"),
+    [
+        ({"readings": 2, "needed": 3}, "needed=3 of readings=2 can never be reached"),
+        ({"readings": 2, "temperature": 0}, "readings=2 at temperature=0 are all the same"),
+        ({"reading": 2}, "Extra inputs"),
+    ],
+)
+def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        MedicalConfig.model_validate({"blind": gate})
+
+
+def test_the_reader_is_the_judge_s_model_unless_another_is_named() -> None:
+    judge = MedicalConfig().judge_server.model_copy(update={"url": "http://a/v1", "model": "judge", "votes": 3})
+    own = BlindGate(readings=1).server(judge)
+    assert (own.url, own.model, own.votes, own.temperature) == ("http://a/v1", "judge", 1, 0.7)
+    other = BlindGate(readings=1, model="reader", url="http://b/v1").server(judge)
+    assert (other.url, other.model) == ("http://b/v1", "reader")
