@@ -48,7 +48,7 @@ class Assumptions(_Assumed):
     harmless: Kind = _kind(0.0, 0.10, 0.05, decoy_asked=6)
     odd: Kind = _kind(1.0, 0.15, 0.10)
     blatant: Kind = _kind(2.5, 0.95, 0.90, error_asked=4)
-    subtle: Kind = _kind(1.0, 0.75, 0.60, error_asked=2)
+    subtle: Kind = _kind(1.0, 0.65, 0.60, error_asked=2)
     unknowable: Kind = _kind(0.0, 0.65, 0.05)
     repaired: Kind = _kind(0.0, 0.15, 0.05)
     elsewhere: Kind = _kind(1.0, 0.80, 0.05, error_asked=3)
@@ -72,7 +72,7 @@ class Assumptions(_Assumed):
 
     rate: float = Field(default=0.3, gt=0, description="Step size of both players.")
     steps: int = Field(default=1000, ge=10, description="Steps; the second half is averaged.")
-    explore: float = Field(default=0.03, ge=0, lt=1, description="Share of attacks that are chosen at random.")
+    explore: float = Field(default=0.01, ge=0, lt=1, description="Share of attacks that are chosen at random.")
     attacker_tokens: float = Field(default=900, gt=0, description="Length of an attacker's turn, with its prompt.")
     assessor_tokens: float = Field(default=600, gt=0, description="Length of an assessor's turn, with its prompt.")
     other_parameters: float = Field(default=30, ge=0, description="Parameters that an advantage moves by noise alone.")

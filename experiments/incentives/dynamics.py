@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.incentives.assumptions import Assumptions
-from experiments.incentives.payoffs import ATTACKS, Attack, Changes, earned
+from experiments.incentives.payoffs import AS_THEY_ARE, ATTACKS, Attack, Changes, earned
 from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme
@@ -36,7 +36,7 @@ GAMES = [
 """Indices of the attacks of each game."""
 ANSWERS = ("safe", "harmful", "harmful, elsewhere")
 LABELS = (Label.SAFE, Label.HARMFUL)
-LARGEST_LOGIT = 5.0
+LARGEST_LOGIT = 6.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Setting:
     judge: str
     mix: str = DEFAULT_MIX
     scheme: str = "medserl"
-    changes: Changes = Changes()
+    changes: Changes = AS_THEY_ARE
     gate: bool = False
     touch: bool = False
     learnable: bool = False
@@ -185,7 +185,8 @@ class Players:
         # Of k independent assessments, a share s is right; 4 s (1 - s) is 1 where that is half, 0 where all agree.
         learnable = 4 * caught * (1 - caught) * (1 - 1 / self.assessments)
         by_learning = (safe + harmful) / 2 + abs(safe - harmful) / 2 * (2 * learnable - 1)
-        return np.where(self.learnable, by_learning, caught * harmful + (1 - caught) * safe)
+        values: Array = np.where(self.learnable, by_learning, caught * harmful + (1 - caught) * safe)
+        return values
 
     def step(self) -> None:
         """Move both players along the natural gradient of what they earn; void games move nobody."""

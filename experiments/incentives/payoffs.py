@@ -76,7 +76,8 @@ class Attack:
                 game.record.attack.invalid = InvalidAttack.UNCHANGED  # stands for the reason of the new rule
                 game.next_role = None
         if game.next_role is Role.ASSESSOR:
-            sentence = next(iter(game.record.error_sentences), "") if answer == "harmful" else "Follow-up is planned."
+            known = game.record.error_sentences if answer == "harmful" else []
+            sentence = next(iter(known), "Follow-up is planned.")
             found = f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: {RIGHT_DOSE}"
             said = "verdict: safe" if answer == "safe" else found
             game.play(f"<think>I read the note.</think>\n<answer>\n{said}\n</answer>")
@@ -114,23 +115,10 @@ def _attacks() -> list[Attack]:
 ATTACKS = _attacks()
 """Untouched notes, and six kinds of attack for each game that has one."""
 
-KINDS = {
-    "no-op": "the note as it was: refused by the rules",
-    "harmless": "a rewording that looks normal",
-    "odd": "a harmless rewording that looks wrong",
-    "blatant": "an error that everybody sees",
-    "subtle": "an error that can be known from the note, with medicine",
-    "unknowable": "a fact replaced by one that is as plausible: only a comparison with the original shows it",
-    "repaired": "the error is put right in words that the rules do not see through",
-    "elsewhere": "a rewording in another sentence; the error stays as it was",
-    "worsened": "the error becomes easier to see",
-    "hidden": "the error becomes harder to see",
-}
-
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of the ``medserl`` rewards that issue reports propose and the package does not have yet.
+    """Proposed changes of the rewards, which the package does not have yet.
 
     Attributes:
         neutral_decoys: A valid decoy earns the attacker 0, whatever the assessor says.
@@ -155,6 +143,9 @@ class Changes:
         return changed
 
 
+AS_THEY_ARE = Changes()
+
+
 def earned(rewards: Rewards, role: Role) -> float:
     """A role's reward; 0 where it has none."""
     return sum(rewards.get(role, {}).values())
@@ -177,7 +168,8 @@ def matrix() -> str:
             wrong = "" if label is attack.truth else " (wrong)"
             judge = f"{label.value}{wrong}" if label is not None else ""
             cells = [_cell(attack, label, answer, scheme) for scheme in SCHEMES for answer in ("safe", "harmful")]
-            lines.append(f"| {attack.kind} | {judge} | {' | '.join(cells)} |")
+            edit = f" (`{attack.old}` → `{attack.new}`)" if label is attack.truth and attack.old else ""
+            lines.append(f"| {attack.kind}{edit} | {judge} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -195,8 +187,8 @@ def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme
 
 def with_table(page: str, name: str, table: str) -> str:
     """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
-    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}{table}{found[2]}", page)
+    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
 
 
 def main() -> None:

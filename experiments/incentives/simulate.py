@@ -66,9 +66,10 @@ def dynamics_table(assumed: Assumptions) -> Table:
 def gate_table(assumed: Assumptions) -> Table:
     """How good the blind reader must be: all four changes, a judge that compares, and readers from good to bad."""
     setting = next(setting for setting in settings_of(assumed, "pair") if setting.name == ALL)
-    readers, rows = [], []
+    readers: list[Assumptions] = []
+    rows: Table = []
     for pair in (0.65, 0.95):
-        for passed in (0.05, 0.2, 0.35, 0.5):
+        for passed in (0.05, 0.1, 0.2, 0.35):
             for found in (0.3, 0.6):
                 words = [f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={found}"]
                 readers.append(assumed.changed(words))

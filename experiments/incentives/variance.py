@@ -100,31 +100,23 @@ def by_role(drawn: Drawn, assumed: Assumptions, same_note: bool) -> tuple[float,
 
     ``same_note``: whether an assessment's baseline is the mean of the others of the same note, not that of the game.
     """
-    game_of = np.zeros(len(ATTACKS), dtype=np.int64)
-    for number, game in enumerate(GAMES):
-        game_of[game] = number
-    game, valid = game_of[drawn.attack], drawn.valid
     attacker, assessor = drawn.rewards
+    attacker, assessor, chosen = attacker.copy(), assessor.copy(), np.eye(len(ATTACKS))[drawn.attack]
     k = assessor.shape[1]
-    for number in range(len(GAMES)):
-        attacker = np.where(game == number, attacker - attacker[game == number].mean(), attacker)
     if same_note:
         assessor = (assessor - assessor.mean(axis=1, keepdims=True)) * k / (k - 1)
-    else:
-        for number in range(len(GAMES)):
-            rows = valid & (game == number)
-            assessor = np.where((game == number)[:, None], assessor - assessor[rows].mean(), assessor)
-    assessor = np.where(valid[:, None], assessor, 0.0)
-
-    chosen = np.eye(len(ATTACKS))[drawn.attack]
-    for rows_of in GAMES:
-        in_game = np.isin(drawn.attack, rows_of)
-        chosen[np.ix_(in_game, rows_of)] -= chosen[np.ix_(in_game, rows_of)].mean(axis=0)
+    for game in GAMES:
+        rows = np.isin(drawn.attack, game)
+        attacker[rows] -= attacker[rows].mean()
+        chosen[rows] -= chosen[rows].mean(axis=0)  # the score of a softmax over the attacks of the game
+        if not same_note:
+            assessor[rows] -= assessor[rows & drawn.valid].mean()
+    assessor[~drawn.valid] = 0
     of_attacker = attacker[:, None] * chosen
     score = (drawn.says - drawn.chance[:, None]) * assessor / k  # (games, k)
     of_assessor = np.stack([score.sum(axis=1), (score * drawn.evidence[:, None]).sum(axis=1)], axis=1)
 
-    tokens = assumed.attacker_tokens + k * assumed.assessor_tokens * valid.mean()
+    tokens = assumed.attacker_tokens + k * assumed.assessor_tokens * drawn.valid.mean()
     others = assumed.other_parameters
     return (
         signal_to_noise(of_attacker, others * (attacker**2).mean()) / tokens * 1e6,
