@@ -120,7 +120,7 @@ def draw(table: Table, assumed: Assumptions) -> None:
     """Draw three measures of every setting under two judges."""
     import matplotlib.pyplot as plt
 
-    plt.rcParams["svg.hashsalt"] = "incentives"
+    plt.rcParams.update({"svg.hashsalt": "incentives", "svg.fonttype": "none"})
     measures = {
         "edited, nothing seen": 'says "harmful" because\nthe note looks edited',
         "unknowable": "share of attacks that\nnobody can find",
