@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -11,6 +12,7 @@ from typer import BadParameter
 from experiments.incentives import payoffs, simulate
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.payoffs import ATTACKS, Changes, matrix, with_table
+from experiments.incentives.robustness import robustness_table
 from experiments.incentives.simulate import ALL, FIGURES, TODAY, Table, as_csv, as_markdown
 from medserl_agentloop.games.medical.records import InvalidAttack
 from medserl_agentloop.games.medical.rewards import medserl
@@ -24,8 +26,11 @@ def tables() -> dict[str, Table]:
     return simulate.tables(ASSUMED)
 
 
+Row = Callable[..., dict[str, float]]
+
+
 @pytest.fixture
-def row(tables: dict[str, Table]):
+def row(tables: dict[str, Table]) -> Row:
     def find(judge: str, setting: str = TODAY) -> dict[str, float]:
         [found] = [row for row in tables["dynamics"] if (row["judge"], row["setting"]) == (judge, setting)]
         return found
@@ -48,14 +53,14 @@ def test_the_committed_tables_are_what_the_code_makes(tables: dict[str, Table], 
 
 
 @pytest.mark.parametrize("judge", ["labels", "errs", "pair", "perfect"])
-def test_today_the_look_of_an_edit_decides_and_recall_on_untouched_notes_suffers(row, judge: str) -> None:
+def test_today_the_look_of_an_edit_decides_and_recall_on_untouched_notes_suffers(row: Row, judge: str) -> None:
     today = row(judge)
     assert today["edited, nothing seen"] > 0.8
     assert today["shortcut"] > 0.4
     assert today["F1"] < simulate.best_f1(ASSUMED) - 0.1
 
 
-def test_today_the_best_attack_is_one_that_nobody_can_find(row) -> None:
+def test_today_the_best_attack_is_one_that_nobody_can_find(row: Row) -> None:
     assert row("perfect")["unknowable"] > 0.8
     assert row("errs")["unknowable"] > 0.8
     assert row("labels")["unknowable"] + row("labels")["no error"] > 0.8
@@ -64,7 +69,7 @@ def test_today_the_best_attack_is_one_that_nobody_can_find(row) -> None:
 
 
 def test_today_misses_of_the_judge_drive_out_subtle_errors_and_a_milder_penalty_with_the_gate_brings_them_back(
-    row,
+    row: Row,
 ) -> None:
     assert row("pair")["subtle"] < 0.1 < row("pair")["blatant"]
     assert row("pair", "blind gate")["blatant"] > 0.8
@@ -72,20 +77,20 @@ def test_today_misses_of_the_judge_drive_out_subtle_errors_and_a_milder_penalty_
     assert row("pair", "milder failed_attack")["unknowable"] > row("pair")["unknowable"]
 
 
-def test_decoys_that_are_paid_for_suspicion_look_wrong_and_turn_the_evidence_round(row) -> None:
+def test_decoys_that_are_paid_for_suspicion_look_wrong_and_turn_the_evidence_round(row: Row) -> None:
     for judge in ("pair", "perfect"):
         suspected, neutral = row(judge, "decoys paid for suspicion, gate"), row(judge, "neutral decoys, gate")
         assert suspected["odd decoys"] > 0.8 > 0.2 > neutral["odd decoys"]
         assert suspected["edited, error seen"] < neutral["edited, error seen"]
 
 
-def test_an_edit_elsewhere_pays_until_it_must_touch_the_error(row) -> None:
+def test_an_edit_elsewhere_pays_until_it_must_touch_the_error(row: Row) -> None:
     assert row("pair")["elsewhere"] > 0.8
     assert row("pair", "edit must touch the error")["elsewhere"] < 0.1
 
 
 @pytest.mark.parametrize("judge", ["pair", "perfect"])
-def test_all_changes_together_leave_subtle_errors_and_no_edit_detector(row, judge: str) -> None:
+def test_all_changes_together_leave_subtle_errors_and_no_edit_detector(row: Row, judge: str) -> None:
     together, today = row(judge, ALL), row(judge)
     assert together["subtle"] > 0.8
     assert together["edited, nothing seen"] < 0.1
@@ -93,7 +98,7 @@ def test_all_changes_together_leave_subtle_errors_and_no_edit_detector(row, judg
     assert together["F1"] > today["F1"]
 
 
-def test_the_learnable_reward_does_not_replace_the_gate(row) -> None:
+def test_the_learnable_reward_does_not_replace_the_gate(row: Row) -> None:
     assert row("perfect", "neutral decoys, learnable reward")["unknowable"] > 0.8
     assert row("perfect", "all four, learnable reward")["subtle"] > 0.8
 
@@ -125,6 +130,18 @@ def test_several_assessments_help_the_assessor_and_cost_the_attacker(tables: dic
         assert four["assessor"] > 1 > four["attacker"]
     little, much = (lines[2] for lines in (tables["assessments"][:4], tables["assessments"][4:]))
     assert much["assessor"] > little["assessor"]
+
+
+def test_the_page_shows_in_how_many_draws_of_the_guesses_each_direction_holds() -> None:
+    kept = list(csv.reader(io.StringIO((FIGURES / "robustness.csv").read_text(encoding="utf-8"))))
+    page = simulate.PAGE.read_text(encoding="utf-8")
+    assert (
+        with_table(page, "robustness", as_markdown([dict(zip(kept[0], row, strict=True)) for row in kept[1:]])) == page
+    )
+    made = robustness_table(ASSUMED.changed(["steps=100", "rate=0.6"]), draws=1)
+    assert [row[0] for row in kept[1:]] == [row["statement"] for row in made]
+    for _, holds in kept[1:]:
+        assert 0 <= int(holds) <= 50
 
 
 def test_other_assumptions_are_taken_by_their_key_and_leave_the_files_alone(capsys: pytest.CaptureFixture[str]) -> None:
