@@ -53,6 +53,7 @@ class Setting:
         gate: Whether an attack that was judged harmful counts only if the blind readers find the error.
         touch: Whether an attack on an error note must touch the error.
         learnable: Whether the attacker is paid by how learnable its note is.
+        failed_gate: What an attack that fails the gate earns the attacker; None: nothing, and nobody learns from it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Setting:
     gate: bool = False
     touch: bool = False
     learnable: bool = False
+    failed_gate: float | None = None
 
 
 def normal_cdf(x: float) -> float:
@@ -157,6 +159,8 @@ class Players:
         boards = [board(setting, each) for setting, each in zip(settings, assumed, strict=True)]
         self.boards = Board(*(np.stack([getattr(one, field.name) for one in boards]) for field in fields(Board)))
         self.learnable = np.array([setting.learnable for setting in settings])[:, None, None]
+        # NaN where an attack that fails the gate is void for the attacker as well
+        self.failed_gate = np.array([setting.failed_gate for setting in settings], dtype=float)[:, None]
         self.rate, self.explore = assumed[0].rate, assumed[0].explore
         self.assessments = np.array([each.assessments for each in assumed])[:, None, None]
         self.logits = np.log(self.boards.start)
@@ -193,6 +197,8 @@ class Players:
         on, chosen = self.boards, self.chosen
         counts = np.where(on.refused, 1.0, on.label.sum(axis=2))
         value = np.where(on.refused, on.says_safe[:, 0, :, 0], (on.label * self.attacker_values()).sum(axis=2))
+        value += (1 - counts) * np.nan_to_num(self.failed_gate)
+        counts = np.where(np.isnan(self.failed_gate), counts, 1.0)
         for game in GAMES:
             mean = (chosen * value)[:, game].sum(axis=1) / (chosen * counts)[:, game].sum(axis=1)
             self.logits[:, game] += self.rate * (value - counts * mean[:, None])[:, game]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from itertools import product
 from math import isnan
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).parents[2] / "docs" / "incentives.md"
 FEWER_DECOYS = BALANCED_MIX.replace("decoy_benign=2", "decoy_benign=1")
 TODAY, ALL, FEWER = "today", "all four changes", "all four, fewer decoys"
+PENALTY = "all four, failing the gate costs"
 
 Row = dict[str, str | float]
 Table = list[Row]
@@ -52,6 +54,7 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
         every,
         replace(every, name=FEWER, mix=FEWER_DECOYS),
         replace(every, name="all four, learnable reward", learnable=True),
+        replace(every, name=PENALTY, failed_gate=assumed.failed_attack),
     ]
 
 
@@ -65,23 +68,23 @@ def dynamics_table(assumed: Assumptions) -> Table:
 
 def gate_table(assumed: Assumptions) -> Table:
     """How good the blind reader must be: all four changes, a judge that compares, and readers from good to bad."""
-    setting = next(setting for setting in settings_of(assumed, "pair") if setting.name == ALL)
-    readers: list[Assumptions] = []
-    rows: Table = []
-    for pair in (0.65, 0.95):
-        for passed in (0.05, 0.1, 0.2, 0.35):
-            for found in (0.3, 0.6):
-                words = [f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={found}"]
-                readers.append(assumed.changed(words))
-    for reader, played in zip(readers, settled([setting] * len(readers), readers), strict=True):
-        rows.append(
-            {
-                "judge calls unknowable errors harmful": reader.unknowable.pair,
-                "gate passes unknowable errors": reader.gate("unknowable"),
-                "gate passes subtle errors": reader.gate("subtle"),
-                **{kind: played[kind] for kind in ("blatant", "subtle", "unknowable")},
-            }
-        )
+    readers = [
+        assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={found}"])
+        for pair, passed, found in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
+    ]
+    rows: Table = [
+        {
+            "judge calls unknowable errors harmful": reader.unknowable.pair,
+            "gate passes unknowable errors": reader.gate("unknowable"),
+            "gate passes subtle errors": reader.gate("subtle"),
+        }
+        for reader in readers
+    ]
+    settings = {setting.name: setting for setting in settings_of(assumed, "pair")}
+    for column, name in (("void costs nothing", ALL), ("failing the gate costs", PENALTY)):
+        found = settled([settings[name]] * len(readers), readers)
+        for row, played in zip(rows, found, strict=True):
+            row[f"best attack, {column}"] = max(("blatant", "subtle", "unknowable", "no error"), key=played.__getitem__)
     return rows
 
 

@@ -103,19 +103,13 @@ def test_the_learnable_reward_does_not_replace_the_gate(row: Row) -> None:
     assert row("perfect", "all four, learnable reward")["subtle"] > 0.8
 
 
-def test_the_gate_fails_with_a_bad_reader(tables: dict[str, Table]) -> None:
-    by_reader = {tuple(list(line.values())[:3]): line for line in tables["gate"]}
-    good, leaky, deaf = (
-        by_reader[pair, ASSUMED.changed([f"unknowable.blind={u}"]).gate("unknowable"), subtle.gate("subtle")]
-        for pair, u, subtle in (
-            (0.95, 0.05, ASSUMED.changed(["subtle.blind=0.6"])),
-            (0.95, 0.35, ASSUMED.changed(["subtle.blind=0.6"])),
-            (0.65, 0.05, ASSUMED.changed(["subtle.blind=0.3"])),
-        )
-    )
-    assert good["subtle"] > 0.8
-    assert leaky["unknowable"] > 0.8
-    assert deaf["blatant"] > 0.8
+def test_the_gate_fails_with_a_bad_reader_unless_failing_it_costs(tables: dict[str, Table]) -> None:
+    best = {tuple(row.values())[:3]: list(row.values())[3:] for row in tables["gate"]}
+    sharp, deaf = (ASSUMED.changed([f"subtle.blind={found}"]).gate("subtle") for found in (0.6, 0.3))
+    tight, leaky = (ASSUMED.changed([f"unknowable.blind={passed}"]).gate("unknowable") for passed in (0.05, 0.35))
+    assert best[0.95, tight, sharp] == ["subtle", "subtle"]
+    assert best[0.95, leaky, sharp] == ["unknowable", "subtle"]
+    assert best[0.65, tight, deaf] == ["blatant", "blatant"]
 
 
 def test_a_milder_penalty_takes_noise_out_of_the_attacker_s_reward(tables: dict[str, Table]) -> None:
