@@ -15,7 +15,18 @@ import typer
 from experiments.incentives.assumptions import Assumptions, Kind
 from experiments.incentives.dynamics import settled
 from experiments.incentives.payoffs import with_table
-from experiments.incentives.simulate import ALL, FEWER, FIGURES, PAGE, TODAY, Table, as_csv, as_markdown, settings_of
+from experiments.incentives.simulate import (
+    ALL,
+    FEWER,
+    FIGURES,
+    PAGE,
+    PENALTY,
+    TODAY,
+    Table,
+    as_csv,
+    as_markdown,
+    settings_of,
+)
 
 Played = dict[tuple[str, str], dict[str, float]]
 """The measures by judge and setting."""
@@ -43,10 +54,10 @@ STATEMENTS: dict[str, Callable[[Played], bool]] = {
         lambda p, j: p[j, "decoys paid for suspicion, gate"]["odd decoys"] > 0.5
     ),
     "gate: errors that can be found": all_judges(lambda p, j: knowable(p[j, GATE]) > 0.5),
-    "gate with a milder penalty: more subtle errors than without (pair)": lambda p: (
+    "gate with a milder penalty: no fewer subtle errors than without (pair)": lambda p: (
         p["pair", MILDER]["subtle"] >= p["pair", GATE]["subtle"]
     ),
-    "milder penalty without gate: not fewer unknowable errors (pair)": lambda p: (
+    "milder penalty without gate: no fewer unknowable errors (pair)": lambda p: (
         p["pair", "milder failed_attack"]["unknowable"] >= p["pair", TODAY]["unknowable"] - 0.01
     ),
     "touch: no edits elsewhere": all_judges(lambda p, j: p[j, "edit must touch the error"]["elsewhere"] < 0.1),
@@ -57,7 +68,10 @@ STATEMENTS: dict[str, Callable[[Played], bool]] = {
     "all four: an edited look does not decide": all_judges(lambda p, j: p[j, ALL]["edited, nothing seen"] < 0.5),
     "all four: a smaller shortcut": all_judges(lambda p, j: abs(p[j, ALL]["shortcut"]) < p[j, TODAY]["shortcut"]),
     "all four: a better F1 on untouched notes": all_judges(lambda p, j: p[j, ALL]["F1"] > p[j, TODAY]["F1"]),
-    "fewer decoys: a better F1 than with all four": all_judges(lambda p, j: p[j, FEWER]["F1"] >= p[j, ALL]["F1"]),
+    "all four, failing the gate costs: errors that can be found": all_judges(
+        lambda p, j: knowable(p[j, PENALTY]) > 0.5
+    ),
+    "fewer decoys: no worse F1 than with all four": all_judges(lambda p, j: p[j, FEWER]["F1"] >= p[j, ALL]["F1"]),
 }
 
 
