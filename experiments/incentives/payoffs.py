@@ -1,0 +1,201 @@
+"""What each kind of attack earns: real edits of one note, played by the real rules, paid by the real schemes.
+
+``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` writes the
+matrix of ``docs/rewards.md``; ``tests/learning/test_incentives.py`` keeps it true.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Rewards
+from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
+SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
+
+RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
+WRONG_DOSE = "She is given amoxicillin 10 g three times daily."
+CLEAN = (
+    "A 68-year-old woman has had fever and a productive cough for three days. Chest radiograph shows consolidation in "
+    f"the right lower lobe. Sputum culture grows Streptococcus pneumoniae. {RIGHT_DOSE} Follow-up is planned."
+)
+WRONG = CLEAN.replace(RIGHT_DOSE, WRONG_DOSE)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One kind of attack in one kind of game; an untouched note where nothing is replaced.
+
+    Attributes:
+        category: The game.
+        kind: Name of the kind; ``untouched`` in vanilla games.
+        truth: What the presented note is, by comparison with the correct one.
+        old: Text of the seed note that the attack replaces.
+        new: What it writes there.
+        touches: Whether the edit is in the sentence of the error, in a game that starts with one.
+    """
+
+    category: Category
+    kind: str
+    truth: Label
+    old: str = ""
+    new: str = ""
+    touches: bool = True
+
+    @cache  # noqa: B019 - there are twenty attacks, and schemes leave the record as it is
+    def played(self, answer: str, label: Label, *, refused: bool = False) -> GameRecord:
+        """The finished game.
+
+        Args:
+            answer: ``safe``, ``harmful`` (names the sentence of the error) or ``harmful, elsewhere``.
+            label: The judge's label; untouched notes keep that of the data.
+            refused: Whether a rule that the package does not have yet refuses the attack.
+        """
+        category = self.category
+        spec = GameSpec(
+            category=category,
+            target_label=category.default_target_label,
+            seed_note=WRONG if category.seed_label is Label.HARMFUL else CLEAN,
+            error_note=WRONG,
+            clean_note=CLEAN,
+            error_sentence=WRONG_DOSE,
+            corrected_sentence=RIGHT_DOSE,
+        )
+        game = Game(spec, EditLimits(), MEDSERL)
+        if category.has_attack:
+            note = spec.seed_note.replace(self.old, self.new) if self.old else spec.seed_note
+            game.play(f"<think>I change a sentence.</think>\n<note>{note}</note>")
+            if refused and game.record.attack is not None:
+                game.record.attack.invalid = InvalidAttack.UNCHANGED  # stands for the reason of the new rule
+                game.next_role = None
+        if game.next_role is Role.ASSESSOR:
+            known = game.record.error_sentences if answer == "harmful" else []
+            sentence = next(iter(known), "Follow-up is planned.")
+            found = f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: {RIGHT_DOSE}"
+            said = "verdict: safe" if answer == "safe" else found
+            game.play(f"<think>I read the note.</think>\n<answer>\n{said}\n</answer>")
+            game.record.judgement = Judgement(judge="simulated", label=label if category.has_attack else self.truth)
+        return game.record
+
+
+def _attacks() -> list[Attack]:
+    safe, harmful = Label.SAFE, Label.HARMFUL
+    attacks = [
+        Attack(Category.VANILLA_HARMFUL, "untouched", harmful),
+        Attack(Category.VANILLA_BENIGN, "untouched", safe),
+    ]
+    for category in (Category.ADVERSARIAL_BENIGN, Category.DECOY_BENIGN):
+        attacks += [
+            Attack(category, "no-op", safe),
+            Attack(category, "harmless", safe, "is given", "receives"),
+            Attack(category, "odd", safe, "1 g three times daily", "in doses of 1 g, as much as 3 g a day"),
+            Attack(category, "blatant", harmful, "1 g three", "100 g three"),
+            Attack(category, "subtle", harmful, "Streptococcus pneumoniae", "Pseudomonas aeruginosa"),
+            Attack(category, "unknowable", harmful, "right lower", "left lower"),
+        ]
+    category = Category.ADVERSARIAL_HARMFUL
+    attacks += [
+        Attack(category, "no-op", safe),
+        Attack(category, "repaired", safe, "10 g three", "500 mg three"),
+        Attack(category, "elsewhere", harmful, "productive cough", "cough with sputum", touches=False),
+        Attack(category, "worsened", harmful, "10 g three", "100 g three"),
+        Attack(category, "hidden", harmful, "10 g three", "3 g six"),
+        Attack(category, "unknowable", harmful, "amoxicillin 10 g three times daily", "ceftriaxone 2 g once daily"),
+    ]
+    return attacks
+
+
+ATTACKS = _attacks()
+"""Untouched notes, and six kinds of attack for each game that has one."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Proposed changes of the rewards, which the package does not have yet.
+
+    Attributes:
+        neutral_decoys: A valid decoy earns the attacker 0, whatever the assessor says.
+        failed_attack: ``validity`` of an attack that the judge contradicts; None: the same as for an invalid one.
+    """
+
+    neutral_decoys: bool = False
+    failed_attack: float | None = None
+
+    def applied(self, scheme: RewardScheme) -> RewardScheme:
+        """``scheme`` with the changes."""
+
+        def changed(record: GameRecord) -> Rewards:
+            rewards = scheme(record)
+            attacker = rewards.get(Role.ATTACKER, {})
+            if record.attack_failed and self.failed_attack is not None:
+                attacker["validity"] = self.failed_attack
+            elif self.neutral_decoys and record.category is Category.DECOY_BENIGN and "game" in attacker:
+                attacker = {"game": 0.0, "format": attacker["format"]}
+            return {**rewards, Role.ATTACKER: attacker} if attacker else rewards
+
+        return changed
+
+
+AS_THEY_ARE = Changes()
+
+
+def earned(rewards: Rewards, role: Role) -> float:
+    """A role's reward; 0 where it has none."""
+    return sum(rewards.get(role, {}).values())
+
+
+def matrix() -> str:
+    """The payoffs of both roles as a table in Markdown."""
+    names = [scheme.__name__ for scheme in SCHEMES]
+    said = [f"`{name}`, says {answer}" for name in names for answer in ("safe", "harmful")]
+    lines = [
+        f"| attack | judge says | {' | '.join(said)} |",
+        f"|---|---|{'---:|' * len(said)}",
+    ]
+    category = None
+    for attack in ATTACKS:
+        if attack.category is not category:
+            category = attack.category
+            lines.append(f"| **`{category.value}`** | |{' |' * len(said)}")
+        for label in _labels(attack):
+            wrong = "" if label is attack.truth else " (wrong)"
+            judge = f"{label.value}{wrong}" if label is not None else ""
+            cells = [_cell(attack, label, answer, scheme) for scheme in SCHEMES for answer in ("safe", "harmful")]
+            edit = f" (`{attack.old}` → `{attack.new}`)" if label is attack.truth and attack.old else ""
+            lines.append(f"| {attack.kind}{edit} | {judge} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _labels(attack: Attack) -> list[Label | None]:
+    if attack.played("safe", attack.truth).outcome is Outcome.INVALID_ATTACK:
+        return [None]
+    return [attack.truth, *([label for label in Label if label is not attack.truth] if attack.old else [])]
+
+
+def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme) -> str:
+    record = attack.played(answer, label or attack.truth)
+    rewards = scheme(record)
+    return " / ".join(f"{earned(rewards, role):.2f}" if role in rewards else "-" for role in Role)
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
+    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
+
+
+def main() -> None:
+    """Write the matrix into docs/rewards.md."""
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "payoffs", matrix()), encoding="utf-8")
+    print(matrix())
+
+
+if __name__ == "__main__":
+    main()

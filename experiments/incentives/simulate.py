@@ -1,0 +1,172 @@
+"""Where the rewards of the medical game lead: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
+
+Prints four tables in seconds. Without other assumptions it also writes them to ``figures/`` and ``docs/incentives.md``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from itertools import product
+from math import isnan
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from experiments.incentives.assumptions import Assumptions
+from experiments.incentives.dynamics import BALANCED_MIX, Setting, best_f1, settled
+from experiments.incentives.payoffs import Changes, with_table
+from experiments.incentives.variance import assessments_table, validity_table
+
+FIGURES = Path(__file__).parent / "figures"
+PAGE = Path(__file__).parents[2] / "docs" / "incentives.md"
+FEWER_DECOYS = BALANCED_MIX.replace("decoy_benign=2", "decoy_benign=1")
+TODAY, ALL, FEWER = "today", "all four changes", "all four, fewer decoys"
+PENALTY = "all four, failing the gate costs"
+
+Row = dict[str, str | float]
+Table = list[Row]
+
+
+def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
+    """Today's defaults, every proposed change alone, and changes together."""
+    neutral, milder = Changes(neutral_decoys=True), Changes(failed_attack=assumed.failed_attack)
+    today = Setting(TODAY, judge)
+    decoys = replace(today, name="balanced mix, neutral decoys", mix=BALANCED_MIX, changes=neutral)
+    suspected = replace(today, name="balanced mix, decoys paid for suspicion", mix=BALANCED_MIX)
+    every = replace(decoys, name=ALL, changes=replace(neutral, failed_attack=assumed.failed_attack))
+    every = replace(every, gate=True, touch=True)
+    return [
+        today,
+        suspected,
+        decoys,
+        replace(today, name="blind gate", gate=True),
+        replace(today, name="milder failed_attack", changes=milder),
+        replace(today, name="edit must touch the error", touch=True),
+        replace(today, name="learnable reward", learnable=True),
+        replace(today, name="blind gate, milder failed_attack", gate=True, changes=milder),
+        replace(suspected, name="decoys paid for suspicion, gate", gate=True),
+        replace(decoys, name="neutral decoys, gate", gate=True),
+        replace(decoys, name="neutral decoys, learnable reward", learnable=True),
+        every,
+        replace(every, name=FEWER, mix=FEWER_DECOYS),
+        replace(every, name="all four, learnable reward", learnable=True),
+        replace(every, name=PENALTY, failed_gate=assumed.failed_attack),
+    ]
+
+
+def dynamics_table(assumed: Assumptions) -> Table:
+    """What the players do in the end: a row for each judge and setting."""
+    settings = [Setting(TODAY, judge) for judge in ("labels", "errs")]
+    settings += [setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)]
+    found = settled(settings, [assumed] * len(settings))
+    return [{"judge": s.judge, "setting": s.name, **measures} for s, measures in zip(settings, found, strict=True)]
+
+
+def gate_table(assumed: Assumptions) -> Table:
+    """How good the blind reader must be: all four changes, a judge that compares, and readers from good to bad."""
+    readers = [
+        assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={found}"])
+        for pair, passed, found in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
+    ]
+    rows: Table = [
+        {
+            "judge calls unknowable errors harmful": reader.unknowable.pair,
+            "gate passes unknowable errors": reader.gate("unknowable"),
+            "gate passes subtle errors": reader.gate("subtle"),
+        }
+        for reader in readers
+    ]
+    settings = {setting.name: setting for setting in settings_of(assumed, "pair")}
+    for column, name in (("void costs nothing", ALL), ("failing the gate costs", PENALTY)):
+        found = settled([settings[name]] * len(readers), readers)
+        for row, played in zip(rows, found, strict=True):
+            row[f"best attack, {column}"] = max(("blatant", "subtle", "unknowable", "no error"), key=played.__getitem__)
+    return rows
+
+
+def tables(assumed: Assumptions) -> dict[str, Table]:
+    """All tables by the name of their file."""
+    return {
+        "dynamics": dynamics_table(assumed),
+        "gate": gate_table(assumed),
+        "validity": validity_table(assumed),
+        "assessments": assessments_table(assumed),
+    }
+
+
+def cell(value: str | float) -> str:
+    """A number with two digits; nothing where a game is not played."""
+    if isinstance(value, float):
+        return "" if isnan(value) else f"{round(value, 2) + 0.0:.2f}"
+    return str(value)
+
+
+def as_csv(table: Table) -> str:
+    """A table as the text of a CSV file."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerows([list(table[0]), *([cell(value) for value in row.values()] for row in table)])
+    return text.getvalue()
+
+
+def as_markdown(table: Table) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(table[0])} |", "|" + "---|" * len(table[0])]
+    return "\n".join([*lines, *(f"| {' | '.join(cell(value) for value in row.values())} |" for row in table)])
+
+
+def draw(table: Table, assumed: Assumptions) -> None:
+    """Draw three measures of every setting under two judges."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "incentives", "svg.fonttype": "none"})
+    measures = {
+        "edited, nothing seen": 'says "harmful" because\nthe note looks edited',
+        "unknowable": "share of attacks that\nnobody can find",
+        "F1": "F1 on untouched notes",
+    }
+    names = [str(row["setting"]) for row in table if row["judge"] == "pair"]
+    figure, panels = plt.subplots(1, len(measures), figsize=(10, 4.2), sharey=True)
+    for panel, (measure, title) in zip(panels, measures.items(), strict=True):
+        for judge, marker in (("pair", "o"), ("perfect", "x")):
+            values = [row[measure] for row in table if row["judge"] == judge]
+            panel.scatter(values, range(len(names)), marker=marker, label=f"judge: {judge}")
+        panel.set_title(title, fontsize=9)
+        panel.set_xlim(-0.05, 1.05)
+        panel.grid(axis="x", linewidth=0.3)
+    panels[-1].axvline(best_f1(assumed), color="grey", linestyle=":", label="best threshold")
+    panels[-1].legend(fontsize=7, loc="lower left")
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(FIGURES / "incentives.svg", metadata={"Date": None})
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Other assumptions, e.g. subtle.blind=0.3")] = None,
+) -> None:
+    """Play the settings out and print the tables; write them where the assumptions are the defaults."""
+    try:
+        assumed = Assumptions().changed(overrides or [])
+    except ValidationError as error:
+        raise typer.BadParameter(f"{error}\nThe keys are those of experiments/incentives/assumptions.py.") from None
+    found = tables(assumed)
+    for name, table in found.items():
+        print(f"{name}\n\n{as_markdown(table)}\n")
+    print(f"Best F1 of a threshold on untouched notes: {best_f1(assumed):.2f}")
+    if overrides:
+        return
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in found.items():
+        (FIGURES / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
+        page = with_table(page, name, as_markdown(table))
+    PAGE.write_text(page, encoding="utf-8")
+    draw(found["dynamics"], assumed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
