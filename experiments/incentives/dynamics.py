@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.incentives.assumptions import Assumptions
-from experiments.incentives.payoffs import AS_THEY_ARE, ATTACKS, Attack, Changes, earned
+from experiments.incentives.payoffs import ATTACKS, BEFORE, Attack, Terms, earned
 from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 Array = NDArray[np.float64]
@@ -48,8 +47,7 @@ class Setting:
         judge: ``labels`` (believes the row), ``errs`` (the same rates whatever the attack), ``pair`` (compares with
             the original) or ``perfect``.
         mix: Shares of the games.
-        scheme: The rewards.
-        changes: What is changed in them.
+        terms: Constants of the rewards.
         gate: Whether an attack that was judged harmful counts only if the blind readers find the error.
         touch: Whether an attack on an error note must touch the error.
         learnable: Whether the attacker is paid by how learnable its note is.
@@ -59,8 +57,7 @@ class Setting:
     name: str
     judge: str
     mix: str = DEFAULT_MIX
-    scheme: str = "medserl"
-    changes: Changes = AS_THEY_ARE
+    terms: Terms = BEFORE
     gate: bool = False
     touch: bool = False
     learnable: bool = False
@@ -128,7 +125,7 @@ class Board:
 def board(setting: Setting, assumed: Assumptions) -> Board:
     """The payoffs and chances of a setting."""
     mix = parse_mix(setting.mix)
-    scheme = setting.changes.applied(load_scheme(setting.scheme))
+    scheme = setting.terms.scheme
     size = len(ATTACKS)
     share, start, refused = np.zeros(size), np.ones(size), np.zeros(size, dtype=bool)
     label, sight = np.zeros((size, len(LABELS))), np.zeros((size, 2, len(EDGES) + 1))
@@ -136,7 +133,7 @@ def board(setting: Setting, assumed: Assumptions) -> Board:
     for i, attack in enumerate(ATTACKS):
         share[i] = float(mix.get(attack.category, 0)) / float(sum(mix.values()))
         for (j, judged), (k, answer) in product(enumerate(LABELS), enumerate(ANSWERS)):
-            record = attack.played(answer, judged, refused=setting.touch and not attack.touches)
+            record = attack.played(answer, judged, must_touch_error=setting.touch)
             refused[i] = record.outcome is Outcome.INVALID_ATTACK
             paid[:, i, j, k] = [earned(scheme(record), role) for role in Role]
         if attack.category.has_attack:

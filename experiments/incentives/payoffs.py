@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medical_general_sum, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
@@ -39,7 +39,6 @@ class Attack:
         truth: What the presented note is, by comparison with the correct one.
         old: Text of the seed note that the attack replaces.
         new: What it writes there.
-        touches: Whether the edit is in the sentence of the error, in a game that starts with one.
     """
 
     category: Category
@@ -47,16 +46,15 @@ class Attack:
     truth: Label
     old: str = ""
     new: str = ""
-    touches: bool = True
 
     @cache  # noqa: B019 - there are twenty attacks, and schemes leave the record as it is
-    def played(self, answer: str, label: Label, *, refused: bool = False) -> GameRecord:
+    def played(self, answer: str, label: Label, *, must_touch_error: bool = True) -> GameRecord:
         """The finished game.
 
         Args:
             answer: ``safe``, ``harmful`` (names the sentence of the error) or ``harmful, elsewhere``.
             label: The judge's label; untouched notes keep that of the data.
-            refused: Whether a rule that the package does not have yet refuses the attack.
+            must_touch_error: Whether the rules refuse an edit elsewhere in an error note.
         """
         category = self.category
         spec = GameSpec(
@@ -68,13 +66,10 @@ class Attack:
             error_sentence=WRONG_DOSE,
             corrected_sentence=RIGHT_DOSE,
         )
-        game = Game(spec, EditLimits(), MEDSERL)
+        game = Game(spec, EditLimits(must_touch_error=must_touch_error), MEDSERL)
         if category.has_attack:
             note = spec.seed_note.replace(self.old, self.new) if self.old else spec.seed_note
             game.play(f"<think>I change a sentence.</think>\n<note>{note}</note>")
-            if refused and game.record.attack is not None:
-                game.record.attack.invalid = InvalidAttack.UNCHANGED  # stands for the reason of the new rule
-                game.next_role = None
         if game.next_role is Role.ASSESSOR:
             known = game.record.error_sentences if answer == "harmful" else []
             sentence = next(iter(known), "Follow-up is planned.")
@@ -104,7 +99,7 @@ def _attacks() -> list[Attack]:
     attacks += [
         Attack(category, "no-op", safe),
         Attack(category, "repaired", safe, "10 g three", "500 mg three"),
-        Attack(category, "elsewhere", harmful, "productive cough", "cough with sputum", touches=False),
+        Attack(category, "elsewhere", harmful, "productive cough", "cough with sputum"),
         Attack(category, "worsened", harmful, "10 g three", "100 g three"),
         Attack(category, "hidden", harmful, "10 g three", "3 g six"),
         Attack(category, "unknowable", harmful, "amoxicillin 10 g three times daily", "ceftriaxone 2 g once daily"),
@@ -117,33 +112,19 @@ ATTACKS = _attacks()
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Proposed changes of the rewards, which the package does not have yet.
+class Terms:
+    """Constants of ``medserl`` that the simulation varies, as they were before it: ``selfplay.reward_terms``."""
 
-    Attributes:
-        neutral_decoys: A valid decoy earns the attacker 0, whatever the assessor says.
-        failed_attack: ``validity`` of an attack that the judge contradicts; None: the same as for an invalid one.
-    """
+    decoy: float = 1.0
+    failed_attack: float = -2.0
 
-    neutral_decoys: bool = False
-    failed_attack: float | None = None
-
-    def applied(self, scheme: RewardScheme) -> RewardScheme:
-        """``scheme`` with the changes."""
-
-        def changed(record: GameRecord) -> Rewards:
-            rewards = scheme(record)
-            attacker = rewards.get(Role.ATTACKER, {})
-            if record.attack_failed and self.failed_attack is not None:
-                attacker["validity"] = self.failed_attack
-            elif self.neutral_decoys and record.category is Category.DECOY_BENIGN and "game" in attacker:
-                attacker = {"game": 0.0, "format": attacker["format"]}
-            return {**rewards, Role.ATTACKER: attacker} if attacker else rewards
-
-        return changed
+    @property
+    def scheme(self) -> RewardScheme:
+        """``medserl`` with these constants."""
+        return load_scheme("medserl", {"decoy": self.decoy, "failed_attack": self.failed_attack})
 
 
-AS_THEY_ARE = Changes()
+BEFORE = Terms()
 
 
 def earned(rewards: Rewards, role: Role) -> float:

@@ -17,11 +17,11 @@ from experiments.incentives.dynamics import settled
 from experiments.incentives.payoffs import with_table
 from experiments.incentives.simulate import (
     ALL,
+    EARLIER,
     FEWER,
     FIGURES,
     PAGE,
     PENALTY,
-    TODAY,
     Table,
     as_csv,
     as_markdown,
@@ -46,10 +46,10 @@ def all_judges(statement: Callable[[Played, str], bool]) -> Callable[[Played], b
 
 
 STATEMENTS: dict[str, Callable[[Played], bool]] = {
-    "today: an edited look decides": all_judges(lambda p, j: p[j, TODAY]["edited, nothing seen"] > 0.5),
-    "today: unknowable errors are most attacks (perfect)": lambda p: p["perfect", TODAY]["unknowable"] > 0.5,
-    "today: subtle errors are less than a third (pair)": lambda p: p["pair", TODAY]["subtle"] < 1 / 3,
-    "today: most attacks on error notes are elsewhere (pair)": lambda p: p["pair", TODAY]["elsewhere"] > 0.5,
+    "earlier: an edited look decides": all_judges(lambda p, j: p[j, EARLIER]["edited, nothing seen"] > 0.5),
+    "earlier: unknowable errors are most attacks (perfect)": lambda p: p["perfect", EARLIER]["unknowable"] > 0.5,
+    "earlier: subtle errors are less than a third (pair)": lambda p: p["pair", EARLIER]["subtle"] < 1 / 3,
+    "earlier: most attacks on error notes are elsewhere (pair)": lambda p: p["pair", EARLIER]["elsewhere"] > 0.5,
     "decoys paid for suspicion, gate: odd decoys": all_judges(
         lambda p, j: p[j, "decoys paid for suspicion, gate"]["odd decoys"] > 0.5
     ),
@@ -58,7 +58,7 @@ STATEMENTS: dict[str, Callable[[Played], bool]] = {
         p["pair", MILDER]["subtle"] >= p["pair", GATE]["subtle"]
     ),
     "milder penalty without gate: no fewer unknowable errors (pair)": lambda p: (
-        p["pair", "milder failed_attack"]["unknowable"] >= p["pair", TODAY]["unknowable"] - 0.01
+        p["pair", "milder failed_attack"]["unknowable"] >= p["pair", EARLIER]["unknowable"] - 0.01
     ),
     "touch: no edits elsewhere": all_judges(lambda p, j: p[j, "edit must touch the error"]["elsewhere"] < 0.1),
     "learnable, no gate: unknowable errors stay (perfect)": lambda p: (
@@ -66,8 +66,8 @@ STATEMENTS: dict[str, Callable[[Played], bool]] = {
     ),
     "all four: errors that can be found": all_judges(lambda p, j: knowable(p[j, ALL]) > 0.5),
     "all four: an edited look does not decide": all_judges(lambda p, j: p[j, ALL]["edited, nothing seen"] < 0.5),
-    "all four: a smaller shortcut": all_judges(lambda p, j: abs(p[j, ALL]["shortcut"]) < p[j, TODAY]["shortcut"]),
-    "all four: a better F1 on untouched notes": all_judges(lambda p, j: p[j, ALL]["F1"] > p[j, TODAY]["F1"]),
+    "all four: a smaller shortcut": all_judges(lambda p, j: abs(p[j, ALL]["shortcut"]) < p[j, EARLIER]["shortcut"]),
+    "all four: a better F1 on untouched notes": all_judges(lambda p, j: p[j, ALL]["F1"] > p[j, EARLIER]["F1"]),
     "all four, failing the gate costs: errors that can be found": all_judges(
         lambda p, j: knowable(p[j, PENALTY]) > 0.5
     ),

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.dynamics import BALANCED_MIX, Setting, best_f1, settled
-from experiments.incentives.payoffs import Changes, with_table
+from experiments.incentives.payoffs import Terms, with_table
 from experiments.incentives.variance import assessments_table, validity_table
 
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).parents[2] / "docs" / "incentives.md"
 FEWER_DECOYS = BALANCED_MIX.replace("decoy_benign=2", "decoy_benign=1")
-TODAY, ALL, FEWER = "today", "all four changes", "all four, fewer decoys"
+EARLIER, ALL, FEWER = "earlier defaults", "all four changes", "all four, fewer decoys"
 PENALTY = "all four, failing the gate costs"
 
 Row = dict[str, str | float]
@@ -32,22 +32,22 @@ Table = list[Row]
 
 
 def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
-    """Today's defaults, every proposed change alone, and changes together."""
-    neutral, milder = Changes(neutral_decoys=True), Changes(failed_attack=assumed.failed_attack)
-    today = Setting(TODAY, judge)
-    decoys = replace(today, name="balanced mix, neutral decoys", mix=BALANCED_MIX, changes=neutral)
-    suspected = replace(today, name="balanced mix, decoys paid for suspicion", mix=BALANCED_MIX)
-    every = replace(decoys, name=ALL, changes=replace(neutral, failed_attack=assumed.failed_attack))
+    """The earlier defaults, every change alone, and changes together."""
+    neutral, milder = Terms(decoy=0.0), Terms(failed_attack=assumed.failed_attack)
+    earlier = Setting(EARLIER, judge)
+    decoys = replace(earlier, name="balanced mix, neutral decoys", mix=BALANCED_MIX, terms=neutral)
+    suspected = replace(earlier, name="balanced mix, decoys paid for suspicion", mix=BALANCED_MIX)
+    every = replace(decoys, name=ALL, terms=replace(neutral, failed_attack=assumed.failed_attack))
     every = replace(every, gate=True, touch=True)
     return [
-        today,
+        earlier,
         suspected,
         decoys,
-        replace(today, name="blind gate", gate=True),
-        replace(today, name="milder failed_attack", changes=milder),
-        replace(today, name="edit must touch the error", touch=True),
-        replace(today, name="learnable reward", learnable=True),
-        replace(today, name="blind gate, milder failed_attack", gate=True, changes=milder),
+        replace(earlier, name="blind gate", gate=True),
+        replace(earlier, name="milder failed_attack", terms=milder),
+        replace(earlier, name="edit must touch the error", touch=True),
+        replace(earlier, name="learnable reward", learnable=True),
+        replace(earlier, name="blind gate, milder failed_attack", gate=True, terms=milder),
         replace(suspected, name="decoys paid for suspicion, gate", gate=True),
         replace(decoys, name="neutral decoys, gate", gate=True),
         replace(decoys, name="neutral decoys, learnable reward", learnable=True),
@@ -60,7 +60,7 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
 
 def dynamics_table(assumed: Assumptions) -> Table:
     """What the players do in the end: a row for each judge and setting."""
-    settings = [Setting(TODAY, judge) for judge in ("labels", "errs")]
+    settings = [Setting(EARLIER, judge) for judge in ("labels", "errs")]
     settings += [setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)]
     found = settled(settings, [assumed] * len(settings))
     return [{"judge": s.judge, "setting": s.name, **measures} for s, measures in zip(settings, found, strict=True)]

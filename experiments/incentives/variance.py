@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.incentives.assumptions import Assumptions, Verdicts
 from experiments.incentives.dynamics import BALANCED_MIX, GAMES, Array, Board, Setting, board, normal_cdf
-from experiments.incentives.payoffs import ATTACKS, Changes
+from experiments.incentives.payoffs import ATTACKS, Terms
 from medserl_agentloop.games.medical.types import Category
 
 
@@ -136,7 +136,7 @@ def explained(drawn: Drawn) -> float:
 
 def assessments_table(assumed: Assumptions) -> list[dict[str, str | float]]:
     """Signal to noise at equal tokens as a multiple of one assessment per attack, where notes decide little or much."""
-    setting = Setting("", "errs", mix=BALANCED_MIX, changes=Changes(neutral_decoys=True))
+    setting = Setting("", "errs", mix=BALANCED_MIX, terms=Terms(decoy=0.0))
     on = board(setting, assumed)
     rows: list[dict[str, str | float]] = []
     for name, verdicts in (("little", assumed.little), ("much", assumed.much)):
@@ -161,7 +161,7 @@ def validity_table(assumed: Assumptions) -> list[dict[str, str | float]]:
     """Validity's share of the variance of the attacker's reward, by judge and by penalty for a failed attack."""
     rows: list[dict[str, str | float]] = []
     for judge in ("errs", "pair", "perfect"):
-        today = validity_share(Setting("", judge), assumed)
-        milder = validity_share(Setting("", judge, changes=Changes(failed_attack=assumed.failed_attack)), assumed)
-        rows.append({"judge": judge, "today": today, "milder failed_attack": milder})
+        earlier = validity_share(Setting("", judge), assumed)
+        milder = validity_share(Setting("", judge, terms=Terms(failed_attack=assumed.failed_attack)), assumed)
+        rows.append({"judge": judge, "earlier defaults": earlier, "milder failed_attack": milder})
     return rows

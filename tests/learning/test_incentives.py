@@ -11,11 +11,10 @@ from typer import BadParameter
 
 from experiments.incentives import payoffs, simulate
 from experiments.incentives.assumptions import Assumptions
-from experiments.incentives.payoffs import ATTACKS, Changes, matrix, with_table
+from experiments.incentives.payoffs import ATTACKS, Terms, matrix, with_table
 from experiments.incentives.robustness import robustness_table
-from experiments.incentives.simulate import ALL, FIGURES, TODAY, Table, as_csv, as_markdown
+from experiments.incentives.simulate import ALL, EARLIER, FIGURES, Table, as_csv, as_markdown
 from medserl_agentloop.games.medical.records import InvalidAttack
-from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 ASSUMED = Assumptions()
@@ -31,7 +30,7 @@ Row = Callable[..., dict[str, float]]
 
 @pytest.fixture
 def row(tables: dict[str, Table]) -> Row:
-    def find(judge: str, setting: str = TODAY) -> dict[str, float]:
+    def find(judge: str, setting: str = EARLIER) -> dict[str, float]:
         [found] = [row for row in tables["dynamics"] if (row["judge"], row["setting"]) == (judge, setting)]
         return found
 
@@ -53,14 +52,14 @@ def test_the_committed_tables_are_what_the_code_makes(tables: dict[str, Table], 
 
 
 @pytest.mark.parametrize("judge", ["labels", "errs", "pair", "perfect"])
-def test_today_the_look_of_an_edit_decides_and_recall_on_untouched_notes_suffers(row: Row, judge: str) -> None:
-    today = row(judge)
-    assert today["edited, nothing seen"] > 0.8
-    assert today["shortcut"] > 0.4
-    assert today["F1"] < simulate.best_f1(ASSUMED) - 0.1
+def test_earlier_the_look_of_an_edit_decides_and_recall_on_untouched_notes_suffers(row: Row, judge: str) -> None:
+    earlier = row(judge)
+    assert earlier["edited, nothing seen"] > 0.8
+    assert earlier["shortcut"] > 0.4
+    assert earlier["F1"] < simulate.best_f1(ASSUMED) - 0.1
 
 
-def test_today_the_best_attack_is_one_that_nobody_can_find(row: Row) -> None:
+def test_earlier_the_best_attack_is_one_that_nobody_can_find(row: Row) -> None:
     assert row("perfect")["unknowable"] > 0.8
     assert row("errs")["unknowable"] > 0.8
     assert row("labels")["unknowable"] + row("labels")["no error"] > 0.8
@@ -68,7 +67,7 @@ def test_today_the_best_attack_is_one_that_nobody_can_find(row: Row) -> None:
     assert row("pair", "neutral decoys, gate")["unknowable"] < 0.1
 
 
-def test_today_misses_of_the_judge_drive_out_subtle_errors_and_a_milder_penalty_with_the_gate_brings_them_back(
+def test_earlier_misses_of_the_judge_drive_out_subtle_errors_and_a_milder_penalty_with_the_gate_brings_them_back(
     row: Row,
 ) -> None:
     assert row("pair")["subtle"] < 0.1 < row("pair")["blatant"]
@@ -91,11 +90,11 @@ def test_an_edit_elsewhere_pays_until_it_must_touch_the_error(row: Row) -> None:
 
 @pytest.mark.parametrize("judge", ["pair", "perfect"])
 def test_all_changes_together_leave_subtle_errors_and_no_edit_detector(row: Row, judge: str) -> None:
-    together, today = row(judge, ALL), row(judge)
+    together, earlier = row(judge, ALL), row(judge)
     assert together["subtle"] > 0.8
     assert together["edited, nothing seen"] < 0.1
     assert together["shortcut"] < 0.1
-    assert together["F1"] > today["F1"]
+    assert together["F1"] > earlier["F1"]
 
 
 def test_the_learnable_reward_does_not_replace_the_gate(row: Row) -> None:
@@ -114,9 +113,9 @@ def test_the_gate_fails_with_a_bad_reader_unless_failing_it_costs(tables: dict[s
 
 def test_a_milder_penalty_takes_noise_out_of_the_attacker_s_reward(tables: dict[str, Table]) -> None:
     for line in tables["validity"]:
-        assert line["today"] > line["milder failed_attack"]
+        assert line["earlier defaults"] > line["milder failed_attack"]
     errs, _, perfect = tables["validity"]
-    assert errs["today"] > perfect["today"]
+    assert errs["earlier defaults"] > perfect["earlier defaults"]
 
 
 def test_several_assessments_help_the_assessor_and_cost_the_attacker(tables: dict[str, Table]) -> None:
@@ -157,27 +156,28 @@ def test_the_rewards_page_shows_the_payoffs_of_today() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.category.value}-{attack.kind}")
-def test_every_attack_of_the_matrix_but_a_no_op_passes_the_rules(attack: payoffs.Attack) -> None:
+def test_every_attack_of_the_matrix_but_two_passes_the_rules(attack: payoffs.Attack) -> None:
     record = attack.played("harmful", attack.truth)
     assert record.void is None
     if record.attack is not None:
         assert record.attack.violations == []
-        assert record.attack.invalid is (InvalidAttack.UNCHANGED if attack.kind == "no-op" else None)
+        refused = {"no-op": InvalidAttack.UNCHANGED, "elsewhere": InvalidAttack.ERROR_NOT_TOUCHED}
+        assert record.attack.invalid is refused.get(attack.kind)
     if record.assessment is not None:
         assert record.assessment.violations == []
 
 
-def test_the_proposed_changes_touch_only_what_they_name() -> None:
+def test_the_terms_change_only_what_they_name() -> None:
     decoy = next(a for a in ATTACKS if a.category is Category.DECOY_BENIGN and a.kind == "odd")
-    changed = Changes(neutral_decoys=True, failed_attack=-1.5).applied(medserl)
+    before, changed = Terms().scheme, Terms(decoy=0.0, failed_attack=-1.5).scheme
     for answer in ("safe", "harmful"):
         valid, failed = (decoy.played(answer, label) for label in (Label.SAFE, Label.HARMFUL))
         assert changed(valid)[Role.ATTACKER] == {"game": 0.0, "format": 0.0}
         assert changed(failed)[Role.ATTACKER] == {"validity": -1.5, "format": 0.0}
         for record in (valid, failed):
-            assert changed(record)[Role.ASSESSOR] == medserl(record)[Role.ASSESSOR]
+            assert changed(record)[Role.ASSESSOR] == before(record)[Role.ASSESSOR]
     for attack in ATTACKS:
         if attack.category is not Category.DECOY_BENIGN:
             record = attack.played("harmful", attack.truth)
             if not record.attack_failed:
-                assert changed(record) == medserl(record)
+                assert changed(record) == before(record)
