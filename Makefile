@@ -39,6 +39,7 @@ help:
 
 quickstart: $(RUN)/.complete
 	@$(BIN)/medserl show $(RUN)
+	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
 
 test: $(VENV)/.dev
 	@echo "== tests"

@@ -1,7 +1,7 @@
-"""Write what is said of the ``selfplay`` keys in two places, from the fields that define them.
+"""Write what is said of fields in other places, from the fields that define them.
 
-``python docs/make_reference.py`` writes ``docs/configuration.md`` and the ``selfplay`` node of
-``recipes/core.yaml`` and ``recipes/medical.yaml``. A test compares both with the fields.
+``python docs/make_reference.py`` writes ``docs/configuration.md``, the ``selfplay`` node of ``recipes/core.yaml`` and
+``recipes/medical.yaml``, and the columns of the frames in ``docs/report.md``. Tests compare them with the fields.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -150,8 +151,26 @@ def with_node(recipe: Path) -> str:
     return f"{before}{BEGIN}{node(NODES[recipe]())}{END}{after}"
 
 
+REPORT = ROOT / "docs" / "report.md"
+FRAMES = "### The columns\n"
+
+
+def with_columns() -> str:
+    """The page of the report with the columns of the frames made anew."""
+    before, _, _ = REPORT.read_text(encoding="utf-8").partition(FRAMES)
+    lines = [FRAMES]
+    for name, schema in (("games", GAMES), ("turns", TURNS), ("scores", SCORES)):
+        lines += [f"`{name}`\n", "| column | dtype | meaning |", "|---|---|---|"]
+        lines += [f"| `{column}` | {c.dtype} | {c.meaning} |" for column, c in schema.items()]
+        if name == "games":
+            lines.append("| `reward/<role>/<component>` | Float64 | one component of the reward |")
+        lines.append("")
+    return before + "\n".join(lines).rstrip() + "\n"
+
+
 def main() -> None:
-    """Write all three files."""
+    """Write all files."""
+    REPORT.write_text(with_columns(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     for recipe in NODES:
         recipe.write_text(with_node(recipe), encoding="utf-8")

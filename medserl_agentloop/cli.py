@@ -46,6 +46,23 @@ def show(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+) -> None:
+    """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
+    from medserl_agentloop.report.page import write_page
+
+    console = Console(stderr=True)
+    try:
+        games = write_page(runs, output, console)
+    except ValueError as error:
+        typer.echo(f"medserl: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"{games} games: {output}")
+
+
+@app.command()
 def rescore(
     games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
     reward: Annotated[str, typer.Option(help="Reward scheme, or package.module:function.")],

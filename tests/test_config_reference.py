@@ -1,6 +1,6 @@
 """The configuration page and the recipes' ``selfplay`` node say what the fields say."""
 
-from make_reference import NODES, PAGE, entries, is_node, page, with_node
+from make_reference import NODES, PAGE, REPORT, entries, is_node, page, with_columns, with_node
 from omegaconf import OmegaConf
 
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -13,6 +13,10 @@ def test_page_and_recipe_are_written_from_the_fields_of_today() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), WRITE_AGAIN
     for recipe in NODES:
         assert with_node(recipe) == recipe.read_text(encoding="utf-8"), WRITE_AGAIN
+
+
+def test_the_page_of_the_report_has_the_columns_of_today() -> None:
+    assert REPORT.read_text(encoding="utf-8") == with_columns(), WRITE_AGAIN
 
 
 def test_the_recipe_s_node_is_the_defaults() -> None:

@@ -1,1 +1,5 @@
-"""What people look at after a run: games as text, metrics side by side."""
+"""Looking at runs: frames for notebooks, a page for the browser, text for the terminal."""
+
+from medserl_agentloop.report.frames import games, metrics, scores, turns
+
+__all__ = ["games", "metrics", "scores", "turns"]

@@ -15,8 +15,9 @@ SHORT_FORMS = {
     "data_prep": "--rows 100,200",
     "game_core": "--labels 8 --http 8",
 }
-RUN_ELSEWHERE = {  # they need a training run or SGLang, which other tests have anyway
+RUN_ELSEWHERE = {  # they need a training run, SGLang or a browser, which other tests have anyway
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
+    "report_page": "tests/report/test_page.py",
 }
 
 

@@ -1,0 +1,208 @@
+"""The games, turns and metrics of a run and the scores of an evaluation as pandas frames, for notebooks.
+
+    from medserl_agentloop.report import games
+    games("runs/quickstart").groupby("step")["assessor_reward"].mean()
+
+Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in their order and with their dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import GameRecord, read_games
+from medserl_agentloop.games.medical.types import Role
+
+
+class Column(NamedTuple):
+    """A column of a frame.
+
+    Attributes:
+        dtype: pandas dtype; ``Int64``, ``Float64`` and ``boolean`` hold missing values.
+        meaning: What it says.
+        value: Reads it from a game's record, where one record has one value.
+    """
+
+    dtype: str
+    meaning: str
+    value: Callable[[GameRecord], Any] = lambda record: None
+
+
+GAMES = {
+    "step": Column("Int64", "training step that used the game", lambda g: g.step),
+    "uid": Column("string", "prompt group", lambda g: g.uid),
+    "session": Column("Int64", "number of the game within its group", lambda g: g.session),
+    "category": Column("string", "kind of game", lambda g: g.category.value),
+    "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
+    "right": Column(
+        "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
+    ),
+    "void": Column("string", "why the game does not count", lambda g: g.void),
+    "invalid": Column(
+        "string",
+        "why the attack does not count",
+        lambda g: g.attack.invalid and g.attack.invalid.value if g.attack else None,
+    ),
+    "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
+    "judged": Column(
+        "string",
+        "label of the presented note",
+        lambda g: g.judgement.label.value if g.judgement and g.judgement.label else None,
+    ),
+    "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
+    "verdict": Column(
+        "string",
+        "the assessor's verdict; missing if unreadable",
+        lambda g: g.assessment.verdict.value if g.assessment and g.assessment.verdict else None,
+    ),
+    "error_type": Column("string", "type of the case's error", lambda g: g.spec.error_type and g.spec.error_type.value),
+    "text_id": Column("string", "source row", lambda g: g.spec.text_id),
+    "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
+    "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
+    "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)),
+    "signal": Column("boolean", "whether the rewards of a role differ within the group"),
+    "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
+    "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
+    "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
+    "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+}
+"""A row per game, in the order of play; and ``reward/<role>/<component>`` for every component of the run."""
+
+TURNS = {
+    "game": Column("Int64", "row of the game in `games(run)`"),
+    "role": Column("string", "who took the turn"),
+    "response": Column("string", "what the model wrote"),
+    "reasoning": Column("string", "its reasoning, as the profile's parser reads it"),
+    "tokens": Column("Int64", "length"),
+    "truncated": Column("boolean", "whether the token budget cut it off"),
+    "readable": Column("boolean", "whether it has a note, or a verdict"),
+    "violations": Column("string", "departures from the format, joined by commas"),
+    "reward": Column("Float64", "the role's reward"),
+}
+"""A row per generated turn."""
+
+SCORES = {
+    "system": Column("string", "the system, or the floor"),
+    "measure": Column("string", "name of the score"),
+    "value": Column("Float64", "the score; missing if not computed"),
+    "low": Column("Float64", "lower end of the 95 % interval"),
+    "high": Column("Float64", "upper end"),
+    "spread": Column("Float64", "standard deviation between seeds"),
+    "why": Column("string", "why it was not computed"),
+}
+"""A row per system and measure of a results file."""
+
+
+def games(run: str | Path) -> pd.DataFrame:
+    """The games of a run: its folder (``selfplay.records``), or a games file.
+
+    Raises:
+        ValueError: There are no games, or a line is not one; names file and line.
+    """
+    return games_frame(read_run(run))
+
+
+def turns(run: str | Path) -> pd.DataFrame:
+    """The turns of the same games."""
+    rows = []
+    for number, game in enumerate(read_run(run)):
+        for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)):
+            if turn is not None:
+                said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
+                rows.append(
+                    {
+                        **turn.model_dump(include={"response", "reasoning", "tokens", "truncated"}),
+                        "game": number,
+                        "role": role.value,
+                        "readable": said is not None,
+                        "violations": ",".join(turn.violations),
+                        "reward": game.reward(role.value),
+                    }
+                )
+    return _typed(rows, TURNS)
+
+
+def metrics(run: str | Path) -> pd.DataFrame:
+    """The metrics of a run by step, a column per name as docs/metrics.md has them.
+
+    Raises:
+        ValueError: The run has no metrics.
+    """
+    path = Path(run) / METRICS_FILE
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
+    return pd.DataFrame(StepFile(path).read()).groupby("step").last().astype("Float64", errors="ignore")
+
+
+def scores(results: str | Path) -> pd.DataFrame:
+    """The scores in a results file of ``medserl score`` or ``medserl evaluate``.
+
+    Raises:
+        ValueError: The file is not one.
+    """
+    try:
+        systems = json.loads(Path(results).read_text(encoding="utf-8"))["systems"]
+        rows = [
+            {"system": system, "measure": name, **measure}
+            for system, values in systems.items()
+            for name, measure in values["measures"].items()
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{results} is not a results file of medserl score or evaluate: {error!r}") from None
+    return _typed(rows, SCORES)
+
+
+def read_run(run: str | Path) -> list[GameRecord]:
+    """The records of a run's games, in order.
+
+    Raises:
+        ValueError: There are none, or a line is not one; names file and line.
+    """
+    path = Path(run)
+    path = path / GAMES_FILE if path.is_dir() else path
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records) that has played games")
+    records = list(read_games(path))
+    if not records:
+        raise ValueError(f"{path} holds no games yet")
+    return records
+
+
+def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
+    """The frame of these games; see :data:`GAMES`."""
+    frame = _typed([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
+    components = sorted(
+        {(role.value, part) for game in records for role, parts in game.rewards.items() for part in parts}
+    )
+    for role, part in components:
+        values = [game.rewards.get(Role(role), {}).get(part) for game in records]
+        frame[f"reward/{role}/{part}"] = pd.array(values, dtype="Float64")
+    frame["signal"] = _signal(records)
+    return frame
+
+
+def _signal(records: Iterable[GameRecord]) -> Any:
+    rewards: dict[tuple[int, str, str], set[float]] = defaultdict(set)
+    records = list(records)
+    for game in records:
+        for role in game.rewards:
+            rewards[game.step, game.uid, role.value].add(round(game.reward(role.value) or 0.0, 9))
+    groups = {(step, uid) for (step, uid, _), values in rewards.items() if len(values) > 1}
+    return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
+
+
+def _typed(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+    columns = {}
+    for name, column in schema.items():
+        values = [row.get(name) for row in rows]
+        if column.dtype == "string":  # a model may write half of a surrogate pair, which Arrow cannot hold
+            values = [text and text.encode("utf-8", errors="backslashreplace").decode() for text in values]
+        columns[name] = pd.array(values, dtype=column.dtype)
+    return pd.DataFrame(columns)

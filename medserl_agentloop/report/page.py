@@ -1,0 +1,184 @@
+"""The page of a run, or of several: one HTML file that needs neither network nor library. ``medserl report``.
+
+The file holds one block of columns, which lists, filters and plots need, and the games themselves in chunks, which
+the browser unpacks when a game of theirs is opened. page.js draws it, with text nodes only; the page's policy allows
+this one script and nothing else, whatever a model wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Template
+from rich.console import Console
+from rich.progress import track
+
+from medserl_agentloop.core.health import METRIC_PREFIX
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import PACKAGE, replacing
+from medserl_agentloop.report.frames import games_frame, metrics, read_run
+
+MOST_GAMES = 20_000
+"""More games than this are drawn as a sample: a browser holds about so many texts."""
+CHUNK = 250
+
+_NUMBERS = ("step", "session", "changed_words", "attacker_tokens", "assessor_tokens")
+_WORDS = ("uid", "category", "outcome", "invalid", "intended", "judged", "verdict", "error_type", "vignette_id")
+
+
+def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
+    """Write the page of these runs.
+
+    Args:
+        runs: Their folders (``selfplay.records``), or games files.
+        output: The HTML file.
+        console: Shows the progress.
+
+    Returns:
+        How many games the page holds: all, or a sample of whole prompt groups above :data:`MOST_GAMES`.
+
+    Raises:
+        ValueError: A run has no games, or a line is not one; names file and line.
+    """
+    names = _names(runs)
+    played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
+    total = sum(map(len, played.values()))
+    records = [
+        (name, game) for name, games in played.items() for game in _sample(games, MOST_GAMES * len(games) // total)
+    ]
+    frame = games_frame([game for _, game in records]).assign(
+        run=pd.array([name for name, _ in records], dtype="string")
+    )
+    columns = {
+        "runs": names,
+        "played": total,
+        "games": len(records),
+        "chunk": CHUNK,
+        "first": _telling(frame),
+        "columns": _columns(frame),
+        "rewards": [name for name in frame.columns if name.startswith("reward/")],
+        **_by_step(runs, names),
+    }
+    blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
+    starts = range(0, len(records), CHUNK)
+    for number, start in enumerate(track(starts, "packing the games", console=console, transient=True)):
+        lines = [_line(game) for _, game in records[start : start + CHUNK]]
+        blocks.append((f"chunk{number}", _packed("\n".join(lines))))
+    with replacing(output) as file:
+        file.write(_html(blocks).encode("utf-8"))
+    return len(records)
+
+
+def _html(blocks: list[tuple[str, str]]) -> str:
+    folder = PACKAGE / "report"
+    script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    )
+    template = Template((folder / "page.html").read_text(encoding="utf-8"))
+    html: str = template.render(policy=policy, script=script, style=style, blocks=blocks)
+    return html
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _packed(text: str) -> str:
+    # A model may write half of a surrogate pair, which UTF-8 cannot hold; in JSON, its escape can stand for it.
+    return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
+
+
+def _line(game: GameRecord) -> str:
+    """The record and, after a tab, what each role read. JSON text itself holds no tab."""
+    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(_reads(game), ensure_ascii=False)
+
+
+def _reads(game: GameRecord) -> dict[str, Any]:
+    try:
+        profile: PromptProfile = load_profile(game.profile)
+    except ValueError:  # a user's own folder, which is not here
+        return {}
+    reads = {}
+    if game.attack is not None:
+        reads[Role.ATTACKER.value] = profile.messages(Role.ATTACKER, game.spec.task, game.spec.seed_note)
+    if game.assessment is not None and game.presented_note is not None:
+        reads[Role.ASSESSOR.value] = profile.messages(Role.ASSESSOR, game.spec.task, game.presented_note)
+    return reads
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The runs' folders by name, with the part of the path that tells them apart."""
+    folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
+    for depth in range(1, max(len(folder.parts) for folder in folders)):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names) and not any(name.isdigit() for name in names):  # a seed alone says little
+            return names
+    raise ValueError("a run is named twice: name each run once")
+
+
+def _sample(games: list[GameRecord], most: int) -> list[GameRecord]:
+    """At most ``most`` games, prompt groups whole, in their order; always the same ones."""
+    if len(games) <= most:
+        return games
+    groups = list(Counter((game.step, game.uid) for game in games).items())
+    random.Random(0).shuffle(groups)
+    sizes = accumulate(size for _, size in groups)
+    kept = {group for (group, _), size in zip(groups, sizes, strict=True) if size <= most}
+    return [game for game in games if (game.step, game.uid) in kept]
+
+
+def _telling(frame: pd.DataFrame) -> int:
+    """The latest game that fooled the assessor, else the latest that did not, else the last."""
+    for outcome in ("missed_error", "correct_detection"):
+        found = frame.index[(frame["outcome"] == outcome) & frame["changed_words"].gt(0).fillna(False)]
+        if len(found):
+            return int(found[-1])
+    return len(frame) - 1
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, Any]:
+    values = [*_NUMBERS, "right", *(name for name in frame.columns if "reward" in name)]
+    numbers = {name: {"values": [None if pd.isna(x) else round(float(x), 4) for x in frame[name]]} for name in values}
+    words = {name: _coded(frame[name]) for name in ("run", *_WORDS)}
+    signal = frame["signal"].map({True: "yes", False: "no"})
+    return numbers | words | {"signal": _coded(signal), "has_signal": {"values": [int(x) for x in frame["signal"]]}}
+
+
+def _coded(values: pd.Series) -> dict[str, Any]:
+    codes, words = pd.factorize(values, sort=True, use_na_sentinel=False)
+    return {"words": [None if pd.isna(word) else str(word) for word in words], "codes": codes.tolist()}
+
+
+def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
+    """Metrics, alarms and checkpoints of each run that has them."""
+    numbers, alarms, checkpoints = [], {}, {}
+    for name, run in zip(names, runs, strict=True):
+        try:
+            frame = metrics(run)
+        except ValueError:
+            frame = pd.DataFrame()
+        kept = {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame.columns}
+        numbers.append({"steps": [int(step) for step in frame.index], "names": kept})
+        fired = [n for n in frame.columns if n.startswith(METRIC_PREFIX)]
+        alarms[name] = {
+            int(step): [n.removeprefix(METRIC_PREFIX) for n in fired if not pd.isna(row[n])]
+            for step, row in frame.iterrows()
+            if any(not pd.isna(row[n]) for n in fired)
+        }
+        saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
+        checkpoints[name] = sorted(int(match[1]) for match in saved if match)
+    return {"metrics": numbers, "alarms": alarms, "checkpoints": checkpoints}

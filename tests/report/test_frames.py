@@ -1,0 +1,119 @@
+"""The frames of a run hold what its records hold, with the documented columns."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from game.builders import finished
+
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.report import games, metrics, scores, turns
+from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "real_notes" / "warm_start.json"
+
+
+def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) -> GameRecord:
+    record = finished(outcome)
+    record = record.model_copy(update={"step": step, "uid": uid, "session": session})
+    return record.model_copy(update={"rewards": medserl(record)})
+
+
+RECORDS = [
+    scored(Outcome.MISSED_ERROR, 1),
+    scored(Outcome.CORRECT_DETECTION, 1, session=1),
+    scored(Outcome.INVALID_ATTACK, 2),
+    scored(Outcome.UNREADABLE, 2, uid="other"),
+    scored(Outcome.VOID, 3),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    StepFile(tmp_path / GAMES_FILE).append(record.to_json() for record in RECORDS)
+    StepFile(tmp_path / METRICS_FILE).append(
+        [{"step": 1, "actor/grad_norm": 0.5}, {"step": 2, "selfplay/alarm/x": 1.0}]
+    )
+    return tmp_path
+
+
+def test_a_game_is_a_row_with_the_columns_of_the_schema(run: Path) -> None:
+    frame = games(run)
+    components = [name for name in frame.columns if name.startswith("reward/")]
+    assert list(frame.columns) == [*GAMES, *components]
+    assert {name: str(dtype) for name, dtype in frame.dtypes.items() if name in GAMES} == {
+        name: column.dtype for name, column in GAMES.items()
+    }
+    assert list(frame["outcome"]) == [record.outcome.value for record in RECORDS]
+    assert list(frame["right"].astype(object)) == [False, True, pd.NA, pd.NA, pd.NA]
+    assert list(frame["attacker_reward"].fillna(99)) == [
+        99 if (reward := record.reward("attacker")) is None else reward for record in RECORDS
+    ]
+
+
+def test_the_components_of_a_role_add_up_to_its_reward(run: Path) -> None:
+    frame = games(run)
+    for role in ("attacker", "assessor"):
+        parts = frame[[name for name in frame.columns if name.startswith(f"reward/{role}/")]]
+        rewarded = frame[f"{role}_reward"].notna()
+        assert (parts.sum(axis=1)[rewarded] - frame[f"{role}_reward"][rewarded]).abs().max() < 1e-12
+        assert parts[~rewarded].isna().all().all()
+
+
+def test_a_group_has_a_signal_where_a_role_is_not_always_paid_the_same(run: Path) -> None:
+    assert list(games(run)["signal"]) == [True, True, False, False, False]
+
+
+def test_the_turns_name_their_game_and_whether_they_can_be_read(run: Path) -> None:
+    frame = turns(run)
+    assert list(frame.columns) == list(TURNS)
+    expected = [(n, "attacker") for n, r in enumerate(RECORDS) if r.attack] + [
+        (n, "assessor") for n, r in enumerate(RECORDS) if r.assessment
+    ]
+    assert list(zip(frame["game"], frame["role"], strict=True)) == sorted(
+        expected, key=lambda x: (x[0], x[1] != "attacker")
+    )
+    unreadable = frame[(frame["game"] == 3) & (frame["role"] == "assessor")]
+    assert list(unreadable["readable"]) == [False]
+
+
+def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) -> None:
+    frame = metrics(run)
+    assert list(frame.index) == [1, 2] and frame.loc[1, "actor/grad_norm"] == 0.5
+    assert frame["actor/grad_norm"].isna().tolist() == [False, True]
+
+
+def test_scores_are_those_of_the_results_file() -> None:
+    frame = scores(RESULTS)
+    assert list(frame.columns) == list(SCORES)
+    accuracy = frame[(frame["measure"] == "flag_accuracy") & (frame["system"] == "warm_start")].iloc[0]
+    assert accuracy["low"] < accuracy["value"] < accuracy["high"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"games\.jsonl does not exist: give the folder of a run"):
+        games(tmp_path)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist"):
+        metrics(tmp_path)
+    (tmp_path / GAMES_FILE).write_text("")
+    with pytest.raises(ValueError, match="holds no games yet"):
+        turns(tmp_path)
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(ValueError, match="is not a results file"):
+        scores(tmp_path / "results.json")
+
+
+def test_the_questions_of_the_page_are_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "report.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(run.parent)
+    (run.parent / "runs").mkdir()
+    (run.parent / "runs" / "quickstart").symlink_to(run)
+    last_lines = [block.strip().splitlines()[-1] for block in code.split("\n\n") if "[" in block]
+    names: dict[str, object] = {}
+    exec(code, names)
+    answers = [eval(line, names) for line in last_lines]
+    assert [len(answer) > 0 for answer in answers] == [True, True, False]  # no case fooled it twice here

@@ -1,0 +1,250 @@
+"""The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from support import attack_text
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.report import page as module
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script></style><img src=x onerror=\"document.title='owned'\">"
+    "<a href=\"javascript:document.title='owned'\">\"quoted\" 'single'</a> &lt; \\u003c {{ 1 }} \ud800 é"
+)
+STEPS = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.UNREADABLE, Outcome.VOID)
+
+
+def scored(outcome: Outcome, step: int, session: int = 0, category: str = "adversarial_benign") -> GameRecord:
+    record = finished(outcome, category=category)
+    record = record.model_copy(update={"step": step, "uid": f"group {step}", "session": session, "profile": "medserl"})
+    return record.model_copy(update={"rewards": medserl(record)})
+
+
+def hostile() -> GameRecord:
+    record = scored(Outcome.MISSED_ERROR, 6)
+    attack, assessment = record.attack, record.assessment
+    assert attack is not None and assessment is not None
+    changes = {"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE}
+    return record.model_copy(
+        update={
+            "attack": attack.model_copy(update=changes),
+            "assessment": assessment.model_copy(
+                update={"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE}
+            ),
+            "presented_note": f"Before. {HOSTILE} After.",
+            "spec": record.spec.__class__(**{**record.spec.__dict__, "vignette_id": HOSTILE}),
+        }
+    )
+
+
+def write_run(folder: Path, records: list[GameRecord]) -> Path:
+    StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
+    StepFile(folder / METRICS_FILE).append(
+        {"step": n, "actor/grad_norm": n / 10, **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {})}
+        for n in range(1, 7)
+    )
+    (folder / "global_step_3").mkdir()
+    return folder
+
+
+def report(*runs: Path, output: Path) -> str:
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    records = [scored(o, n, s) for n, o in enumerate(STEPS, start=1) for s in range(2)]
+    records += [scored(Outcome.CORRECT_REJECTION, 5, 2, "vanilla_benign"), hostile()]
+    return write_run(tmp_path_factory.mktemp("runs") / "first", records)
+
+
+@pytest.fixture
+def view(browser: Any, run: Path, tmp_path: Path) -> Iterator[Any]:
+    report(run, output=tmp_path / "report.html")
+    yield from opened(browser, tmp_path / "report.html")
+
+
+def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
+    context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900}, **options)
+    view = context.new_page()
+    complaints: list[str] = []
+    view.on("console", lambda message: complaints.append(message.text))
+    view.on("pageerror", lambda error: complaints.append(str(error)))
+    view.on("request", lambda request: complaints.append(request.url) if request.url != file.as_uri() else None)
+    view.goto(file.as_uri())
+    view.wait_for_selector("body[data-ready]")
+    yield view
+    assert complaints == []
+    context.close()
+
+
+def count(view: Any) -> str:
+    return str(view.inner_text("#count"))
+
+
+def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) -> None:
+    assert count(view) == "12 of 12 games"
+    assert view.locator(".row").count() == 12
+    assert "missed error" in view.inner_text("h2")
+    assert view.locator("#plots svg[role=img]").count() == 3
+
+
+def test_what_a_model_wrote_is_text_and_runs_nothing(view: Any) -> None:
+    view.evaluate("location.hash = '#11'")
+    view.wait_for_function("() => document.querySelector('#game p').textContent.includes('step 6')")
+    for fold in view.locator("#game details").all():
+        fold.evaluate("fold => fold.open = true")
+    shown = view.inner_text("#game")
+    assert "</script><script>document.title='owned'</script>" in shown
+    assert view.locator("mark").inner_text().startswith("</script>")
+    assert view.locator("#game img, #game script, #game a[href^=javascript]").count() == 0
+    view.wait_for_timeout(100)
+    assert "owned" not in view.title()
+
+
+def test_the_policy_allows_the_pages_own_script_and_no_other(view: Any) -> None:
+    view.evaluate("() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1'; }")
+    policy = view.locator("meta[http-equiv]").get_attribute("content")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+
+
+def test_a_select_a_step_a_cell_and_a_text_filter_the_games(view: Any) -> None:
+    view.select_option("[data-filter=outcome]", label="outcome: missed error")
+    assert count(view) == "3 of 12 games"
+    view.click("#clear")
+    view.wait_for_function("() => document.querySelector('#count').textContent.startsWith('12 of')")
+    view.fill("#first", "2")
+    view.fill("#last", "3")
+    assert count(view) == "4 of 12 games"
+    view.keyboard.press("Escape")
+    view.wait_for_function("() => document.querySelector('#count').textContent.startsWith('12 of')")
+    view.locator(".cross button", has_text="3").first.click()
+    assert count(view) == "3 of 12 games"
+    view.click("#clear")
+    view.fill("#text", "in no game")
+    view.wait_for_function("() => /^0 of/.test(document.querySelector('#count').textContent)")
+    view.fill("#text", 'ONERROR="document')
+    view.wait_for_function("() => /^1 of/.test(document.querySelector('#count').textContent)")
+    view.click("#clear")
+    view.wait_for_function("() => document.querySelector('#count').textContent.startsWith('12 of')")
+    view.locator("#plots .step").first.click()
+    assert count(view) == "2 of 12 games"
+
+
+def test_keys_walk_through_games_steps_groups_and_cases(view: Any) -> None:
+    def game() -> str:
+        view.wait_for_timeout(50)
+        return str(view.evaluate("location.hash"))
+
+    view.evaluate("location.hash = '#0'")
+    walked = [game()]
+    for key in ("j", "k", "n", "p", "g", "g"):
+        view.keyboard.press(key)
+        walked.append(game())
+    assert walked == ["#0", "#1", "#0", "#2", "#0", "#1", "#0"]
+    view.keyboard.press("/")
+    view.keyboard.type("j")
+    assert view.input_value("#text") == "j"
+
+
+def test_the_address_names_the_game(browser: Any, run: Path, tmp_path: Path) -> None:
+    report(run, output=tmp_path / "report.html")
+    context = browser.new_context(offline=True)
+    view = context.new_page()
+    view.goto((tmp_path / "report.html").as_uri() + "#4")
+    view.wait_for_selector("body[data-ready]")
+    assert "invalid attack" in view.inner_text("h2")
+    context.close()
+
+
+def test_what_each_role_read_is_its_own_prompt(view: Any) -> None:
+    view.evaluate("location.hash = '#0'")
+    view.wait_for_function("() => document.querySelector('#game p').textContent.includes('step 1')")
+    read = {
+        who: view.locator(f".{who} details", has_text="read").locator("pre").all_text_contents()
+        for who in ("attacker", "assessor")
+    }
+    note, presented = finished(Outcome.MISSED_ERROR).spec.seed_note, finished(Outcome.MISSED_ERROR).presented_note
+    assert note in "".join(read["attacker"]) and presented in "".join(read["assessor"])
+    assert note not in "".join(read["assessor"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"color_scheme": "dark"}, {"color_scheme": "light"}, {"viewport": {"width": 600, "height": 900}}]
+)
+def test_the_page_draws_in_every_style(browser: Any, run: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    report(run, output=tmp_path / "report.html")
+    context = browser.new_context(**options)
+    view = context.new_page()
+    view.goto((tmp_path / "report.html").as_uri())
+    view.wait_for_selector("body[data-ready]")
+    colors = view.evaluate(
+        "(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()"
+    )
+    assert colors[0] != colors[1]
+    view.emulate_media(media="print")
+    assert not view.is_visible("#list") and view.is_visible("#game")
+    context.close()
+
+
+def test_several_runs_stand_side_by_side(browser: Any, run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "second", [scored(Outcome.FALSE_POSITIVE, 1, category="vanilla_benign")])
+    said = report(run, other, output=tmp_path / "report.html")
+    assert "13 games:" in said
+    for view in opened(browser, tmp_path / "report.html"):
+        assert "first, second" in view.title()
+        assert view.locator("#plots figure").count() == 5
+        view.select_option("[data-filter=run]", label="run: second")
+        assert count(view) == "1 of 13 games"
+
+
+def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "MOST_GAMES", 6)
+    written = report(run, output=tmp_path / "report.html")
+    games = int(written.split()[0])
+    assert 0 < games <= 6
+
+
+def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
+    twice = CliRunner().invoke(app, ["report", str(run), str(run), "-o", str(tmp_path / "x.html")])
+    assert twice.exit_code == 2 and "named twice" in twice.output
+    empty = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "x.html")])
+    assert empty.exit_code == 2 and "does not exist" in empty.output
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_the_benchmark_runs_to_its_end(chromium: str) -> None:
+    report_page = pytest.importorskip("report_page", reason="playwright is not installed: pip install playwright")
+    command = [sys.executable, report_page.__file__, "--games", "60", "--chromium", chromium]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    assert "60 games" in run.stdout and "a search through all texts" in run.stdout
