@@ -12,10 +12,9 @@ import typer
 from rich.console import Console
 
 from medserl_agentloop.data.cli import app as data_app
-from medserl_agentloop.evaluation.cli import evaluate
+from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.play.cli import play
-from medserl_agentloop.scoring.cli import score
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""Notes -> a model's answers -> predictions, and the files of an evaluation. Called by ``medserl evaluate``.
+"""Notes -> a model's answers -> predictions, scores and files. Called by ``medserl evaluate``.
 
 The prompt, the reading of an answer and the scores are those of verl's validation, so both give the same numbers.
 """
@@ -14,19 +14,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.evaluation.answering import Question
-from medserl_agentloop.evaluation.robustness import SHORTCUTS, Twins, TwinScores, compare_shortcuts, score_twins
+from rich.console import Group
+
+from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Question
+from medserl_agentloop.evaluation.robustness import SHORTCUTS, robustness_tables, score_twins
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.play.driver import Reply
-from medserl_agentloop.scoring.answers import predict, quoted_sentence
-from medserl_agentloop.scoring.corrections import Scorer
-from medserl_agentloop.scoring.grading import grade
-from medserl_agentloop.scoring.metrics import Comparison
-from medserl_agentloop.scoring.reference import Reference, ReferenceNote
-from medserl_agentloop.scoring.report import Report, as_json, report_on
-from medserl_agentloop.scoring.submission import Prediction, write_submission
+from medserl_agentloop.scoring.metrics import compare, grade
+from medserl_agentloop.scoring.notes import (
+    Prediction,
+    Reference,
+    ReferenceNote,
+    predict,
+    quoted_sentence,
+    write_submission,
+)
+from medserl_agentloop.scoring.official import Scorer
+from medserl_agentloop.scoring.report import as_json, report_on, tables
 from medserl_agentloop.scoring.yardsticks import TrainingNotes
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
@@ -36,29 +42,19 @@ _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Answered:
-    """A note and what was said of it.
-
-    Attributes:
-        note: The note, as it was shown.
-        replies: One per sample; none where the model gave no answer.
-        read: The same, read.
-        prediction: What they say by majority; None without an answer.
-    """
+    """A note as it was shown, and what was said of it."""
 
     note: ReferenceNote
-    replies: tuple[Reply, ...]
+    replies: tuple[Reply, ...]  # one per sample; none where the model gave no answer
     read: tuple[ParsedAssessment, ...]
-    prediction: Prediction | None
+    prediction: Prediction | None  # what they say by majority
 
 
-def note_sets(reference: Reference, twins: Sequence[Twins], *, shortcuts: bool) -> dict[str, list[ReferenceNote]]:
+def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: bool) -> dict[str, list[ReferenceNote]]:
     """All notes to ask about, by what they are asked for."""
-    sets = {PUBLISHED: list(reference.notes)}
-    if twins:
-        sets[TWINS] = [note for case in twins for note in (case.wrong, case.right)]
-    if shortcuts:
-        changed = {name: [replace(n, text=change(n)) for n in reference.notes] for name, change in SHORTCUTS.items()}
-        sets |= changed
+    sets = {PUBLISHED: list(reference.notes)} | ({TWINS: list(twins)} if twins else {})
+    for name, change in SHORTCUTS.items() if shortcuts else ():
+        sets[name] = [replace(note, text=change(note)) for note in reference.notes]
     return sets
 
 
@@ -80,72 +76,45 @@ def read_answers(
     return found
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """What the answers amount to.
-
-    Attributes:
-        report: The official scores beside floors and published results.
-        twins: Where both notes of each case were asked about.
-        shortcuts: How far accuracy moves, by the change of the notes.
-        predictions: On the published notes.
-    """
-
-    report: Report
-    twins: TwinScores | None
-    shortcuts: dict[str, Comparison]
-    predictions: tuple[Prediction, ...]
-
-
 def conclude(
-    name: str,
+    folder: Path,
     reference: Reference,
     answered: Mapping[str, Sequence[Answered]],
     training: TrainingNotes | None,
     scorers: Mapping[str, Scorer],
-    seed: int,
-) -> Conclusion:
-    """Score the answers.
+    settings: Mapping[str, Any],
+) -> Group:
+    """Score the answers and write the three files. The notes are in none of them; answers may quote them.
 
     Args:
-        name: The model's, for the tables.
+        folder: For the files.
         reference: The published notes.
         answered: The answers on every set of notes.
         training: For the classifiers among the floors.
         scorers: Of the corrections.
-        seed: Of the bootstrap.
+        settings: What the results are of: model, prompts, sampling.
+
+    Returns:
+        The tables for a terminal.
     """
     given = {asked: [one.prediction for one in found if one.prediction] for asked, found in answered.items()}
-    published = given[PUBLISHED]
-    return Conclusion(
-        report_on(reference, {name: [grade(reference.notes, published, scorers)]}, training, seed=seed),
-        score_twins(_pairs(answered[TWINS])) if TWINS in answered else None,
-        compare_shortcuts(reference.notes, {n: given[n] for n in SHORTCUTS if n in given}, published),
-        tuple(published),
-    )
-
-
-def _pairs(answered: Sequence[Answered]) -> list[tuple[Prediction, Prediction]]:
-    """The predictions on the two notes of each case; a missing one is unreadable."""
-    given = [one.prediction or Prediction(one.note.text_id, parsed=False) for one in answered]
-    return list(zip(given[::2], given[1::2], strict=True))
-
-
-def write(
-    folder: Path, answered: Mapping[str, Sequence[Answered]], conclusion: Conclusion, settings: Mapping[str, Any]
-) -> None:
-    """Write the three files. The notes are in none of them; answers may quote them."""
-    write_submission(folder / SUBMISSION, conclusion.predictions)
-    lines = (json.dumps(line) for name, found in answered.items() for one in found for line in _lines(name, one))
+    systems = {settings["model"]["name"]: [grade(reference.notes, given[PUBLISHED], scorers)]}
+    report = report_on(reference, systems, training, seed=settings["sampling"]["seed"])
+    twins = score_twins([one.prediction for one in answered[TWINS]]) if TWINS in answered else None
+    grades = {name: [grade(reference.notes, given[name])] for name in given.keys() - {TWINS}}
+    shortcuts = {change: compare(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
+    write_submission(folder / SUBMISSION, given[PUBLISHED])
+    lines = (json.dumps(line) for asked, found in answered.items() for one in found for line in _lines(asked, one))
     (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     results = {
-        **as_json(conclusion.report),
+        **as_json(report),
         **settings,
         "versions": _versions(),
-        "twins": conclusion.twins and asdict(conclusion.twins),
-        "shortcuts": {name: asdict(found) for name, found in conclusion.shortcuts.items()},
+        "twins": twins and asdict(twins),
+        "shortcuts": {change: asdict(found) for change, found in shortcuts.items()},
     }
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return Group(tables(report), robustness_tables(twins, shortcuts))
 
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
@@ -168,7 +137,7 @@ def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     """Name and hash of the assessor's prompt."""
-    messages = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, "{{ note }}")
+    messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, "{{ note }}")
     text = json.dumps([messages, profile.settings.model_dump(mode="json")], sort_keys=True)
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 

@@ -23,8 +23,7 @@ from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.scoring.reference import read_reference
-from medserl_agentloop.scoring.submission import read_submission
+from medserl_agentloop.scoring.notes import read_reference, read_submission
 from medserl_agentloop.testing.tiny import tiny_model
 
 CASES = 8
