@@ -117,7 +117,8 @@ class AnswerCache:
             os.truncate(path, path.stat().st_size - len(lines.pop()))
         for line in lines:
             values = json.loads(line)
-            self.replies[values.pop("key")] = Reply(**values)
+            key = values.pop("key")
+            self.replies[key] = Reply(**values)
 
     def put(self, key: str, reply: Reply) -> None:
         """Keep an answer, on disk before the next one is asked for."""

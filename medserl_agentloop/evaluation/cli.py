@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN_PROBLEMS = 20
 
 _Train = Annotated[
-    Optional[list[Path]],  # noqa: UP045
+    list[Path] | None,
     typer.Option(help="MEDEC's training CSV, or a .jsonl file of pairs, for two of the floors; may be repeated."),
 ]
 _Neural = Annotated[bool, typer.Option("--neural", help="Compute BERTScore and BLEURT too; their models take some GB.")]
@@ -47,7 +47,7 @@ def score(
     ] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's draws.")] = 0,
-    output: Annotated[Optional[Path], typer.Option(help="File for all results, as JSON.")] = None,  # noqa: UP045
+    output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
     """Score submissions on MEDEC, with intervals, floors to beat and published results.
 
@@ -66,7 +66,6 @@ def score(
     from medserl_agentloop.scoring.yardsticks import read_training
 
     scorers = NEURAL_SCORERS if neural else SCORERS
-    problems: dict[str, list[str]] = {}
     files: dict[str, dict[str, Any]] = {}
     official: dict[str, dict[str, float | None] | str] = {}
     with _in_one_sentence():
@@ -74,14 +73,13 @@ def score(
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
         notes = read_reference(reference)
         training = read_training(train, notes.notes) if train else None
-        systems = _systems(predictions, pool)
         grades = {}
-        for name, paths in systems.items():
+        for name, paths in _systems(predictions, pool).items():
             read = [read_submission(path, [note.text_id for note in notes.notes]) for path in paths]
             grades[name] = [grade(notes.notes, submission.predictions.values(), scorers) for submission in read]
             for path, submission in zip(paths, read, strict=True):
-                problems[str(path)] = [str(problem) for problem in submission.problems]
-                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems[str(path)]}
+                problems = [str(problem) for problem in submission.problems]
+                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
                 if official_bugs:
                     try:
                         official[str(path)] = official_scores(reference[0], path, scorers)
@@ -91,12 +89,12 @@ def score(
         if output is not None:
             results = as_json(report) | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    for file, found in problems.items():
-        for problem in found[:_SHOWN_PROBLEMS]:
+    for file, facts in files.items():
+        shown = facts["problems"][:_SHOWN_PROBLEMS]
+        if more := len(facts["problems"]) - len(shown):
+            shown.append(f"{more} more problems; --output holds all of them")
+        for problem in shown:
             typer.echo(f"{file}: {problem}", err=True)
-        if len(found) > _SHOWN_PROBLEMS:
-            more = len(found) - _SHOWN_PROBLEMS
-            typer.echo(f"{file}: {more} more problems; --output holds all of them", err=True)
     console = Console()
     console.print(tables(report))
     for file, printed in official.items():
@@ -141,10 +139,10 @@ def evaluate(
     ],
     notes: Annotated[list[Path], typer.Option(help="MEDEC's CSV; may be repeated.")],
     output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
-    served: Annotated[Optional[str], typer.Option("--model", help="Name of the model that a server serves.")] = None,  # noqa: UP045
+    served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
     profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
     template: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(help="Argument of the chat template, e.g. enable_thinking=false; may be repeated."),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
@@ -154,7 +152,7 @@ def evaluate(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight, or notes in a batch.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
-    api_key_env: Annotated[Optional[str], typer.Option(help="Environment variable with the API key.")] = None,  # noqa: UP045
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
     shortcuts: Annotated[
         bool, typer.Option("--shortcuts", help="Also ask about the notes with changes that are no medicine.")
@@ -181,7 +179,6 @@ def evaluate(
 
     from medserl_agentloop.evaluation import evaluate as evaluation
     from medserl_agentloop.evaluation.answering import Sampling, ServedAssessor
-    from medserl_agentloop.evaluation.robustness import read_twins
     from medserl_agentloop.games.medical.prompting import load_profile
     from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
     from medserl_agentloop.scoring.notes import read_reference
@@ -201,7 +198,7 @@ def evaluate(
                     f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
                     "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
                 )
-            sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts)
+            sets = evaluation.note_sets(reference, evaluation.read_twins(notes) if twins else [], shortcuts)
             training = read_training(train, reference.notes) if train else None
             prompts = load_profile(profile)
             template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))

@@ -88,13 +88,7 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         ValueError: The folder does not hold all of a model.
     """
     with TemporaryDirectory() as temporary:
-        folder = weights
-        if any(weights.glob(_SHARDS)):
-            folder = Path(temporary)
-            try:
-                _merge(weights, folder)
-            except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
-                raise ValueError(f"{weights} cannot be merged: {error}") from None
+        folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
         base = base_of(folder) or folder
         try:
@@ -113,6 +107,24 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
+
+
+def _merged(weights: Path, target: Path) -> Path:
+    """The shards as one model, in ``target``."""
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(weights),
+        hf_model_config_path=str(weights / "huggingface"),
+        target_dir=str(target),
+    )
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
+    try:
+        with redirect_stdout(StringIO()):
+            _ExactMerger(config).merge_and_save()
+    except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{weights} cannot be merged: {error}") from None
+    return target
 
 
 class LocalAssessor:
@@ -169,28 +181,15 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
-def _merge(weights: Path, target: Path) -> None:
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(weights),
-        hf_model_config_path=str(weights / "huggingface"),
-        target_dir=str(target),
-    )
-    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
-    with redirect_stdout(StringIO()):
-        _ExactMerger(config).merge_and_save()
-
-
 class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
     """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own validation."""
 
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
     ) -> dict[str, torch.Tensor]:
-        files = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         folder = Path(self.config.local_dir)
-        shards = [torch.load(folder / file, map_location="cpu", weights_only=False) for file in files]
+        files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
+        shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
             raise ValueError(
                 f"{folder} holds a LoRA adapter without its model (checkpoint.save_lora_only); "

@@ -7,6 +7,7 @@ whole cases, because the two notes of a case are not independent, and recomputes
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,12 @@ _NOTHING_TO_COUNT = {
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
-_LENGTHS = {100: "up to 100 words", 150: "101 to 150 words", 200: "151 to 200 words", math.inf: "over 200 words"}
+_LENGTHS = {
+    "up to 100 words": range(101),
+    "101 to 150 words": range(101, 151),
+    "151 to 200 words": range(151, 201),
+    "over 200 words": range(201, sys.maxsize),
+}
 
 Numbers = np.ndarray[Any, Any]
 
@@ -142,31 +148,27 @@ def grade(
     same_sentence = np.array([said.sentence_id == n.sentence_id for said, n in zip(given, notes, strict=True)])
     every = np.ones(len(notes))
     sums = {
-        "readable": _ratio(parsed, every),
-        "flag_accuracy": _ratio((alarm == wrong) & parsed, every),
-        "precision": _ratio(alarm & wrong, alarm),
-        "recall": _ratio(alarm & wrong, wrong),
-        "f1": _ratio(2.0 * (alarm & wrong), alarm * 1.0 + wrong),
-        "false_positive_rate": _ratio(alarm & ~wrong, ~wrong),
-        "sentence_accuracy": _ratio(same_sentence & parsed, every),
+        "readable": (parsed, every),
+        "flag_accuracy": ((alarm == wrong) & parsed, every),
+        "precision": (alarm & wrong, alarm),
+        "recall": (alarm & wrong, wrong),
+        "f1": (2.0 * (alarm & wrong), alarm * 1.0 + wrong),
+        "false_positive_rate": (alarm & ~wrong, ~wrong),
+        "sentence_accuracy": (same_sentence & parsed, every),
     }
     corrections, why = _corrections(notes, given, scorers)
     return Grades(
         notes=tuple(notes),
-        sums=sums | corrections,
+        sums={name: np.array(sides, dtype=float) for name, sides in (sums | corrections).items()},
         why=why,
         unreadable=sum(said is not None and not said.parsed for said in answers),
         missing=answers.count(None),
     )
 
 
-def _ratio(above: Numbers, below: Numbers) -> Numbers:
-    return np.stack([above.astype(float), below.astype(float)])
-
-
 def _corrections(
     notes: Sequence[ReferenceNote], given: Sequence[Prediction], scorers: Mapping[str, Scorer]
-) -> tuple[dict[str, Numbers], dict[str, str]]:
+) -> tuple[dict[str, tuple[Numbers, Numbers]], dict[str, str]]:
     """The measures of the corrections, and why some are absent."""
     right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
     said = np.array([" ".join((one.scored_correction or "").split()) for one in given], dtype=object)
@@ -187,8 +189,8 @@ def _corrections(
     elif scores:
         scores["aggregate"] = np.mean(list(scores.values()), axis=0)
     why |= {f"{name}_composite": reason for name, reason in why.items()}
-    sums = {name: _ratio(of_notes, both) for name, of_notes in scores.items()}
-    composites = {f"{name}_composite": _ratio(s + neither, np.ones(len(notes))) for name, s in scores.items()}
+    sums = {name: (of_notes, both) for name, of_notes in scores.items()}
+    composites = {f"{name}_composite": (s + neither, np.ones(len(notes))) for name, s in scores.items()}
     return sums | composites, why
 
 
@@ -203,26 +205,23 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
     Raises:
         ValueError: The submissions are of different notes.
     """
+    weights = _weights(seeds, resamples, seed)
     notes = seeds[0].notes
     absent = {name: Measure(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in seeds[0].sums if name not in absent]
-    groups = _groups(notes)
-    masks: dict[tuple[str, str], Numbers] = {("", ""): np.ones(len(notes))}
-    masks |= {(kind, label): mask for kind, of_kind in groups.items() for label, mask in of_kind.items()}
-    keys = [(group, name) for group in masks for name in names if group == ("", "") or name in GROUP_MEASURES]
-    values, drawn = _values(seeds, [(masks[group], name) for group, name in keys], resamples, seed)
-    found: dict[tuple[str, str], dict[str, Measure]] = {group: {} for group in masks}
-    for (group, name), of_seeds, samples in zip(keys, values, drawn, strict=True):
-        found[group][name] = _measure(name, of_seeds, samples)
+    of_groups = [name for name in GROUP_MEASURES if name in names]
     return Scores(
         notes=len(notes),
         errors=sum(note.flag for note in notes),
         unreadable=float(np.mean([grades.unreadable for grades in seeds])),
         missing=float(np.mean([grades.missing for grades in seeds])),
-        measures=found["", ""] | absent,
+        measures={name: _measure(seeds, name, weights) for name in names} | absent,
         groups={
-            kind: {label: Group(int(mask.sum()), found[kind, label]) for label, mask in of_kind.items()}
-            for kind, of_kind in groups.items()
+            kind: {
+                label: Group(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
+                for label, mask in masks.items()
+            }
+            for kind, masks in _groups(notes).items()
         },
         seeds=len(seeds),
     )
@@ -236,20 +235,19 @@ def compare(
     Raises:
         ValueError: They were scored on different notes.
     """
-    _check_same_notes([*first, *second])
+    weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
-    names = [name for name in first[0].sums if name not in absent]
-    keys = [(np.ones(len(first[0].notes)), name) for name in names]
-    (a, drawn_a), (b, drawn_b) = (_values(seeds, keys, resamples, seed) for seeds in (first, second))
     differences = {name: Difference(None) for name in sorted(absent)}
-    for name, value, samples in zip(names, a.mean(axis=1) - b.mean(axis=1), drawn_a - drawn_b, strict=True):
+    for name in (name for name in first[0].sums if name not in absent):
+        (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
+        value, samples = float(a.mean() - b.mean()), drawn_a - drawn_b
+        differences[name] = Difference(value if np.isfinite(value) else None)
         low, high = _interval(samples)
-        differences[name] = Difference(float(value) if np.isfinite(value) else None)
         if low is not None and np.isfinite(value):
             # One is added to both counts: no finite number of draws shows a p value of 0.
             tail = min((samples <= 0).sum(), (samples >= 0).sum())
             p_value = min(1.0, 2.0 * (tail + 1) / (np.isfinite(samples).sum() + 1))
-            differences[name] = Difference(float(value), low, high, float(p_value))
+            differences[name] = Difference(value, low, high, float(p_value))
     tested = ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ()
     return Comparison(differences, {name: _mcnemar(first[0].sums[name][0], second[0].sums[name][0]) for name in tested})
 
@@ -257,49 +255,47 @@ def compare(
 def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     """Masks (N,) of the notes by what they are told apart by, then by name."""
     lengths = [len(note.text.split()) for note in notes]
-    of_notes: dict[str, list[str | None]] = {
-        "notes": ["with an error" if note.flag else "without an error" for note in notes],
-        "error type": [note.error_type.value if note.error_type else None for note in notes],
-        "error position": [note.error_position for note in notes],
-        "length": [next(name for most, name in _LENGTHS.items() if length <= most) for length in lengths],
-        "subset": [note.subset for note in notes],
+    subsets = sorted({note.subset for note in notes})
+    groups: dict[str, dict[str, list[bool]]] = {
+        "notes": {
+            "with an error": [note.flag for note in notes],
+            "without an error": [not note.flag for note in notes],
+        },
+        "error type": {kind.value: [note.error_type is kind for note in notes] for kind in ErrorType},
+        "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
+        "length": {name: [length in words for length in lengths] for name, words in _LENGTHS.items()},
+        "subset": {name: [note.subset == name for note in notes] for name in subsets if len(subsets) > 1},
     }
-    order = {
-        "notes": ["with an error", "without an error"],
-        "error type": [kind.value for kind in ErrorType],
-        "error position": ["first", "middle", "last"],
-        "length": list(_LENGTHS.values()),
-        "subset": sorted({note.subset for note in notes}),
+    return {
+        kind: {name: np.array(mask) for name, mask in named.items() if any(mask)}
+        for kind, named in groups.items()
+        if named
     }
-    masks = {
-        kind: {label: np.array(found) == label for label in order[kind] if label in found}
-        for kind, found in of_notes.items()
-    }
-    return {kind: of_kind for kind, of_kind in masks.items() if kind != "subset" or len(of_kind) > 1}
 
 
-def _values(
-    seeds: Sequence[Grades], keys: Sequence[tuple[Numbers, str]], resamples: int, seed: int
+def _weights(seeds: Sequence[Grades], resamples: int, seed: int) -> Numbers:
+    """How often each note is drawn with its case, in each draw of the bootstrap (resamples, N); the same for all."""
+    notes = seeds[0].notes
+    if any(grades.notes != notes for grades in seeds):
+        raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
+    names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
+    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
+    times = np.array([np.bincount(draw, minlength=len(names)) for draw in drawn], dtype=float)
+    return times.reshape(resamples, len(names))[:, case]
+
+
+def _ratios(
+    seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0
 ) -> tuple[Numbers, Numbers]:
-    """Each measure of some of the notes per seed (K, S), and its mean over the seeds per draw (K, resamples).
-
-    The draws are the same for every system. NaN is 0/0.
-    """
-    _check_same_notes(seeds)
-    case = np.unique([note.case or note.text_id for note in seeds[0].notes], return_inverse=True)[1]
-    sums = np.stack(
-        [np.bincount(case, side * mask) for grades in seeds for mask, name in keys for side in grades.sums[name]]
-    )  # (S * K * 2, cases)
-    cases = sums.shape[1]
-    drawn = np.random.default_rng(seed).integers(cases, size=(resamples, cases))
-    times = np.stack([np.bincount(row, minlength=cases) for row in drawn]) if resamples else np.empty((0, cases))
+    """A measure of the notes under the mask per seed (S,), and its mean over the seeds per draw. NaN is 0/0."""
+    sides = np.array([grades.sums[name] for grades in seeds]) * mask  # (S, 2, N)
     with np.errstate(invalid="ignore"):
-        whole = sums.sum(axis=1).reshape(len(seeds), len(keys), 2)
-        samples = (times @ sums.T).reshape(resamples, len(seeds), len(keys), 2)
-        return (whole[..., 0] / whole[..., 1]).T, (samples[..., 0] / samples[..., 1]).mean(axis=1).T
+        whole, drawn = sides.sum(axis=2), sides @ weights.T
+        return whole[:, 0] / whole[:, 1], (drawn[:, 0] / drawn[:, 1]).mean(axis=0)
 
 
-def _measure(name: str, of_seeds: Numbers, samples: Numbers) -> Measure:
+def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Measure:
+    of_seeds, samples = _ratios(seeds, name, weights, mask)
     value = float(of_seeds.mean())
     if not np.isfinite(value):
         return Measure(None, why=_NOTHING_TO_COUNT.get(name, _NO_PAIR))
@@ -322,8 +318,3 @@ def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
     together = only_first + only_second
     tail = sum(math.comb(together, k) for k in range(min(only_first, only_second) + 1))
     return McNemar(only_first, only_second, min(1.0, 2 * tail / 2**together))
-
-
-def _check_same_notes(seeds: Sequence[Grades]) -> None:
-    if any(grades.notes != seeds[0].notes for grades in seeds):
-        raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
