@@ -45,17 +45,11 @@ Answers = AsyncGenerator[tuple[Question, Reply | NoReplyError], None]
 
 
 class Assessor(Protocol):
-    """A model that assesses notes.
+    """A model that assesses notes."""
 
-    Attributes:
-        identity: Two assessors with one identity are one model.
-        facts: What the results file says of the model; ``name`` is for the tables.
-        stop: Strings that end an answer besides the model's own end.
-    """
-
-    identity: str
-    facts: dict[str, Any]
-    stop: list[str]
+    identity: str  # two assessors with one identity are one model
+    facts: dict[str, Any]  # what the results file says of the model; ``name`` is for the tables
+    stop: list[str]  # what ends an answer besides the model's own end
 
     def prompt(self, note: str) -> Any:
         """What the model reads, JSON-able."""

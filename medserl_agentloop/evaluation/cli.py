@@ -178,7 +178,7 @@ def evaluate(
     from rich.console import Console
 
     from medserl_agentloop.evaluation import evaluate as evaluation
-    from medserl_agentloop.evaluation.answering import Sampling, ServedAssessor
+    from medserl_agentloop.evaluation.answering import Question, Sampling, ServedAssessor
     from medserl_agentloop.games.medical.prompting import load_profile
     from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
     from medserl_agentloop.scoring.notes import read_reference
@@ -226,7 +226,7 @@ def evaluate(
 
                 assessor = LocalAssessor(Path(model), prompts, template_kwargs, sampling, concurrency)
             output.mkdir(parents=True, exist_ok=True)
-            questions = evaluation.questions(sets, samples)
+            questions = [Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)]
             replies, failed = _answers(assessor, questions, sampling, output / evaluation.CACHE, console)
             if failed and not allow_missing:
                 raise ValueError(

@@ -55,7 +55,6 @@ _TWIN_TITLES = {
     "bias": 'bias towards "error", of notes',
 }
 
-
 Share = tuple[float, float, float]
 """A share and its 95 % interval."""
 
@@ -158,11 +157,6 @@ def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: b
     return sets
 
 
-def questions(sets: Mapping[str, Sequence[ReferenceNote]], samples: int) -> list[Question]:
-    """What to ask, equal questions included."""
-    return [Question(note.text, sample) for notes in sets.values() for note in notes for sample in range(samples)]
-
-
 def read_answers(
     notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
 ) -> list[Answered]:
@@ -184,18 +178,10 @@ def conclude(
     scorers: Mapping[str, Scorer],
     settings: Mapping[str, Any],
 ) -> Group:
-    """Score the answers and write the three files. The notes are in none of them; answers may quote them.
+    """Score the answers on every set of notes, write the three files, and return the tables for a terminal.
 
-    Args:
-        folder: For the files.
-        reference: The published notes.
-        answered: The answers on every set of notes.
-        training: For the classifiers among the floors.
-        scorers: Of the corrections.
-        settings: What the results are of: model, prompts, sampling.
-
-    Returns:
-        The tables for a terminal.
+    The notes are in none of the files; answers may quote them. ``settings`` say what the results are of: model,
+    prompts, sampling.
     """
     given = {asked: [one.prediction for one in found if one.prediction] for asked, found in answered.items()}
     systems = {settings["model"]["name"]: [grade(reference.notes, given[PUBLISHED], scorers)]}

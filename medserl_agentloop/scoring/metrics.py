@@ -7,7 +7,6 @@ whole cases, because the two notes of a case are not independent, and recomputes
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +26,7 @@ _NOTHING_TO_COUNT = {
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
-_LENGTHS = {
-    "up to 100 words": range(101),
-    "101 to 150 words": range(101, 151),
-    "151 to 200 words": range(151, 201),
-    "over 200 words": range(201, sys.maxsize),
-}
+_LENGTHS = {"up to 100 words": 100, "101 to 150 words": 150, "151 to 200 words": 200, "over 200 words": math.inf}
 
 Numbers = np.ndarray[Any, Any]
 
@@ -126,12 +120,10 @@ def score(
 def grade(
     reference: Sequence[ReferenceNote], predictions: Iterable[Prediction], scorers: Mapping[str, Scorer] = SCORERS
 ) -> Grades:
-    """Judge every note of the reference.
+    """Judge every note of the reference; the order of notes and predictions changes nothing.
 
-    Args:
-        reference: The notes; their order changes nothing.
-        predictions: In any order. Of several for one note the last counts; those of unknown notes are ignored.
-        scorers: Of the corrections, by the name of their measure.
+    Of several predictions for one note the last counts; those of unknown notes are ignored. The scorers of the
+    corrections are by the name of their measure.
 
     Raises:
         ValueError: There are no notes.
@@ -195,12 +187,9 @@ def _corrections(
 
 
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
-    """The scores of one system.
+    """The scores of one system: the means over its submissions on the same notes, of which it usually has one.
 
-    Args:
-        seeds: Its submissions on the same notes; usually one. Values are means over them.
-        resamples: Of the bootstrap; 0 leaves the intervals out.
-        seed: Of the bootstrap's draws.
+    Without ``resamples`` of the bootstrap there are no intervals.
 
     Raises:
         ValueError: The submissions are of different notes.
@@ -254,7 +243,7 @@ def compare(
 
 def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     """Masks (N,) of the notes by what they are told apart by, then by name."""
-    lengths = [len(note.text.split()) for note in notes]
+    lengths = [next(name for name, most in _LENGTHS.items() if len(n.text.split()) <= most) for n in notes]
     subsets = sorted({note.subset for note in notes})
     groups: dict[str, dict[str, list[bool]]] = {
         "notes": {
@@ -263,7 +252,7 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
         },
         "error type": {kind.value: [note.error_type is kind for note in notes] for kind in ErrorType},
         "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
-        "length": {name: [length in words for length in lengths] for name, words in _LENGTHS.items()},
+        "length": {name: [length == name for length in lengths] for name in _LENGTHS},
         "subset": {name: [note.subset == name for note in notes] for name in subsets if len(subsets) > 1},
     }
     return {

@@ -107,9 +107,6 @@ class Prediction:
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
 
 
-# --- from an assessor's answers ---
-
-
 def predict(note: ReferenceNote, answers: Sequence[ParsedAssessment]) -> Prediction:
     """What the answers on ``note`` say by majority; unparsed if no answer can be read.
 
@@ -143,9 +140,6 @@ def quoted_sentence(quote: str | None, sentences: Sequence[Sentence]) -> int:
         return -1
     parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
     return parts[0] if len(parts) == 1 else -1
-
-
-# --- in submission files ---
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,6 @@ def official_scores(
 ) -> dict[str, float | None]:
     """What the published script prints of a submission on MEDEC's CSV, under the names it prints.
 
-    ``bertscore`` and ``bleurt`` of the scorers are used where they can be computed.
-
     Raises:
         ValueError: The script stops on this submission; says how.
     """

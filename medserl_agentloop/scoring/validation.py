@@ -66,15 +66,10 @@ def official_notes(dataset: Any) -> Notes:
 def official_scores(
     notes: Notes, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """Score a validation.
+    """For each data set its metrics, by verl's names, and a line that says the most important ones.
 
-    Args:
-        notes: The reference.
-        data_sources: Of every game, its row's.
-        facts: Of every game, what :func:`answer_facts` gave. Games on one note are samples of one answer.
-
-    Yields:
-        For each data set its metrics, by verl's names, and a line that says the most important ones.
+    Of every game there are its row's data source and what :func:`answer_facts` gave. Games on one note are samples of
+    one answer.
     """
     answers: dict[tuple[str, str | None], list[ParsedAssessment]] = {}
     for source, text_id, answer in zip(data_sources, facts[TEXT_ID], facts[ANSWER], strict=True):
