@@ -9,11 +9,14 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
@@ -121,19 +124,22 @@ class AnswerCache:
             file.write(json.dumps({"key": key, **asdict(reply)}).encode() + b"\n")
 
 
-async def ask(
-    assessor: Assessor,
-    questions: Sequence[Question],
-    sampling: Sampling,
-    cache: AnswerCache,
-    on_answer: Callable[[], None] = lambda: None,
+def ask(
+    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: Path, console: Console
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """Answer all questions, from the cache where it can be done; equal ones are asked once.
+    """Answer all questions under a progress bar, from the file of the cache where it can be done.
 
     Returns:
-        The answers, and for every question without one the reason. ``on_answer`` was called once for each.
+        The answers, and for every question without one the reason.
     """
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress("answers", *columns, console=console) as progress:
+        return asyncio.run(_ask(assessor, questions, sampling, AnswerCache(cache), progress))
 
+
+async def _ask(
+    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: AnswerCache, progress: Progress
+) -> tuple[dict[Question, Reply], dict[Question, str]]:
     def key(question: Question) -> str:
         request = [assessor.identity, assessor.prompt(question.note), sampling.temperature, sampling.max_tokens]
         request += [sampling.seed, question.sample] if sampling.temperature else []
@@ -142,8 +148,7 @@ async def ask(
     keys = {question: key(question) for question in dict.fromkeys(questions)}
     replies = {question: cache.replies[key] for question, key in keys.items() if key in cache.replies}
     failed: dict[Question, str] = {}
-    for _ in replies:
-        on_answer()
+    bar = progress.add_task("", total=len(keys), completed=len(replies))
     # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
     async with aclosing(assessor.answers([question for question in keys if question not in replies])) as answers:
         async for question, reply in answers:
@@ -152,7 +157,7 @@ async def ask(
                 cache.put(keys[question], reply)
             else:
                 failed[question] = str(reply)
-            on_answer()
+            progress.advance(bar)
     return replies, failed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from medserl_agentloop.evaluation.answering import Assessor, Question, Sampling
-    from medserl_agentloop.play.driver import Reply
+    from medserl_agentloop.evaluation.answering import Assessor
 
 _SHOWN_PROBLEMS = 20
 
@@ -62,7 +59,7 @@ def score(
     from medserl_agentloop.scoring.metrics import grade
     from medserl_agentloop.scoring.notes import read_reference, read_submission
     from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
-    from medserl_agentloop.scoring.report import as_json, report_on, tables
+    from medserl_agentloop.scoring.report import as_json, published_script, report_on, tables
     from medserl_agentloop.scoring.yardsticks import read_training
 
     scorers = NEURAL_SCORERS if neural else SCORERS
@@ -98,7 +95,7 @@ def score(
     console = Console()
     console.print(tables(report))
     for file, printed in official.items():
-        console.print(_published_script(file, printed))
+        console.print(published_script(file, printed))
     if output is not None:
         typer.echo(f"results: {output}")
 
@@ -114,19 +111,6 @@ def _systems(predictions: list[Path], pool: bool) -> dict[str, list[Path]]:
             raise ValueError(f"{path} is given twice; give each system once.")
         systems[str(path)] = found
     return {"pooled": [path for paths in systems.values() for path in paths]} if pool else systems
-
-
-def _published_script(file: str, printed: dict[str, float | None] | str) -> RenderableType:
-    """What the published script prints of a file, or how it stops."""
-    from rich.table import Table
-    from rich.text import Text
-
-    if isinstance(printed, str):
-        return Text(printed)
-    table = Table("", "value", title=Text(f"By the published script, mistakes included: {file}"))
-    for title, value in printed.items():
-        table.add_row(title, repr(value))
-    return table
 
 
 def evaluate(
@@ -178,7 +162,7 @@ def evaluate(
     from rich.console import Console
 
     from medserl_agentloop.evaluation import evaluate as evaluation
-    from medserl_agentloop.evaluation.answering import Question, Sampling, ServedAssessor
+    from medserl_agentloop.evaluation.answering import Question, Sampling, ServedAssessor, ask
     from medserl_agentloop.games.medical.prompting import load_profile
     from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
     from medserl_agentloop.scoring.notes import read_reference
@@ -227,7 +211,7 @@ def evaluate(
                 assessor = LocalAssessor(Path(model), prompts, template_kwargs, sampling, concurrency)
             output.mkdir(parents=True, exist_ok=True)
             questions = [Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)]
-            replies, failed = _answers(assessor, questions, sampling, output / evaluation.CACHE, console)
+            replies, failed = ask(assessor, questions, sampling, output / evaluation.CACHE, console)
             if failed and not allow_missing:
                 raise ValueError(
                     f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
@@ -250,19 +234,3 @@ def evaluate(
         raise typer.Exit(130) from None
     console.print(tables)
     typer.echo(f"{output}: {evaluation.SUBMISSION}, {evaluation.ANSWERS}, {evaluation.RESULTS}")
-
-
-def _answers(
-    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: Path, console: Console
-) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """Ask under a progress bar."""
-    import asyncio
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    from medserl_agentloop.evaluation.answering import AnswerCache, ask
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress("answers", *columns, console=console) as progress:
-        bar = progress.add_task("", total=len(set(questions)))
-        return asyncio.run(ask(assessor, questions, sampling, AnswerCache(cache), lambda: progress.advance(bar)))

@@ -1,7 +1,7 @@
-"""A model's folder, whatever wrote it -> a model in fp32 on this machine's CPU that assesses notes.
+"""A model's folder -> a model in fp32 on this machine's CPU that assesses notes.
 
-Called by ``medserl evaluate``. It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the
-folder of a run, of one of its steps, or of a step's actor.
+It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its steps,
+or of a step's actor.
 """
 
 from __future__ import annotations

@@ -115,6 +115,16 @@ def tables(report: Report) -> Group:
     return Group(*(part for each in parts for part in (each, "")))
 
 
+def published_script(file: str, printed: Mapping[str, float | None] | str) -> RenderableType:
+    """What the published script prints of a file, or how it stops."""
+    if isinstance(printed, str):
+        return Text(printed)
+    table = Table("", "value", title=Text(f"By the published script, mistakes included: {file}"))
+    for title, value in printed.items():
+        table.add_row(title, repr(value))
+    return table
+
+
 def table_of(title: str, *columns: str) -> Table:
     """An empty table in the style of all scores."""
     table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import read_reference, read_submission
 from medserl_agentloop.testing.tiny import tiny_model
 
@@ -212,6 +214,17 @@ def test_another_request_is_not_answered_from_the_cache(
     results(server, notes, tmp_path)
     results(server, notes, tmp_path, *changed)
     assert len(server.prompts) == (1 if changed[0] == "--model" else 2) * 2 * CASES
+
+
+def test_answers_that_other_strings_ended_are_not_taken_from_the_cache(
+    server: MockServer, notes: Path, tmp_path: Path
+) -> None:
+    profile = shutil.copytree(resource("prompts/medserl"), tmp_path / "profile")
+    for asked in (2 * CASES, 2 * CASES, 4 * CASES, 4 * CASES):
+        if asked == 4 * CASES:
+            (profile / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
+        results(server, notes, tmp_path, "--profile", profile)
+        assert len(server.prompts) == asked
 
 
 def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
