@@ -219,11 +219,10 @@ def test_another_request_is_not_answered_from_the_cache(
 def test_answers_that_other_strings_ended_are_not_taken_from_the_cache(
     server: MockServer, notes: Path, tmp_path: Path
 ) -> None:
-    profile = shutil.copytree(resource("prompts/medserl"), tmp_path / "profile")
-    for asked in (2 * CASES, 2 * CASES, 4 * CASES, 4 * CASES):
-        if asked == 4 * CASES:
-            (profile / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
-        results(server, notes, tmp_path, "--profile", profile)
+    profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
+    (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
+    for asked, prompts in ((2 * CASES, profile), (2 * CASES, same), (4 * CASES, other), (4 * CASES, other)):
+        results(server, notes, tmp_path, "--profile", prompts)
         assert len(server.prompts) == asked
 
 
