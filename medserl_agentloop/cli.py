@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from medserl_agentloop.data.cli import app as data_app
-from medserl_agentloop.evaluation.cli import evaluate
+from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
+from medserl_agentloop.evaluation.rescoring import rescore
 from medserl_agentloop.play.cli import play
-from medserl_agentloop.scoring.cli import score
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command()(play)
 app.command()(evaluate)
 app.command()(score)
+app.command()(rescore)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
 
@@ -60,26 +61,6 @@ def report(
         typer.echo(f"medserl: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(f"{games} games: {output}")
-
-
-@app.command()
-def rescore(
-    games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
-    reward: Annotated[str, typer.Option(help="Reward scheme, or package.module:function.")],
-    output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
-) -> None:
-    """Apply another reward scheme to games that were played before."""
-    from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.evaluation.rescoring import rescore as rescore_file
-
-    console = Console()
-    try:
-        result = rescore_file(games / GAMES_FILE if games.is_dir() else games, reward, output, console)
-    except ValueError as error:
-        typer.echo(f"medserl: {error}", err=True)
-        raise typer.Exit(2) from None
-    console.print(result.table(reward))
-    typer.echo(f"games: {output}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -7,12 +7,10 @@ import jsonschema
 import pytest
 from game.builders import any_game, finished
 from hypothesis import given
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.evaluation import rescoring
 from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, read_games, record_schema
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
@@ -129,20 +127,6 @@ def test_a_file_that_is_not_there_is_named(games: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_scheme_is_named(games: Path, tmp_path: Path) -> None:
     assert "no reward scheme 'medsrl'" in rescore(games, tmp_path / "new.jsonl", "medsrl").output
-
-
-def test_progress_is_shown_when_it_takes_more_than_a_second(
-    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = []
-    monkeypatch.setattr(rescoring.Progress, "start", lambda self: shown.append(self.tasks[0].completed))
-    console = Console(file=(tmp_path / "terminal").open("w"))
-    rescoring.rescore(games, "zero_sum", tmp_path / "new.jsonl", console)
-    assert shown == []
-    clock = iter(range(0, 100, 2))
-    monkeypatch.setattr(rescoring.time, "monotonic", lambda: float(next(clock)))
-    rescoring.rescore(games, "zero_sum", tmp_path / "new.jsonl", console)
-    assert shown[0] > 0
 
 
 # --- the schema ---

@@ -1,6 +1,6 @@
 """Asking a model for the assessor's turn on many notes. No answer is asked for twice.
 
-Called by ``medserl evaluate``. A model on this machine is in ``local_models``.
+A model on this machine is in ``local_models``.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+import os
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.driver import NoReplyError, Reply
@@ -44,13 +48,11 @@ Answers = AsyncGenerator[tuple[Question, Reply | NoReplyError], None]
 
 
 class Assessor(Protocol):
-    """A model that assesses notes.
+    """A model that assesses notes."""
 
-    Attributes:
-        identity: Two assessors with one identity are one model.
-    """
-
-    identity: str
+    identity: str  # two assessors with one identity are one model
+    facts: dict[str, Any]  # what the results file says of the model; ``name`` is for the tables
+    stop: list[str]  # what ends an answer besides the model's own end
 
     def prompt(self, note: str) -> Any:
         """What the model reads, JSON-able."""
@@ -62,15 +64,13 @@ class Assessor(Protocol):
 
 
 class ServedAssessor:
-    """A model behind an OpenAI-compatible server.
-
-    Args:
-        player: Asks it.
-    """
+    """A model behind an OpenAI-compatible server."""
 
     def __init__(self, player: EndpointPlayer) -> None:
         self._player = player
         self.identity = f"{player.url} {player.name}"
+        self.facts = {"name": player.name, "server": player.url}
+        self.stop = player.profile.settings.stop.get(Role.ASSESSOR, [])
 
     def prompt(self, note: str) -> Any:
         """The messages, how they begin the answer, and the arguments of the chat template."""
@@ -79,7 +79,11 @@ class ServedAssessor:
         return [messages, profile.settings.assistant_prefix, dict(player.template_kwargs)]
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
-        """The answers as they come; as many requests are in flight as the player's options say."""
+        """The answers as they come; as many requests are in flight as the player's options say.
+
+        Raises:
+            ValueError: The server does not answer, or serves other models.
+        """
 
         async def one(question: Question) -> tuple[Question, Reply | NoReplyError]:
             try:
@@ -88,6 +92,7 @@ class ServedAssessor:
                 return question, reason
 
         async with aclosing(self._player):
+            await self._player.check()
             tasks = [asyncio.create_task(one(question)) for question in questions]
             try:
                 for task in asyncio.as_completed(tasks):
@@ -99,76 +104,60 @@ class ServedAssessor:
 
 
 class AnswerCache:
-    """Answers given before, as JSON lines by a hash of the model, the prompt and the sampling.
-
-    Args:
-        path: The file; a line that a killed process left half-written is not read.
-    """
+    """Answers given before, in a file of JSON lines, by the hash of their request."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._replies: dict[str, Reply] = {}
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            if line.endswith(b"\n"):
-                values = json.loads(line)
-                key = values.pop("key")
-                self._replies[key] = Reply(**values)
-            else:
-                with path.open("r+b") as file:
-                    file.truncate(path.stat().st_size - len(line))
-
-    def get(self, key: str) -> Reply | None:
-        """The answer to the request with this key."""
-        return self._replies.get(key)
+        self.replies: dict[str, Reply] = {}
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):  # a killed process left it half-written
+            os.truncate(path, path.stat().st_size - len(lines.pop()))
+        for line in lines:
+            values = json.loads(line)
+            key = values.pop("key")
+            self.replies[key] = Reply(**values)
 
     def put(self, key: str, reply: Reply) -> None:
         """Keep an answer, on disk before the next one is asked for."""
-        self._replies[key] = reply
+        self.replies[key] = reply
         with self._path.open("ab") as file:
             file.write(json.dumps({"key": key, **asdict(reply)}).encode() + b"\n")
 
 
-async def ask(
-    assessor: Assessor,
-    questions: Sequence[Question],
-    sampling: Sampling,
-    cache: AnswerCache,
-    on_answer: Callable[[], None] = lambda: None,
+def ask(
+    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: Path, console: Console
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """Answer all questions, from the cache where it can be done.
-
-    Args:
-        assessor: The model.
-        questions: Equal ones are asked once.
-        sampling: Part of what the cache goes by.
-        cache: Gets every answer at once.
-        on_answer: Called for every different question that is done with, answered or not.
+    """Answer all questions under a progress bar, from the file of the cache where it can be done.
 
     Returns:
         The answers, and for every question without one the reason.
     """
-    keys = {
-        question: hash_of(
-            [assessor.identity, assessor.prompt(question.note), sampling.temperature, sampling.max_tokens]
-            + ([sampling.seed, question.sample] if sampling.temperature else [])
-        )
-        for question in dict.fromkeys(questions)
-    }
-    replies: dict[Question, Reply] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress("answers", *columns, console=console) as progress:
+        return asyncio.run(_ask(assessor, questions, sampling, AnswerCache(cache), progress))
+
+
+async def _ask(
+    assessor: Assessor, questions: Sequence[Question], sampling: Sampling, cache: AnswerCache, progress: Progress
+) -> tuple[dict[Question, Reply], dict[Question, str]]:
+    def key(question: Question) -> str:
+        request = [assessor.identity, assessor.prompt(question.note), sampling.temperature, sampling.max_tokens]
+        request += [sampling.seed, question.sample] if sampling.temperature else []
+        return hash_of(request + ([assessor.stop] if assessor.stop else []))
+
+    keys = {question: key(question) for question in dict.fromkeys(questions)}
+    replies = {question: cache.replies[key] for question, key in keys.items() if key in cache.replies}
     failed: dict[Question, str] = {}
-    for question, key in keys.items():
-        if found := cache.get(key):
-            replies[question] = found
-            on_answer()
+    bar = progress.add_task("", total=len(keys), completed=len(replies))
     # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
-    async with aclosing(assessor.answers([q for q in keys if q not in replies])) as answers:
+    async with aclosing(assessor.answers([question for question in keys if question not in replies])) as answers:
         async for question, reply in answers:
             if isinstance(reply, Reply):
                 replies[question] = reply
                 cache.put(keys[question], reply)
             else:
                 failed[question] = str(reply)
-            on_answer()
+            progress.advance(bar)
     return replies, failed
 
 

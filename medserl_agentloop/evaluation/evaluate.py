@@ -1,6 +1,7 @@
-"""Notes -> a model's answers -> predictions, and the files of an evaluation. Called by ``medserl evaluate``.
+"""What ``medserl evaluate`` asks about, and what becomes of the answers: predictions, scores and files.
 
 The prompt, the reading of an answer and the scores are those of verl's validation, so both give the same numbers.
+Twins and shortcuts show whether a model judges medicine, or something that goes with it.
 """
 
 from __future__ import annotations
@@ -8,63 +9,152 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from medserl_agentloop.evaluation.answering import Question
-from medserl_agentloop.evaluation.robustness import SHORTCUTS, Twins, TwinScores, compare_shortcuts, score_twins
+from rich.console import Group, RenderableType
+
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.vignettes import EditTag
+from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Question
+from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.play.driver import Reply
-from medserl_agentloop.scoring.answers import predict, quoted_sentence
-from medserl_agentloop.scoring.corrections import Scorer
-from medserl_agentloop.scoring.grading import grade
-from medserl_agentloop.scoring.metrics import Comparison
-from medserl_agentloop.scoring.reference import Reference, ReferenceNote
-from medserl_agentloop.scoring.report import Report, as_json, report_on
-from medserl_agentloop.scoring.submission import Prediction, write_submission
+from medserl_agentloop.scoring.metrics import Comparison, compare, grade
+from medserl_agentloop.scoring.notes import (
+    Prediction,
+    Reference,
+    ReferenceNote,
+    predict,
+    quoted_sentence,
+    write_submission,
+)
+from medserl_agentloop.scoring.official import Scorer
+from medserl_agentloop.scoring.report import TITLES, as_json, report_on, table_of, tables, with_interval
 from medserl_agentloop.scoring.yardsticks import TrainingNotes
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
+_FIRST_NUMBERS = range(2, 100)
+_MOVED = ("flag_accuracy", "sentence_accuracy")
+_TWIN_TITLES = {
+    "both_right": "both right",
+    "both_called_wrong": "an error seen in both",
+    "both_called_right": "no error seen in either",
+    "swapped": "an error seen in the correct note only",
+    "unreadable": "an answer unreadable",
+    "bias": 'bias towards "error", of notes',
+}
+
+Share = tuple[float, float, float]
+"""A share and its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class TwinScores:
+    """How a model takes the two notes of each case; shares are of cases."""
+
+    cases: int
+    both_right: Share
+    both_called_wrong: Share  # suspicion
+    both_called_right: Share
+    swapped: Share  # it sees an error in the correct note only
+    unreadable: Share  # an answer cannot be read; no part of the others
+    bias: Share | None  # share of the notes of readable cases that it calls wrong, minus one half; 0 is the truth
+
+
+def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
+    """The two notes of each case, one after the other: the error note and its correction, without outer white space.
+
+    The correction is the row's own corrected text; a clean twin row often has its sentences in another order. Cases
+    whose correction changes letter case or white space only are left out.
+
+    Raises:
+        MedecFormatError: A file is not right.
+        ValueError: There are no such cases.
+    """
+    found = []
+    for case in read_files(paths).vignettes:
+        if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:
+            found.append(ReferenceNote(case.vignette_id + "+error", case.error_note, True))
+            found.append(ReferenceNote(case.vignette_id + "+clean", case.clean_note, False))
+    if not found:
+        raise ValueError("--twins: the file has no note with an error and its correction")
+    return found
+
+
+def score_twins(given: Sequence[Prediction | None]) -> TwinScores:
+    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too."""
+    cases = list(zip(given[::2], given[1::2], strict=True))
+    read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
+    bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
+    spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
+
+    def share(count: int) -> Share:
+        return (count / len(cases), *wilson_interval(count, len(cases)))
+
+    return TwinScores(
+        cases=len(cases),
+        both_right=share(read.count((True, False))),
+        both_called_wrong=share(read.count((True, True))),
+        both_called_right=share(read.count((False, False))),
+        swapped=share(read.count((False, True))),
+        unreadable=share(len(cases) - len(read)),
+        bias=(fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None,
+    )
+
+
+def _numbered(note: ReferenceNote, first: int = 0) -> str:
+    """Every sentence on a line with its number."""
+    return "\n".join(f"{number} {sentence}" for number, sentence in enumerate(_sentences(note), start=first))
+
+
+def _last_moved(note: ReferenceNote) -> str:
+    """The last sentence in another place, drawn for the note."""
+    *others, last = _sentences(note)
+    others.insert(random.Random(note.text_id).randrange(len(others) or 1), last)
+    return " ".join(others)
+
+
+def _sentences(note: ReferenceNote) -> list[str]:
+    """MEDEC's own sentences, where they are listed."""
+    return [text for s in note.sentences if (text := one_line(s.text))] or split_sentences(note.text)
+
+
+SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
+    "white space normalised": lambda note: one_line(note.text),
+    "sentences numbered from 0": _numbered,
+    "sentences renumbered": lambda note: _numbered(note, random.Random(note.text_id).choice(_FIRST_NUMBERS)),
+    "last sentence moved": _last_moved,
+}
+"""By name, the same note with something changed that has nothing to do with medicine."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A note and what was said of it.
-
-    Attributes:
-        note: The note, as it was shown.
-        replies: One per sample; none where the model gave no answer.
-        read: The same, read.
-        prediction: What they say by majority; None without an answer.
-    """
+    """A note as it was shown, and what was said of it."""
 
     note: ReferenceNote
-    replies: tuple[Reply, ...]
+    replies: tuple[Reply, ...]  # one per sample; none where the model gave no answer
     read: tuple[ParsedAssessment, ...]
-    prediction: Prediction | None
+    prediction: Prediction | None  # what they say by majority
 
 
-def note_sets(reference: Reference, twins: Sequence[Twins], *, shortcuts: bool) -> dict[str, list[ReferenceNote]]:
+def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: bool) -> dict[str, list[ReferenceNote]]:
     """All notes to ask about, by what they are asked for."""
-    sets = {PUBLISHED: list(reference.notes)}
-    if twins:
-        sets[TWINS] = [note for case in twins for note in (case.wrong, case.right)]
-    if shortcuts:
-        changed = {name: [replace(n, text=change(n)) for n in reference.notes] for name, change in SHORTCUTS.items()}
-        sets |= changed
+    sets = {PUBLISHED: list(reference.notes)} | ({TWINS: list(twins)} if twins else {})
+    for name, change in SHORTCUTS.items() if shortcuts else ():
+        sets[name] = [replace(note, text=change(note)) for note in reference.notes]
     return sets
-
-
-def questions(sets: Mapping[str, Sequence[ReferenceNote]], samples: int) -> list[Question]:
-    """What to ask, equal questions included."""
-    return [Question(note.text, sample) for notes in sets.values() for note in notes for sample in range(samples)]
 
 
 def read_answers(
@@ -80,72 +170,37 @@ def read_answers(
     return found
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """What the answers amount to.
-
-    Attributes:
-        report: The official scores beside floors and published results.
-        twins: Where both notes of each case were asked about.
-        shortcuts: How far accuracy moves, by the change of the notes.
-        predictions: On the published notes.
-    """
-
-    report: Report
-    twins: TwinScores | None
-    shortcuts: dict[str, Comparison]
-    predictions: tuple[Prediction, ...]
-
-
 def conclude(
-    name: str,
+    folder: Path,
     reference: Reference,
     answered: Mapping[str, Sequence[Answered]],
     training: TrainingNotes | None,
     scorers: Mapping[str, Scorer],
-    seed: int,
-) -> Conclusion:
-    """Score the answers.
+    settings: Mapping[str, Any],
+) -> Group:
+    """Score the answers on every set of notes, write the three files, and return the tables for a terminal.
 
-    Args:
-        name: The model's, for the tables.
-        reference: The published notes.
-        answered: The answers on every set of notes.
-        training: For the classifiers among the floors.
-        scorers: Of the corrections.
-        seed: Of the bootstrap.
+    The notes are in none of the files; answers may quote them. ``settings`` say what the results are of: model,
+    prompts, sampling.
     """
     given = {asked: [one.prediction for one in found if one.prediction] for asked, found in answered.items()}
-    published = given[PUBLISHED]
-    return Conclusion(
-        report_on(reference, {name: [grade(reference.notes, published, scorers)]}, training, seed=seed),
-        score_twins(_pairs(answered[TWINS])) if TWINS in answered else None,
-        compare_shortcuts(reference.notes, {n: given[n] for n in SHORTCUTS if n in given}, published),
-        tuple(published),
-    )
-
-
-def _pairs(answered: Sequence[Answered]) -> list[tuple[Prediction, Prediction]]:
-    """The predictions on the two notes of each case; a missing one is unreadable."""
-    given = [one.prediction or Prediction(one.note.text_id, parsed=False) for one in answered]
-    return list(zip(given[::2], given[1::2], strict=True))
-
-
-def write(
-    folder: Path, answered: Mapping[str, Sequence[Answered]], conclusion: Conclusion, settings: Mapping[str, Any]
-) -> None:
-    """Write the three files. The notes are in none of them; answers may quote them."""
-    write_submission(folder / SUBMISSION, conclusion.predictions)
-    lines = (json.dumps(line) for name, found in answered.items() for one in found for line in _lines(name, one))
+    systems = {settings["model"]["name"]: [grade(reference.notes, given[PUBLISHED], scorers)]}
+    report = report_on(reference, systems, training, seed=settings["sampling"]["seed"])
+    twins = score_twins([one.prediction for one in answered[TWINS]]) if TWINS in answered else None
+    grades = {name: [grade(reference.notes, given[name])] for name in given.keys() - {TWINS}}
+    shortcuts = {change: compare(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
+    write_submission(folder / SUBMISSION, given[PUBLISHED])
+    lines = (json.dumps(line) for asked, found in answered.items() for one in found for line in _lines(asked, one))
     (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     results = {
-        **as_json(conclusion.report),
+        **as_json(report),
         **settings,
         "versions": _versions(),
-        "twins": conclusion.twins and asdict(conclusion.twins),
-        "shortcuts": {name: asdict(found) for name, found in conclusion.shortcuts.items()},
+        "twins": twins and asdict(twins),
+        "shortcuts": {change: asdict(found) for change, found in shortcuts.items()},
     }
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return Group(tables(report), _robustness(twins, shortcuts))
 
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
@@ -168,7 +223,7 @@ def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     """Name and hash of the assessor's prompt."""
-    messages = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, "{{ note }}")
+    messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, "{{ note }}")
     text = json.dumps([messages, profile.settings.model_dump(mode="json")], sort_keys=True)
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -182,3 +237,21 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def _robustness(twins: TwinScores | None, shortcuts: Mapping[str, Comparison]) -> Group:
+    """What was computed of the two, for a terminal."""
+    parts: list[RenderableType] = []
+    if twins is not None:
+        table = table_of(f"Both notes of {twins.cases} cases", "", "of cases")
+        for name, title in _TWIN_TITLES.items():
+            value, low, high = getattr(twins, name) or (None, None, None)
+            table.add_row(title, with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
+        parts += [table, ""]
+    if shortcuts:
+        table = table_of("How far accuracy moves", "", *(TITLES[name] for name in _MOVED))
+        for change, found in shortcuts.items():
+            moved = (found.differences[name] for name in _MOVED)
+            table.add_row(change, *(with_interval(m.value, m.low, m.high, "+.3f") for m in moved))
+        parts += [table, ""]
+    return Group(*parts)

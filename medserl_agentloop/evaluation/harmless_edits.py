@@ -14,11 +14,16 @@ Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
 
 
-def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], group: int = 0) -> Rule:
+def _one_place(
+    pattern: re.Pattern[str],
+    replacement: Callable[[re.Match[str]], str],
+    group: int = 0,
+    where: Callable[[re.Match[str]], bool] = lambda place: True,
+) -> Rule:
     """A rule that gives one match of ``pattern``, or one group of it, another text."""
 
     def edit(note: str, rng: random.Random) -> str | None:
-        places = list(pattern.finditer(note))
+        places = [place for place in pattern.finditer(note) if where(place)]
         if not places:
             return None
         place = rng.choice(places)
@@ -72,41 +77,23 @@ _SMALL_NUMBER = (
 )
 
 # Both directions mean the same in any note; two letters are often two things ("MS", "PE", "IV"), so none is here.
+# fmt: off
 _ABBREVIATIONS = (
-    ("ECG", "electrocardiogram"),
-    ("EEG", "electroencephalogram"),
-    ("MRI", "magnetic resonance imaging"),
-    ("COPD", "chronic obstructive pulmonary disease"),
-    ("DVT", "deep vein thrombosis"),
-    ("UTI", "urinary tract infection"),
-    ("GERD", "gastroesophageal reflux disease"),
-    ("BMI", "body mass index"),
-    ("TSH", "thyroid-stimulating hormone"),
-    ("LDL", "low-density lipoprotein"),
-    ("HDL", "high-density lipoprotein"),
-    ("BUN", "blood urea nitrogen"),
-    ("HIV", "human immunodeficiency virus"),
+    ("ECG", "electrocardiogram"), ("EEG", "electroencephalogram"), ("MRI", "magnetic resonance imaging"),
+    ("COPD", "chronic obstructive pulmonary disease"), ("DVT", "deep vein thrombosis"),
+    ("UTI", "urinary tract infection"), ("GERD", "gastroesophageal reflux disease"), ("BMI", "body mass index"),
+    ("TSH", "thyroid-stimulating hormone"), ("LDL", "low-density lipoprotein"), ("HDL", "high-density lipoprotein"),
+    ("BUN", "blood urea nitrogen"), ("HIV", "human immunodeficiency virus"),
     ("NSAID", "nonsteroidal anti-inflammatory drug"),
 )
 _ONLY_SHORTENED = (("BP", "blood pressure"), ("CT", "computed tomography"))
-
 _SPELLINGS = (
-    ("anemia", "anaemia"),
-    ("anesthesia", "anaesthesia"),
-    ("apnea", "apnoea"),
-    ("diarrhea", "diarrhoea"),
-    ("dyspnea", "dyspnoea"),
-    ("edema", "oedema"),
-    ("esophagus", "oesophagus"),
-    ("hematuria", "haematuria"),
-    ("hemoglobin", "haemoglobin"),
-    ("hemorrhage", "haemorrhage"),
-    ("hypoglycemia", "hypoglycaemia"),
-    ("ischemia", "ischaemia"),
-    ("leukemia", "leukaemia"),
-    ("pediatric", "paediatric"),
-    ("tumor", "tumour"),
+    ("anemia", "anaemia"), ("anesthesia", "anaesthesia"), ("apnea", "apnoea"), ("diarrhea", "diarrhoea"),
+    ("dyspnea", "dyspnoea"), ("edema", "oedema"), ("esophagus", "oesophagus"), ("hematuria", "haematuria"),
+    ("hemoglobin", "haemoglobin"), ("hemorrhage", "haemorrhage"), ("hypoglycemia", "hypoglycaemia"),
+    ("ischemia", "ischaemia"), ("leukemia", "leukaemia"), ("pediatric", "paediatric"), ("tumor", "tumour"),
 )
+# fmt: on
 
 # The last two of three or more, one plain word each, with nothing behind them that could belong to the last alone.
 # No word that tells what happened: what was done "diagnosed, treated, and discharged" was done in that order.
@@ -116,21 +103,12 @@ _ORDERED = re.compile(
 )
 
 
-def _swapped_list(note: str, rng: random.Random) -> str | None:
-    def in_sentence(place: re.Match[str]) -> str:
-        start, end = note.rfind(". ", 0, place.start()) + 1, note.find(".", place.end())
-        return note[start : end if end >= 0 else len(note)]
-
-    places = []
-    for place in _LIST.finditer(note):
-        ends_like_a_deed = any(_ORDERED.search(place[word]) for word in ("one", "other"))
-        if not ends_like_a_deed and not re.search(r"\brespectively|\bthen\b|\border", in_sentence(place)):
-            places.append(place)
-    if not places:
-        return None
-    place = rng.choice(places)
-    swapped = f", {place['other']}, {place['link']} {place['one']}"
-    return note[: place.start()] + swapped + note[place.end() :]
+def _in_any_order(place: re.Match[str]) -> bool:
+    if _ORDERED.search(place["one"]) or _ORDERED.search(place["other"]):
+        return False
+    note = place.string
+    start, end = note.rfind(". ", 0, place.start()) + 1, note.find(".", place.end())
+    return not re.search(r"\brespectively|\bthen\b|\border", note[start : end if end >= 0 else None])
 
 
 HARMLESS: dict[str, Rule] = {
@@ -146,7 +124,9 @@ HARMLESS: dict[str, Rule] = {
     "spelling": _exchange(_SPELLINGS),
     "hyphen": _one_place(re.compile(r"(?<=\d)-(year|month|week|day)-(?=old\b)"), lambda place: f" {place[1]} "),
     "case": _one_place(re.compile(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])"), lambda place: place[0].upper()),
-    "list_order": _swapped_list,
+    "list_order": _one_place(
+        _LIST, lambda place: f", {place['other']}, {place['link']} {place['one']}", where=_in_any_order
+    ),
 }
 """By name, rules whose edits read differently and say the same."""
 

@@ -1,7 +1,7 @@
-"""A model's folder, whatever wrote it -> a model in fp32 on this machine's CPU that assesses notes.
+"""A model's folder -> a model in fp32 on this machine's CPU that assesses notes.
 
-Called by ``medserl evaluate``. It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the
-folder of a run, of one of its steps, or of a step's actor.
+It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its steps,
+or of a step's actor.
 """
 
 from __future__ import annotations
@@ -19,19 +19,25 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.core.encoding import EncodedPrompt
 from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
 from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.games.medical.encoding import ProfileEncoder
+from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Role
 
 _LATEST = "latest_checkpointed_iteration.txt"  # verl's name
 _SHARDS = "model_world_size_*_rank_*.pt"
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
+_WORTH_THREADS = 20_000_000
+"""Parameters from which on threads speed a model up. Below, they wait for each other, on a busy machine for long."""
 _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*")  # files that answers depend on
 
 
@@ -82,13 +88,7 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         ValueError: The folder does not hold all of a model.
     """
     with TemporaryDirectory() as temporary:
-        folder = weights
-        if any(weights.glob(_SHARDS)):
-            folder = Path(temporary)
-            try:
-                _merge(weights, folder)
-            except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
-                raise ValueError(f"{weights} cannot be merged: {error}") from None
+        folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
         base = base_of(folder) or folder
         try:
@@ -109,35 +109,68 @@ def load_model(weights: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-class LocalAssessor:
-    """A model in this process.
+def _merged(weights: Path, target: Path) -> Path:
+    """The shards as one model, in ``target``."""
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(weights),
+        hf_model_config_path=str(weights / "huggingface"),
+        target_dir=str(target),
+    )
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
+    try:
+        with redirect_stdout(StringIO()):
+            _ExactMerger(config).merge_and_save()
+    except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{weights} cannot be merged: {error}") from None
+    return target
 
-    Args:
-        player: The model.
-        identity: Hash of its weights.
-        sampling: How answers are drawn.
-        batch: Notes answered at a time.
+
+class LocalAssessor:
+    """A model in this process, ``batch`` notes at a time.
+
+    Raises:
+        ValueError: There is no such folder, or it holds no model.
     """
 
-    def __init__(self, player: Player, identity: str, sampling: Sampling, batch: int) -> None:
-        self.identity = identity
-        self._player, self._sampling, self._batch = player, sampling, batch
+    def __init__(
+        self, folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any], sampling: Sampling, batch: int
+    ) -> None:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+        # Bars and advice of no use to who evaluates.
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        weights = find_weights(folder)
+        self.identity = fingerprint(weights)
+        self.facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": self.identity}
+        if base := base_of(weights):
+            self.facts["base"] = base
+        self.stop = prompts.settings.stop.get(Role.ASSESSOR, [])
+        model, tokenizer = load_model(weights)
+        if model.num_parameters() < _WORTH_THREADS:
+            torch.set_num_threads(1)
+        self._player = Player(str(folder), model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
+        self._sampling, self._batch = sampling, batch
+
+    def _encoded(self, note: str) -> EncodedPrompt:
+        return self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, note)
 
     def prompt(self, note: str) -> Any:
         """Token ids."""
-        return self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, note).ids
+        return self._encoded(note).ids
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
         waiting = sorted(questions, key=lambda question: len(question.note))
-        settings = SamplingSettings(temperature=self._sampling.temperature)
         for start in range(0, len(waiting), self._batch):
             part = waiting[start : start + self._batch]
             replies = self._player.replies(
                 Role.ASSESSOR,
-                [self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, question.note) for question in part],
+                [self._encoded(question.note) for question in part],
                 [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
-                settings,
+                SamplingSettings(temperature=self._sampling.temperature),
                 budget=self._sampling.max_tokens,
             )
             for question, reply in zip(part, replies, strict=True):
@@ -148,28 +181,15 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
-def _merge(weights: Path, target: Path) -> None:
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(weights),
-        hf_model_config_path=str(weights / "huggingface"),
-        target_dir=str(target),
-    )
-    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
-    with redirect_stdout(StringIO()):
-        _ExactMerger(config).merge_and_save()
-
-
 class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
     """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own validation."""
 
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
     ) -> dict[str, torch.Tensor]:
-        files = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         folder = Path(self.config.local_dir)
-        shards = [torch.load(folder / file, map_location="cpu", weights_only=False) for file in files]
+        files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
+        shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
             raise ValueError(
                 f"{folder} holds a LoRA adapter without its model (checkpoint.save_lora_only); "

@@ -1,22 +1,21 @@
 """Scores with 95 % intervals from predictions and their reference. Called by every command that scores.
 
-Every measure is a ratio of two sums over notes. The bootstrap draws whole cases, because the two notes of a case are
-not independent, and recomputes both sums.
+Every measure is a ratio of two sums over notes (docs/scoring.md has the rules of the shared task). The bootstrap draws
+whole cases, because the two notes of a case are not independent, and recomputes both sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.corrections import SCORERS, Scorer
-from medserl_agentloop.scoring.grading import Grades, Numbers, grade, groups_of
-from medserl_agentloop.scoring.reference import ReferenceNote
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.games.medical.types import ErrorType
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
+from medserl_agentloop.scoring.official import SCORERS, NotComputed, Scorer
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
@@ -27,26 +26,31 @@ _NOTHING_TO_COUNT = {
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
-_CHUNK = 100
+_LENGTHS = {"up to 100 words": 100, "101 to 150 words": 150, "151 to 200 words": 200, "over 200 words": math.inf}
+
+Numbers = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Grades:
+    """One submission, note by note, in the order of the text ids."""
+
+    notes: tuple[ReferenceNote, ...]
+    sums: dict[str, Numbers]  # of each measure, what each note adds above and below the line; (2, N)
+    why: dict[str, str]  # of each measure that is not computed, the reason
+    unreadable: int
+    missing: int
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A score in [0, 1].
-
-    Attributes:
-        value: The score; None where it is not computed.
-        low: Lower end of the 95 % interval; None without a bootstrap.
-        high: Its upper end.
-        spread: Standard deviation between seeds; None for a single one.
-        why: Why it is not computed.
-    """
+    """A score in [0, 1] with its 95 % interval; None is not computed."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    spread: float | None = None
-    why: str | None = None
+    spread: float | None = None  # standard deviation between pooled seeds
+    why: str | None = None  # the score is not computed
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,8 @@ class Group:
 class Scores:
     """Everything that is said about one system.
 
-    Attributes:
-        notes: Notes of the reference.
-        errors: Those with an error.
-        unreadable: Notes with an answer that could not be read; wrong in everything. The mean over seeds.
-        missing: Notes without any answer; wrong in everything. The mean over seeds.
-        measures: By name.
-        groups: By what they are told apart by (error type, position, length), then by name.
-        seeds: Submissions that were pooled.
+    Notes with an unreadable answer and notes without any (``missing``) are wrong in everything; both counts are means
+    over the seeds. Groups are by what the notes are told apart by (error type, position, length), then by name.
     """
 
     notes: int
@@ -82,19 +80,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one system is from another on the same notes.
-
-    Attributes:
-        value: Their difference; None where one of the two is not computed.
-        low: Lower end of the 95 % interval.
-        high: Its upper end.
-        p_value: Two-sided, by the paired bootstrap.
-    """
+    """How far one system is from another on the same notes; None where one of the two is not computed."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    p_value: float | None = None
+    p_value: float | None = None  # two-sided, by the paired bootstrap
 
 
 @dataclass(frozen=True)
@@ -108,12 +99,7 @@ class McNemar:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first system against the second.
-
-    Attributes:
-        differences: First minus second, by measure.
-        mcnemar: By measure; empty where seeds are pooled, because a note then has several answers.
-    """
+    """The first system minus the second; McNemar's test not for pools, in which a note has several answers."""
 
     differences: dict[str, Difference]
     mcnemar: dict[str, McNemar]
@@ -131,37 +117,100 @@ def score(
     return summarise([grade(reference, predictions, scorers)], resamples=resamples, seed=seed)
 
 
-def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
-    """The scores of one system.
+def grade(
+    reference: Sequence[ReferenceNote], predictions: Iterable[Prediction], scorers: Mapping[str, Scorer] = SCORERS
+) -> Grades:
+    """Judge every note of the reference; the order of notes and predictions changes nothing.
 
-    Args:
-        seeds: Its submissions on the same notes; usually one. Values are means over them.
-        resamples: Of the bootstrap; 0 leaves the intervals out.
-        seed: Of the bootstrap's draws.
+    Of several predictions for one note the last counts; those of unknown notes are ignored. The scorers of the
+    corrections are by the name of their measure.
+
+    Raises:
+        ValueError: There are no notes.
+    """
+    if not reference:
+        raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
+    notes = sorted(reference, key=lambda note: note.text_id)
+    by_id = {prediction.text_id: prediction for prediction in predictions}
+    answers = [by_id.get(note.text_id) for note in notes]
+    given = [said or Prediction(note.text_id, parsed=False) for said, note in zip(answers, notes, strict=True)]
+    parsed = np.array([said.parsed for said in given])
+    wrong = np.array([note.flag for note in notes])
+    alarm = np.array([said.flag for said in given]) & parsed
+    same_sentence = np.array([said.sentence_id == n.sentence_id for said, n in zip(given, notes, strict=True)])
+    every = np.ones(len(notes))
+    sums = {
+        "readable": (parsed, every),
+        "flag_accuracy": ((alarm == wrong) & parsed, every),
+        "precision": (alarm & wrong, alarm),
+        "recall": (alarm & wrong, wrong),
+        "f1": (2.0 * (alarm & wrong), alarm * 1.0 + wrong),
+        "false_positive_rate": (alarm & ~wrong, ~wrong),
+        "sentence_accuracy": (same_sentence & parsed, every),
+    }
+    corrections, why = _corrections(notes, given, scorers)
+    return Grades(
+        notes=tuple(notes),
+        sums={name: np.array(sides, dtype=float) for name, sides in (sums | corrections).items()},
+        why=why,
+        unreadable=sum(said is not None and not said.parsed for said in answers),
+        missing=answers.count(None),
+    )
+
+
+def _corrections(
+    notes: Sequence[ReferenceNote], given: Sequence[Prediction], scorers: Mapping[str, Scorer]
+) -> tuple[dict[str, tuple[Numbers, Numbers]], dict[str, str]]:
+    """The measures of the corrections, and why some are absent."""
+    right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
+    said = np.array([" ".join((one.scored_correction or "").split()) for one in given], dtype=object)
+    both = (right != "") & (said != "")
+    neither = (right == "") & (said == "") & np.array([one.parsed for one in given])
+    scores: dict[str, Numbers] = {}
+    why: dict[str, str] = {}
+    for name, scorer in scorers.items():
+        try:
+            of_pairs = scorer(list(said[both]), list(right[both]))
+        except NotComputed as reason:
+            why[name] = str(reason)
+        else:
+            scores[name] = np.zeros(len(notes))
+            scores[name][both] = of_pairs
+    if why:
+        why["aggregate"] = f"needs {' and '.join(why)}"
+    elif scores:
+        scores["aggregate"] = np.mean(list(scores.values()), axis=0)
+    why |= {f"{name}_composite": reason for name, reason in why.items()}
+    sums = {name: (of_notes, both) for name, of_notes in scores.items()}
+    composites = {f"{name}_composite": (s + neither, np.ones(len(notes))) for name, s in scores.items()}
+    return sums | composites, why
+
+
+def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
+    """The scores of one system: the means over its submissions on the same notes, of which it usually has one.
+
+    Without ``resamples`` of the bootstrap there are no intervals.
 
     Raises:
         ValueError: The submissions are of different notes.
     """
-    first = seeds[0]
+    weights = _weights(seeds, resamples, seed)
+    notes = seeds[0].notes
     absent = {name: Measure(None, why=why) for grades in seeds for name, why in grades.why.items()}
-    names = [name for name in first.sums if name not in absent]
-    groups = groups_of(first.notes)
-    inside = {(kind, name): mask for kind, named in groups.items() for name, mask in named.items()}
-    keys: list[tuple[Any, str]] = [(None, name) for name in names]
-    keys += [(group, name) for group in inside for name in GROUP_MEASURES if name in names]
-    values, drawn = _values(seeds, keys, inside, resamples, seed)
-    found: dict[Any, dict[str, Measure]] = {}
-    for (group, name), of_seeds, samples in zip(keys, values, drawn, strict=True):
-        found.setdefault(group, {})[name] = _measure(name, of_seeds, samples)
+    names = [name for name in seeds[0].sums if name not in absent]
+    of_groups = [name for name in GROUP_MEASURES if name in names]
     return Scores(
-        notes=len(first.notes),
-        errors=sum(note.flag for note in first.notes),
+        notes=len(notes),
+        errors=sum(note.flag for note in notes),
         unreadable=float(np.mean([grades.unreadable for grades in seeds])),
         missing=float(np.mean([grades.missing for grades in seeds])),
-        measures=found[None] | absent,
+        measures={name: _measure(seeds, name, weights) for name in names} | absent,
         groups={
-            kind: {name: Group(int(mask.sum()), found[kind, name]) for name, mask in named.items()}
-            for kind, named in groups.items()
+            kind: {
+                label: Group(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
+                for label, mask in masks.items()
+            }
+            for kind, masks in _groups(notes).items()
         },
         seeds=len(seeds),
     )
@@ -175,75 +224,82 @@ def compare(
     Raises:
         ValueError: They were scored on different notes.
     """
+    weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
-    names = [name for name in first[0].sums if name not in absent]
-    keys = [(None, name) for name in names]
-    _check_same_notes([*first, *second])
-    (a, drawn_a), (b, drawn_b) = (_values(seeds, keys, {}, resamples, seed) for seeds in (first, second))
     differences = {name: Difference(None) for name in sorted(absent)}
-    for i, name in enumerate(names):
-        value = float(a[i].mean() - b[i].mean())
-        samples = drawn_a[i] - drawn_b[i]
-        samples = samples[np.isfinite(samples)]
-        if not np.isfinite(value) or not len(samples):
-            differences[name] = Difference(value if np.isfinite(value) else None)
-            continue
-        low, high = np.percentile(samples, [2.5, 97.5])
-        # One is added to both counts: no finite number of draws shows a p value of 0.
-        tail = min((samples <= 0).sum(), (samples >= 0).sum())
-        p_value = min(1.0, 2.0 * (tail + 1) / (len(samples) + 1))
-        differences[name] = Difference(value, float(low), float(high), float(p_value))
-    single = len(first) == len(second) == 1
-    tested = ("flag_accuracy", "sentence_accuracy") if single else ()
+    for name in (name for name in first[0].sums if name not in absent):
+        (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
+        value, samples = float(a.mean() - b.mean()), drawn_a - drawn_b
+        differences[name] = Difference(value if np.isfinite(value) else None)
+        low, high = _interval(samples)
+        if low is not None and np.isfinite(value):
+            # One is added to both counts: no finite number of draws shows a p value of 0.
+            tail = min((samples <= 0).sum(), (samples >= 0).sum())
+            p_value = min(1.0, 2.0 * (tail + 1) / (np.isfinite(samples).sum() + 1))
+            differences[name] = Difference(value, low, high, float(p_value))
+    tested = ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ()
     return Comparison(differences, {name: _mcnemar(first[0].sums[name][0], second[0].sums[name][0]) for name in tested})
 
 
-def _values(
-    seeds: Sequence[Grades],
-    keys: Sequence[tuple[Any, str]],
-    masks: Mapping[Any, Numbers],
-    resamples: int,
-    seed: int,
+def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
+    """Masks (N,) of the notes by what they are told apart by, then by name."""
+    lengths = [next(name for name, most in _LENGTHS.items() if len(n.text.split()) <= most) for n in notes]
+    subsets = sorted({note.subset for note in notes})
+    groups: dict[str, dict[str, list[bool]]] = {
+        "notes": {
+            "with an error": [note.flag for note in notes],
+            "without an error": [not note.flag for note in notes],
+        },
+        "error type": {kind.value: [note.error_type is kind for note in notes] for kind in ErrorType},
+        "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
+        "length": {name: [length == name for length in lengths] for name in _LENGTHS},
+        "subset": {name: [note.subset == name for note in notes] for name in subsets if len(subsets) > 1},
+    }
+    return {
+        kind: {name: np.array(mask) for name, mask in named.items() if any(mask)}
+        for kind, named in groups.items()
+        if named
+    }
+
+
+def _weights(seeds: Sequence[Grades], resamples: int, seed: int) -> Numbers:
+    """How often each note is drawn with its case, in each draw of the bootstrap (resamples, N); the same for all."""
+    notes = seeds[0].notes
+    if any(grades.notes != notes for grades in seeds):
+        raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
+    names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
+    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
+    times = np.array([np.bincount(draw, minlength=len(names)) for draw in drawn], dtype=float)
+    return times.reshape(resamples, len(names))[:, case]
+
+
+def _ratios(
+    seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0
 ) -> tuple[Numbers, Numbers]:
-    """Each measure per seed (K, S), and the mean over the seeds per draw (K, resamples); NaN is 0/0."""
-    _check_same_notes(seeds)
-    case = seeds[0].case
-    columns = [
-        np.bincount(case, weights=side if group is None else side * masks[group])
-        for grades in seeds
-        for group, name in keys
-        for side in grades.sums[name]
-    ]
-    sums = np.stack(columns)  # (S * K * 2, cases)
+    """A measure of the notes under the mask per seed (S,), and its mean over the seeds per draw. NaN is 0/0."""
+    sides = np.array([grades.sums[name] for grades in seeds]) * mask  # (S, 2, N)
     with np.errstate(invalid="ignore"):
-        shape = (len(seeds), len(keys), 2)
-        whole = sums.sum(axis=1).reshape(shape)
-        drawn: list[Numbers] = [np.empty((0, *shape))]
-        drawn += [(counts @ sums.T).reshape(-1, *shape) for counts in _draws(sums.shape[1], resamples, seed)]
-        samples = np.concatenate(drawn)
-        means = (samples[..., 0] / samples[..., 1]).mean(axis=1)
-        return (whole[..., 0] / whole[..., 1]).T, means.T
+        whole, drawn = sides.sum(axis=2), sides @ weights.T
+        return whole[:, 0] / whole[:, 1], (drawn[:, 0] / drawn[:, 1]).mean(axis=0)
 
 
-def _draws(cases: int, resamples: int, seed: int) -> Iterator[Numbers]:
-    """How often each case is drawn, (up to ``_CHUNK``, cases) at a time; the same for every system."""
-    random = np.random.default_rng(seed)
-    for start in range(0, resamples, _CHUNK):
-        rows = min(_CHUNK, resamples - start)
-        drawn = random.integers(cases, size=(rows, cases)) + cases * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * cases).reshape(rows, cases).astype(float)
-
-
-def _measure(name: str, of_seeds: Numbers, samples: Numbers) -> Measure:
+def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Measure:
+    of_seeds, samples = _ratios(seeds, name, weights, mask)
     value = float(of_seeds.mean())
     if not np.isfinite(value):
         return Measure(None, why=_NOTHING_TO_COUNT.get(name, _NO_PAIR))
     spread = float(of_seeds.std(ddof=1)) if len(of_seeds) > 1 else None
+    low, high = _interval(samples)
+    return Measure(value, low, high, spread)
+
+
+def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of the draws in which there was something to count."""
     samples = samples[np.isfinite(samples)]
     if not len(samples):
-        return Measure(value, spread=spread)
+        return None, None
     low, high = np.percentile(samples, [2.5, 97.5])
-    return Measure(value, float(low), float(high), spread)
+    return float(low), float(high)
 
 
 def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
@@ -251,8 +307,3 @@ def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
     together = only_first + only_second
     tail = sum(math.comb(together, k) for k in range(min(only_first, only_second) + 1))
     return McNemar(only_first, only_second, min(1.0, 2 * tail / 2**together))
-
-
-def _check_same_notes(seeds: Sequence[Grades]) -> None:
-    if any(grades.notes != seeds[0].notes for grades in seeds):
-        raise ValueError("the submissions were scored on different notes; score all of them on one reference.")

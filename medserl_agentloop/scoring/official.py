@@ -1,42 +1,141 @@
-"""The arithmetic of the shared task's published script, its mistakes included. Only for ``--official-bugs``.
+"""What the shared task scores with: its scorers of corrections, and the arithmetic of its published script.
 
-Written from its behaviour: the script states no licence and is not part of this project. docs/scoring.md lists where
-it differs from ``metrics.py``.
+The arithmetic keeps the script's mistakes and is only for ``--official-bugs``. It is written from the script's
+behaviour: the script states no licence and is not part of this project. docs/scoring.md lists where it differs from
+``metrics.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.corrections import SCORERS, NotComputed, Scorer
+BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
+BLEURT_MODEL = "lucadiliello/BLEURT-20"
+_BATCH = 16
+_LONGEST = 512  # tokens of a sentence
 
-NA = "NA"
+
+class NotComputed(Exception):
+    """Why a score is absent; it is then never 0."""
+
+
+Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
+"""Takes predictions and references, none of them blank, and returns one number in [0, 1] per pair."""
+
+
+def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+    """ROUGE-1 F of the package ``rouge``, with which the shared task was scored.
+
+    The package splits sentences at full stops and fails on a text of nothing else; such a text scores 0, and 1
+    against itself.
+    """
+    try:
+        from rouge import Rouge
+    except ImportError as error:
+        raise _no_package("rouge", "eval", error) from None
+    rouge = Rouge(metrics=["rouge-1"], stats=["f"])
+
+    def one(prediction: str, reference: str) -> float:
+        if prediction.strip(".") and reference.strip("."):
+            return float(rouge.get_scores(prediction, reference)[0]["rouge-1"]["f"])
+        return float(prediction == reference)
+
+    return [one(*pair) for pair in zip(predictions, references, strict=True)]
+
+
+def _bertscore(predictions: Sequence[str], references: Sequence[str]) -> Any:
+    """BERTScore F1 by DeBERTa-XLarge-MNLI, rescaled with the baseline."""
+    from bert_score import BERTScorer
+
+    if not predictions:
+        return []
+    scorer = BERTScorer(model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True)
+    # The model's tokenizer states no limit, and transformers 5 cannot truncate to the huge number in its place.
+    scorer._tokenizer.model_max_length = _LONGEST
+    return scorer.score(list(predictions), list(references))[2]
+
+
+def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
+    """BLEURT-20 by its PyTorch port."""
+    import torch
+    from bleurt_pytorch import BleurtForSequenceClassification, BleurtTokenizer
+
+    model = BleurtForSequenceClassification.from_pretrained(BLEURT_MODEL).eval()
+    tokenizer = BleurtTokenizer.from_pretrained(BLEURT_MODEL)
+    scores: list[float] = []
+    for start in range(0, len(predictions), _BATCH):
+        pairs = (list(references[start : start + _BATCH]), list(predictions[start : start + _BATCH]))
+        inputs = tokenizer(*pairs, padding="longest", truncation=True, max_length=_LONGEST, return_tensors="pt")
+        with torch.inference_mode():
+            scores += model(**inputs).logits.flatten().tolist()
+    return scores
+
+
+def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, model: str) -> Scorer:
+    """A scorer clipped to [0, 1] that says why it cannot run."""
+
+    def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+        try:
+            return [float(score) for score in np.clip(scorer(predictions, references), 0.0, 1.0)]
+        except ImportError as error:
+            raise _no_package(package, "eval-neural", error) from None
+        except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
+            raise NotComputed(f"{model}: {_first_line(error)}") from None
+
+    return clipped
+
+
+def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Stands for the two models where nobody asked for them: they are large."""
+    raise NotComputed("ask for it with --neural")
+
+
+SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": _not_asked, "bleurt": _not_asked}
+NEURAL_SCORERS: Mapping[str, Scorer] = {
+    "rouge_1": rouge_1,
+    "bertscore": _by_model(_bertscore, "bert-score", BERTSCORE_MODEL),
+    "bleurt": _by_model(_bleurt, "bleurt-pytorch", BLEURT_MODEL),
+}
+
+
+def _no_package(package: str, extra: str, error: ImportError) -> NotComputed:
+    if isinstance(error, ModuleNotFoundError) and error.name == package.replace("-", "_"):
+        return NotComputed(f"the package {package} is not installed: pip install 'medserl-agentloop[{extra}]'")
+    return NotComputed(f"the package {package} cannot be imported: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# --- the published script ---
+
+_NA = "NA"
 _LINE = re.compile(r"[a-z0-9\-]+\s[0-9]+\s-?[0-9]+\s.+")
+_ROUGE = {"R1F": "rouge-1", "R2F": "rouge-2", "RLF": "rouge-l"}
 _NAMES = {"bertscore": ("BERTSCORE_subset_check", "BERTC"), "bleurt": ("BLEURT_subset_check", "BLEURTC")}
+
+_Facts = dict[Any, tuple[str, str, str]]
+"""Flag, sentence and correction as text, by text id."""
 
 
 def official_scores(
     reference: Path, submission: Path, scorers: Mapping[str, Scorer] = SCORERS
 ) -> dict[str, float | None]:
-    """What the published script prints, under the names it prints.
-
-    Args:
-        reference: MEDEC's CSV.
-        submission: The submission.
-        scorers: ``bertscore`` and ``bleurt`` of these are used where they can be computed.
+    """What the published script prints of a submission on MEDEC's CSV, under the names it prints.
 
     Raises:
         ValueError: The script stops on this submission; says how.
     """
     try:
         import rouge  # noqa: F401
-    except ImportError:
-        raise ValueError("the package rouge is not installed: pip install 'medserl-agentloop[eval]'") from None
+    except ImportError as error:
+        raise ValueError(str(_no_package("rouge", "eval", error))) from None
     try:
         return _scores(_reference(reference), _submission(submission), scorers)
     except (re.error, AssertionError, ValueError, KeyError, RecursionError) as error:
@@ -44,24 +143,23 @@ def official_scores(
         raise ValueError(f"the published script stops on {submission.name} with {reason}") from None
 
 
-def _reference(path: Path) -> dict[Any, tuple[str, str, str]]:
-    """Flag, sentence and correction as text, by text id.
+def _reference(path: Path) -> _Facts:
+    """The reference as pandas reads it.
 
-    pandas turns the whole numbers of a column with an empty cell into fractions, so one blank record makes every
-    flag "1.0". All blank records have the id NaN and become one more note without a correction.
+    It turns the whole numbers of a column with an empty cell into fractions, so one blank record makes every flag
+    "1.0". All blank records have the id NaN and become one more note without a correction.
     """
     import pandas
 
     table = pandas.read_csv(path)
-    blank = table["Text ID"].isna()
-    corrections = table["Corrected Sentence"].where(table["Corrected Sentence"].notna(), NA).astype(str)
+    ids = table["Text ID"].where(table["Text ID"].notna(), None)
     flags, sentences = table["Error Flag"].astype(str), table["Error Sentence ID"].astype(str)
-    ids = table["Text ID"].where(~blank, None)
+    corrections = table["Corrected Sentence"].where(table["Corrected Sentence"].notna(), _NA).astype(str)
     return dict(zip(ids, zip(flags, sentences, corrections, strict=True), strict=True))
 
 
-def _submission(path: Path) -> dict[Any, tuple[str, str, str]]:
-    found: dict[Any, tuple[str, str, str]] = {}
+def _submission(path: Path) -> _Facts:
+    found: _Facts = {}
     for line in path.read_text("utf-8").split("\n"):
         line = line.strip()
         if not _LINE.fullmatch(line):
@@ -70,52 +168,37 @@ def _submission(path: Path) -> dict[Any, tuple[str, str, str]]:
         # backslashes are read as escapes.
         text_id, flag, sentence, *words = re.sub(r"\s+", line, " ").split()
         correction = " ".join(words)
-        while correction.startswith('"') and len(correction) > 1:
-            correction = correction[1:]
-        while correction.endswith('"') and len(correction) > 1:
-            correction = correction[:-1]
-        found[text_id] = flag, sentence, NA if flag == "0" else correction
+        correction = correction.lstrip('"') or correction[-1:]  # the last quote of a text of quotes stays
+        correction = correction.rstrip('"') or correction[:1]
+        found[text_id] = flag, sentence, _NA if flag == "0" else correction
     return found
 
 
-def _scores(
-    reference: Mapping[Any, tuple[str, str, str]],
-    submission: Mapping[Any, tuple[str, str, str]],
-    scorers: Mapping[str, Scorer],
-) -> dict[str, float | None]:
+def _scores(reference: _Facts, submission: _Facts, scorers: Mapping[str, Scorer]) -> dict[str, float | None]:
     from rouge import Rouge
 
-    total = len(reference)
     answered = [(right, submission[text_id]) for text_id, right in reference.items() if text_id in submission]
-    pairs = [(right[2], said[2]) for right, said in answered if NA not in (right[2], said[2])]
-    both_na = sum(right[2] == said[2] == NA for right, said in answered)
+    pairs = [(right[2], said[2]) for right, said in answered if _NA not in (right[2], said[2])]
+    both_na = sum(right[2] == said[2] == _NA for right, said in answered)
     result: dict[str, float | None] = {
-        "Error Flags Accuracy": sum(right[0] == said[0] for right, said in answered) / total,
-        "Error Sentence Detection Accuracy": sum(right[1] == said[1] for right, said in answered) / total,
+        "Error Flags Accuracy": sum(right[0] == said[0] for right, said in answered) / len(reference),
+        "Error Sentence Detection Accuracy": sum(right[1] == said[1] for right, said in answered) / len(reference),
     }
+
+    def add(subset: str, composite: str, values: Any) -> None:
+        result[subset] = float(values.mean()) if len(values) else None  # the script prints ``nan``
+        result[composite] = float((values.sum() + both_na) / len(reference))
+
     references, predictions = [right for right, _ in pairs], [said for _, said in pairs]
-    rouge = Rouge().get_scores(predictions, references)
-    per_pair = {short: np.array([scores[name]["f"] for scores in rouge]) for short, name in _ROUGE.items()}
-    for short, values in per_pair.items():
-        result |= {f"{short}_subset_check": _mean(values), f"{short}C": float((values.sum() + both_na) / total)}
-    together = [per_pair["R1F"]]
-    for name, (subset, composite) in _NAMES.items():
+    by_rouge = Rouge().get_scores(predictions, references)
+    for short, name in _ROUGE.items():
+        add(f"{short}_subset_check", f"{short}C", np.array([scores[name]["f"] for scores in by_rouge]))
+    together = [np.array([scores["rouge-1"]["f"] for scores in by_rouge])]
+    for name, names in _NAMES.items():
         try:
-            values = np.array(scorers[name](predictions, references))
+            together.append(np.array(scorers[name](predictions, references)))
         except NotComputed:
             return result
-        together.append(values)
-        result |= {subset: _mean(values), composite: float((values.sum() + both_na) / total)}
-    aggregate = np.sum(together, axis=0) / len(together)
-    return result | {
-        "aggregate_subset_check": _mean(aggregate),
-        "AggregateC": float((aggregate.sum() + both_na) / total),
-    }
-
-
-_ROUGE = {"R1F": "rouge-1", "R2F": "rouge-2", "RLF": "rouge-l"}
-
-
-def _mean(values: Any) -> float | None:
-    """None where the script prints ``nan``."""
-    return float(values.mean()) if len(values) else None
+        add(*names, together[-1])
+    add("aggregate_subset_check", "AggregateC", np.sum(together, axis=0) / len(together))
+    return result

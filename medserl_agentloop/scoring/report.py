@@ -11,17 +11,17 @@ from rich.control import strip_control_codes
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.scoring.grading import Grades
 from medserl_agentloop.scoring.metrics import (
     GROUP_MEASURES,
     RESAMPLES,
     Comparison,
+    Grades,
     Measure,
     Scores,
     compare,
     summarise,
 )
-from medserl_agentloop.scoring.reference import Reference
+from medserl_agentloop.scoring.notes import Reference
 from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, Floor, TrainingNotes, floors, floors_above
 
 TITLES = {
@@ -41,27 +41,18 @@ TITLES = {
     "bleurt_composite": "Composite, BLEURT",
     "aggregate_composite": "Composite, all three",
 }
-_SHORT = {"flag_accuracy": "flag", "f1": "F1", "sentence_accuracy": "sentence", "rouge_1_composite": "composite"}
-_SHORT["rouge_1"] = TITLES["rouge_1"]
+_SHORT = TITLES | {"flag_accuracy": "flag", "sentence_accuracy": "sentence", "rouge_1_composite": "composite"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """Systems on one reference and what they stand beside.
-
-    Attributes:
-        reference: The notes.
-        scores: Of each system, by its name.
-        floors: The same for all.
-        comparisons: The first system against each of the others, by the other's name.
-        settings: What decides the random draws and the classifiers.
-    """
+    """Systems on one reference and what they stand beside; the first is compared with each of the others."""
 
     reference: Reference
-    scores: dict[str, Scores]
+    scores: dict[str, Scores]  # by the system's name
     floors: tuple[Floor, ...]
-    comparisons: dict[str, Comparison]
-    settings: dict[str, Any]
+    comparisons: dict[str, Comparison]  # by the other system's name
+    settings: dict[str, Any]  # what decides the random draws and the classifiers
 
 
 def report_on(
@@ -72,15 +63,7 @@ def report_on(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Report:
-    """Score systems, floors and differences.
-
-    Args:
-        reference: The notes that all were graded on.
-        systems: One submission of each system, or several that are pooled.
-        training: For the classifiers among the floors.
-        resamples: Of the bootstrap.
-        seed: Of its draws.
-    """
+    """Score systems, floors and differences; several submissions of a system are pooled."""
     first, *others = systems
     return Report(
         reference=reference,
@@ -121,40 +104,63 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def tables(report: Report) -> Group:
     """The report for a terminal."""
-    parts: list[RenderableType] = [_heading(report), _measures(report)]
+    reference, first = report.reference, next(iter(report.scores))
+    errors = sum(note.flag for note in reference.notes)
+    blank = f"; {reference.dropped_empty} blank records count nowhere" if reference.dropped_empty else ""
+    heading = f"{', '.join(reference.sha256)}: {len(reference.notes)} notes, {errors} with an error{blank}"
+    parts: list[RenderableType] = [_text(heading), _measures(report)]
     parts += [_groups(name, scores, len(report.scores) > 1) for name, scores in report.scores.items()]
-    parts += [_comparison(next(iter(report.scores)), name, found) for name, found in report.comparisons.items()]
+    parts += [_comparison(first, name, found) for name, found in report.comparisons.items()]
     parts += _beside(report)
     return Group(*(part for each in parts for part in (each, "")))
 
 
-def _heading(report: Report) -> Text:
-    reference = report.reference
-    errors = sum(note.flag for note in reference.notes)
-    names = ", ".join(reference.sha256)
-    blank = f"; {reference.dropped_empty} blank records count nowhere" if reference.dropped_empty else ""
-    return _text(f"{names}: {len(reference.notes)} notes, {errors} with an error{blank}")
+def published_script(file: str, printed: Mapping[str, float | None] | str) -> RenderableType:
+    """What the published script prints of a file, or how it stops."""
+    if isinstance(printed, str):
+        return Text(printed)
+    table = Table("", "value", title=Text(f"By the published script, mistakes included: {file}"))
+    for title, value in printed.items():
+        table.add_row(title, repr(value))
+    return table
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table in the style of all scores."""
+    table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(_text(column), min_width=0 if at else 16, overflow="fold")
+    return table
+
+
+def with_interval(value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f") -> str:
+    """A number, and its interval where it has one."""
+    if value is None:
+        return "-"
+    return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _measures(report: Report) -> Table:
-    table = _table("Scores with 95 % intervals", "", *report.scores)
-    if any(scores.seeds > 1 for scores in report.scores.values()):
-        table.add_row("pooled submissions", *(str(scores.seeds) for scores in report.scores.values()))
-    for name, title in (("unreadable", "unreadable answers"), ("missing", "notes without an answer")):
-        counts = [getattr(scores, name) for scores in report.scores.values()]
+    table = table_of("Scores with 95 % intervals", "", *report.scores)
+    systems = report.scores.values()
+    if any(scores.seeds > 1 for scores in systems):
+        table.add_row("pooled submissions", *(str(scores.seeds) for scores in systems))
+    for title, counts in (
+        ("unreadable answers", [scores.unreadable for scores in systems]),
+        ("notes without an answer", [scores.missing for scores in systems]),
+    ):
         table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
     for name, title in TITLES.items():
-        found = [scores.measures.get(name, Measure(None)) for scores in report.scores.values()]
+        found = [scores.measures.get(name, Measure(None)) for scores in systems]
         # A composite that is not computed has the reason in the row of its score.
-        if name.endswith("_composite") and all(measure.value is None for measure in found):
-            continue
-        table.add_row(title, *map(_cell, found))
+        if not name.endswith("_composite") or any(measure.value is not None for measure in found):
+            table.add_row(title, *map(_cell, found))
     return table
 
 
 def _groups(name: str, scores: Scores, several: bool) -> Table:
     title = "By kind of note" + (f": {name}" if several else "")
-    table = _table(title, "", "notes", *(_SHORT[m] for m in GROUP_MEASURES))
+    table = table_of(title, "", "notes", *(_SHORT[m] for m in GROUP_MEASURES))
     for kind, groups in scores.groups.items():
         for label, group in groups.items():
             values = [group.measures.get(m, Measure(None)) for m in GROUP_MEASURES]
@@ -166,7 +172,7 @@ def _groups(name: str, scores: Scores, several: bool) -> Table:
 
 def _comparison(first: str, second: str, comparison: Comparison) -> Table:
     title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
-    table = _table(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
+    table = table_of(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
     for name, title in TITLES.items():
         found = comparison.differences.get(name)
         if found is None or found.value is None:
@@ -174,56 +180,38 @@ def _comparison(first: str, second: str, comparison: Comparison) -> Table:
         exact = comparison.mcnemar.get(name)
         cells = (f"{exact.p_value:.2g}", f"{exact.only_first} : {exact.only_second}") if exact else ()
         p_value = "" if found.p_value is None else f"{found.p_value:.2g}"
-        table.add_row(title, _cell(Measure(found.value, found.low, found.high), "+.3f"), p_value, *cells)
+        table.add_row(title, Text(with_interval(found.value, found.low, found.high, "+.3f")), p_value, *cells)
     return table
 
 
 def _beside(report: Report) -> Iterator[RenderableType]:
-    table = _table("Beside floors and published results", "", *(_SHORT[m] for m in COMPARED))
+    table = table_of("Beside floors and published results", "", *(_SHORT[m] for m in COMPARED))
     marks: list[Text] = []
     for name, scores in report.scores.items():
         above = floors_above(scores, report.floors)
         values = {m: scores.measures[m].value for m in COMPARED}
-        table.add_row(_text(name), *(_number(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
+        table.add_row(_text(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
         marks += [_text(f"< {name}, {TITLES[m]}: below {'; '.join(found)}") for m, found in above.items() if found]
     table.add_row()
     for floor in report.floors:
         values = {m: floor.scores.measures[m].value for m in COMPARED} if floor.scores else {}
-        title = f"floor: {floor.name}" + ("" if values else f" ({_absent(floor)})")
-        table.add_row(title, *(_number(values.get(m)) for m in COMPARED))
+        title = f"floor: {floor.name}" + ("" if values else f" (not computed: {floor.why})")
+        table.add_row(title, *(with_interval(values.get(m)) for m in COMPARED))
     table.add_row()
-    sources = list(dict.fromkeys((published.source, published.differs) for published in PUBLISHED))
+    sources = list(dict.fromkeys(f"{published.source}; {published.differs}" for published in PUBLISHED))
     for published in PUBLISHED:
-        number = sources.index((published.source, published.differs)) + 1
-        cells = [_number(published.measures.get(m)) for m in COMPARED]
+        number = sources.index(f"{published.source}; {published.differs}") + 1
+        cells = [with_interval(published.measures.get(m)) for m in COMPARED]
         table.add_row(Text(f"quoted: {published.system} [{number}]"), *cells)
     yield table
-    notes = [Text(f"[{at}] {source}; {differs}") for at, (source, differs) in enumerate(sources, start=1)]
-    yield Group(*marks, *notes)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for at, column in enumerate(columns):
-        table.add_column(_text(column), min_width=0 if at else 16, overflow="fold")
-    return table
-
-
-def _absent(found: Floor | Measure) -> str:
-    return f"not computed: {found.why}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    yield Group(*marks, *(Text(f"[{at}] {source}") for at, source in enumerate(sources, start=1)))
 
 
 def _cell(measure: Measure, form: str = ".3f") -> Text:
     if measure.value is None:
-        return _text(_absent(measure))
-    text = f"{measure.value:{form}}"
-    if measure.low is not None and measure.high is not None:
-        text += f" [{measure.low:{form}}, {measure.high:{form}}]"
-    return Text(text + (f" sd {measure.spread:.3f}" if measure.spread is not None else ""))
+        return _text(f"not computed: {measure.why}")
+    spread = "" if measure.spread is None else f" sd {measure.spread:.3f}"
+    return Text(with_interval(measure.value, measure.low, measure.high, form) + spread)
 
 
 def _text(text: str) -> Text:

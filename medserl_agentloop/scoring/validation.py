@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
+from medserl_agentloop.games.medical.parsing import ParsedAssessment
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label, Role
-from medserl_agentloop.scoring.answers import predict
 from medserl_agentloop.scoring.metrics import Scores, score
-from medserl_agentloop.scoring.reference import ReferenceNote
+from medserl_agentloop.scoring.notes import ReferenceNote, predict
 from medserl_agentloop.scoring.yardsticks import COMPARED, floors, floors_above
 
 TEXT_ID, ANSWER = "text_id", "answer"
@@ -41,9 +40,8 @@ def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
 
     ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
     """
-    outcome = record.outcome
+    outcome, attack = record.outcome, record.attack
     assessed = record.assessment is not None and outcome is not Outcome.VOID
-    attack = record.attack
     return {
         "acc": float(bool(outcome.is_right)) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
@@ -68,39 +66,34 @@ def official_notes(dataset: Any) -> Notes:
 def official_scores(
     notes: Notes, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """Score a validation.
+    """For each data set its metrics, by verl's names, and a line that says the most important ones.
 
-    Args:
-        notes: The reference.
-        data_sources: Of every game, its row's.
-        facts: Of every game, what :func:`answer_facts` gave. Games on one note are samples of one answer.
-
-    Yields:
-        For each data set its metrics, by verl's names, and a line that says the most important ones.
+    Of every game there are its row's data source and what :func:`answer_facts` gave. Games on one note are samples of
+    one answer.
     """
-    answers: dict[tuple[str, str | None], list[Any]] = {}
+    answers: dict[tuple[str, str | None], list[ParsedAssessment]] = {}
     for source, text_id, answer in zip(data_sources, facts[TEXT_ID], facts[ANSWER], strict=True):
         if answer is not None:
             said = json.loads(answer)
-            said["verdict"] = None if said["verdict"] is None else Label(said["verdict"])
-            answers.setdefault((_data_set(source), text_id), []).append(SimpleNamespace(**said))
-    for name, reference in notes.items():
-        given = {text_id: answers.get((name, text_id)) for text_id in reference}
-        predictions = [predict(reference[text_id], said) for text_id, said in given.items() if said]
-        scores = score(list(reference.values()), predictions, resamples=0)
-        yield _reported(name, list(reference.values()), scores)
+            verdict = None if said["verdict"] is None else Label(said["verdict"])
+            read = ParsedAssessment(verdict, said["sentence"], None, said["correction"], "", ())
+            answers.setdefault((_data_set(source), text_id), []).append(read)
+    for name, by_id in notes.items():
+        reference = list(by_id.values())
+        predictions = [predict(n, answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers]
+        yield _reported(name, reference, score(reference, predictions, resamples=0))
 
 
 def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
     found = floors(reference, None)
     values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
-    values |= {measure: scores.measures[measure].value for measure in scores.measures}
+    values |= {measure: m.value for measure, m in scores.measures.items()}
     for kind, groups in scores.groups.items():
         for group, of_group in groups.items():
             values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group.measures.items()}
     for floor in found:
-        of_floor = floor.scores.measures if floor.scores else {}
-        values |= {f"floor/{floor.name}/{measure}": of_floor[measure].value for measure in COMPARED if of_floor}
+        if floor.scores:
+            values |= {f"floor/{floor.name}/{measure}": floor.scores.measures[measure].value for measure in COMPARED}
     metrics = {
         f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
         for key, value in values.items()

@@ -1,22 +1,22 @@
 """What a result stands beside: floors that need no medicine, and published results.
 
-Called by ``report.py``. Nothing here learns from the reference: the two classifiers see the training file alone.
+Nothing here learns from the reference: the two classifiers see the training file alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.data.pair_jsonl import REQUIRED_KEYS
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.scoring.metrics import Scores, score
-from medserl_agentloop.scoring.reference import ReferenceNote, read_reference
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, read_reference
 
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 """The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""
@@ -24,13 +24,7 @@ COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 
 @dataclass(frozen=True)
 class Floor:
-    """A system that needs no medicine.
-
-    Attributes:
-        name: What it does.
-        scores: Its scores on the same notes, without intervals; None where it is not computed.
-        why: Why it is not computed.
-    """
+    """A system that needs no medicine: its scores without intervals, or why they are not computed."""
 
     name: str
     scores: Scores | None = None
@@ -39,13 +33,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class TrainingNotes:
-    """Notes to train the classifiers on.
-
-    Attributes:
-        texts: The notes, none of which is in the reference.
-        flags: Whether each has an error.
-        left_out: Notes that are in the reference too.
-    """
+    """Notes to train the classifiers on; those that are in the reference too are left out and counted."""
 
     texts: tuple[str, ...]
     flags: tuple[bool, ...]
@@ -54,74 +42,41 @@ class TrainingNotes:
 
 @dataclass(frozen=True)
 class Published:
-    """A result that others report, quoted.
-
-    Attributes:
-        system: Who.
-        measures: By the names of ``metrics.py``.
-        source: Where it is written.
-        differs: What keeps it from being comparable: notes, examples in the prompt, judge.
-    """
+    """A result that others report, quoted, and what keeps it from being comparable: notes, prompt, judge."""
 
     system: str
     source: str
     differs: str
-    measures: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float]
 
 
 _LOG = "log of the OpenRLHF system that this project replaces; not published"
-_BOTH = "MEDEC test set, notes of both hospitals (925)"
-_TEST = "MEDEC test set"
 _RAG = "arXiv 2511.19858"
+_READERS = f"arXiv 2412.19260 as quoted in {_RAG}"
+_GEPA = "arXiv 2602.22483"
+_TEST = "MEDEC test set"
+_BOTH = f"{_TEST}, notes of both hospitals (925)"
+_OWN = "its own prompt and scoring"
+# fmt: off
 PUBLISHED = (
-    Published(
-        "Qwen3-4B, zero-shot",
-        _LOG,
-        f"{_BOTH}; its own prompt and scoring",
-        {"flag_accuracy": 0.587, "f1": 0.675, "recall": 0.811, "sentence_accuracy": 0.554},
-    ),
-    Published(
-        "Qwen3-4B, best RL run",
-        _LOG,
-        f"{_BOTH}; its own prompt and scoring",
-        {"f1": 0.700, "recall": 0.878, "sentence_accuracy": 0.739},
-    ),
-    Published("Qwen3-4B, a later RL run", _LOG, f"{_BOTH}; its own prompt and scoring", {"f1": 0.498}),
-    Published(
-        "earlier inference run",
-        _LOG,
-        "MEDEC-MS test set (597); its own prompt and scoring",
-        {"flag_accuracy": 0.519, "precision": 0.532, "recall": 0.720, "f1": 0.612},
-    ),
+    Published("Qwen3-4B, zero-shot", _LOG, f"{_BOTH}; {_OWN}",
+              {"flag_accuracy": 0.587, "f1": 0.675, "recall": 0.811, "sentence_accuracy": 0.554}),
+    Published("Qwen3-4B, best RL run", _LOG, f"{_BOTH}; {_OWN}",
+              {"f1": 0.700, "recall": 0.878, "sentence_accuracy": 0.739}),
+    Published("Qwen3-4B, a later RL run", _LOG, f"{_BOTH}; {_OWN}", {"f1": 0.498}),
+    Published("earlier inference run", _LOG, f"MEDEC-MS test set (597); {_OWN}",
+              {"flag_accuracy": 0.519, "precision": 0.532, "recall": 0.720, "f1": 0.612}),
     Published("GPT-4.1, zero-shot", _RAG, _TEST, {"flag_accuracy": 0.6812, "sentence_accuracy": 0.6573}),
-    Published(
-        "GPT-4.1, 10 retrieved shots",
-        _RAG,
-        f"{_TEST}; ten training notes in each prompt",
-        {"flag_accuracy": 0.7286, "sentence_accuracy": 0.7037},
-    ),
-    Published(
-        "GPT-5, optimised prompt", "arXiv 2602.22483", f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.785}
-    ),
-    Published(
-        "Qwen3-32B, optimised prompt",
-        "arXiv 2602.22483",
-        f"{_BOTH}; prompt optimised by GEPA",
-        {"flag_accuracy": 0.690},
-    ),
-    Published(
-        "physician 1",
-        f"arXiv 2412.19260 as quoted in {_RAG}",
-        f"{_TEST}; a human reader",
-        {"flag_accuracy": 0.7961, "sentence_accuracy": 0.6588},
-    ),
-    Published(
-        "physician 2",
-        f"arXiv 2412.19260 as quoted in {_RAG}",
-        f"{_TEST}; a human reader",
-        {"flag_accuracy": 0.7161, "sentence_accuracy": 0.6677},
-    ),
+    Published("GPT-4.1, 10 retrieved shots", _RAG, f"{_TEST}; ten training notes in each prompt",
+              {"flag_accuracy": 0.7286, "sentence_accuracy": 0.7037}),
+    Published("GPT-5, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.785}),
+    Published("Qwen3-32B, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.690}),
+    Published("physician 1", _READERS, f"{_TEST}; a human reader",
+              {"flag_accuracy": 0.7961, "sentence_accuracy": 0.6588}),
+    Published("physician 2", _READERS, f"{_TEST}; a human reader",
+              {"flag_accuracy": 0.7161, "sentence_accuracy": 0.6677}),
 )
+# fmt: on
 
 
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> TrainingNotes:
@@ -141,8 +96,8 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
             if any(not pair.keys() >= set(REQUIRED_KEYS) for pair in pairs):
                 raise ValueError(f"{path}: holds no pairs; give --train MEDEC's CSV or a .jsonl file of pairs.")
             rows += [(pair[key], key == "incorrect_note") for pair in pairs for key in REQUIRED_KEYS[1:]]
-    seen = {_key(note.text) for note in reference}
-    kept = [(text, flag) for text, flag in rows if _key(text) not in seen]
+    seen = {one_line(note.text).casefold() for note in reference}
+    kept = [(text, flag) for text, flag in rows if one_line(text).casefold() not in seen]
     if not kept:
         raise ValueError("every note of the training file is in the reference too; give --train another file.")
     texts, flags = zip(*kept, strict=True)
@@ -151,26 +106,24 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
 
 def floors(reference: Sequence[ReferenceNote], training: TrainingNotes | None) -> tuple[Floor, ...]:
     """Score every floor on the reference; without training notes the classifiers are not computed."""
-    scored = [
-        ("always no error", [Prediction(note.text_id) for note in reference]),
-        ("always error (first sentence)", [_copied(note, last=False) for note in reference]),
-        ("last sentence is wrong", [_copied(note) for note in reference]),
-    ]
+    no_error = [Prediction(note.text_id) for note in reference]
+    first = [_copied(note, min) for note in reference]
+    last = [_copied(note, max) for note in reference]
+    given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
     absent = []
-    for name, fitted in (("bag of words", _bag_of_words), ("white space and length", _shape_of_text)):
+    for name in ("bag of words", "white space and length"):
         if training is None:
             absent.append(Floor(name, why="--train names no training set"))
             continue
         try:
-            flags = fitted(training).predict([note.text for note in reference])
+            flags = _classifier(name).fit(training.texts, training.flags).predict([note.text for note in reference])
         except ImportError:
             absent.append(Floor(name, why="scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"))
         except ValueError as error:
             absent.append(Floor(name, why=str(error).splitlines()[0]))
         else:
-            given = [_copied(n) if flag else Prediction(n.text_id) for n, flag in zip(reference, flags, strict=True)]
-            scored.append((name, given))
-    return (*(Floor(name, score(reference, given, resamples=0)) for name, given in scored), *absent)
+            given[name] = [wrong if flag else right for flag, wrong, right in zip(flags, last, no_error, strict=True)]
+    return (*(Floor(name, score(reference, said, resamples=0)) for name, said in given.items()), *absent)
 
 
 def floors_above(scores: Scores, found: Sequence[Floor]) -> dict[str, tuple[str, ...]]:
@@ -184,51 +137,25 @@ def floors_above(scores: Scores, found: Sequence[Floor]) -> dict[str, tuple[str,
     return {name: above(name, value) for name, value in values.items() if value is not None}
 
 
-def _copied(note: ReferenceNote, *, last: bool = True) -> Prediction:
-    """An error in the last or first sentence, which is "corrected" to what it already says."""
-    first = min(note.sentences, key=lambda sentence: sentence.id, default=note.last_sentence)
-    sentence = note.last_sentence if last else first
+def _copied(note: ReferenceNote, which: Any) -> Prediction:
+    """An error in the first or last sentence (``min`` or ``max``), which is "corrected" to what it already says."""
+    sentence = which(note.sentences, key=lambda sentence: sentence.id, default=Sentence(0, ""))
     return Prediction(note.text_id, True, sentence.id, sentence.text or None)
 
 
-def _bag_of_words(training: TrainingNotes) -> Any:
+def _classifier(name: str) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
-
-    return _fitted(TfidfVectorizer(), training)
-
-
-def _shape_of_text(training: TrainingNotes) -> Any:
+    from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-    return _fitted(make_pipeline(FunctionTransformer(_shapes), StandardScaler()), training)
+    words = [TfidfVectorizer()]
+    shape = [FunctionTransformer(lambda texts: [_shape(text) for text in texts]), StandardScaler()]
+    return make_pipeline(*(words if name == "bag of words" else shape), LogisticRegression(max_iter=2000))
 
 
-def _fitted(features: Any, training: TrainingNotes) -> Any:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    return make_pipeline(features, LogisticRegression(max_iter=2000)).fit(training.texts, training.flags)
-
-
-_SHAPE: tuple[Callable[[str], float], ...] = (
-    len,
-    lambda text: len(text.split()),
-    lambda text: text.count("\n"),
-    lambda text: text.count("\r"),
-    lambda text: text.count("\t"),
-    lambda text: text.count("  "),
-    lambda text: text.count("\n\n"),
-    lambda text: len(text) - len(text.lstrip()),
-    lambda text: len(text) - len(text.rstrip()),
-    lambda text: text != text.rstrip(),
-    lambda text: text.endswith("\n"),
-)
-
-
-def _shapes(texts: Sequence[str]) -> list[list[float]]:
-    return [[float(feature(text)) for feature in _SHAPE] for text in texts]
-
-
-def _key(text: str) -> str:
-    return one_line(text).casefold()
+def _shape(text: str) -> list[float]:
+    """What of a text is neither word nor number."""
+    counts = [text.count(part) for part in ("\n", "\r", "\t", "  ", "\n\n")]
+    outer = [len(text) - len(text.lstrip()), len(text) - len(text.rstrip()), text != text.rstrip(), text.endswith("\n")]
+    return [float(value) for value in (len(text), len(text.split()), *counts, *outer)]

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.scoring.reference import read_reference
-from medserl_agentloop.scoring.submission import read_submission
+from medserl_agentloop.paths import resource
+from medserl_agentloop.scoring.notes import read_reference, read_submission
 from medserl_agentloop.testing.tiny import tiny_model
 
 CASES = 8
@@ -213,6 +214,16 @@ def test_another_request_is_not_answered_from_the_cache(
     results(server, notes, tmp_path)
     results(server, notes, tmp_path, *changed)
     assert len(server.prompts) == (1 if changed[0] == "--model" else 2) * 2 * CASES
+
+
+def test_answers_that_other_strings_ended_are_not_taken_from_the_cache(
+    server: MockServer, notes: Path, tmp_path: Path
+) -> None:
+    profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
+    (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
+    for asked, prompts in ((2 * CASES, profile), (2 * CASES, same), (4 * CASES, other), (4 * CASES, other)):
+        results(server, notes, tmp_path, "--profile", prompts)
+        assert len(server.prompts) == asked
 
 
 def test_requests_without_an_answer_cost_the_table_and_are_asked_again(

@@ -17,8 +17,7 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.types import ErrorType
-from medserl_agentloop.scoring.reference import Reference, ReferenceNote, read_reference
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, read_reference
 
 VALIDATION = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
 WORDS = ["aspirin", "was", "given", "for", "gout", "5", "mg"]

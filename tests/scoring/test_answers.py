@@ -7,9 +7,7 @@ import pytest
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.parsing import ParsedAssessment
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.scoring.answers import predict, quoted_sentence
-from medserl_agentloop.scoring.reference import ReferenceNote
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, predict, quoted_sentence
 
 SENTENCES = (
     Sentence(0, "A 40-year-old man has fever."),

@@ -17,11 +17,9 @@ from scoring.builders import VALIDATION, gold, guesses, note, real_file, scored,
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from medserl_agentloop.scoring.corrections import NEURAL_SCORERS, SCORERS, NotComputed, rouge_1
-from medserl_agentloop.scoring.grading import grade
-from medserl_agentloop.scoring.metrics import compare, score, summarise
-from medserl_agentloop.scoring.reference import ReferenceNote
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.metrics import compare, grade, score, summarise
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, NotComputed, rouge_1
 
 
 def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]) -> dict[str, float]:

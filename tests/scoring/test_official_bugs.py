@@ -12,9 +12,8 @@ from rouge import Rouge
 from scoring.builders import VALIDATION, gold, guesses, note, real_file, validation, write_reference
 
 from medserl_agentloop.scoring.metrics import score
+from medserl_agentloop.scoring.notes import read_reference, read_submission, write_submission
 from medserl_agentloop.scoring.official import official_scores
-from medserl_agentloop.scoring.reference import read_reference
-from medserl_agentloop.scoring.submission import read_submission, write_submission
 
 ESCAPES = {"\\": "\\", "n": "\n", "t": "\t", "r": "\r"}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scoring.builders import gold, guesses, note, real_file, validation
 
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.submission import Prediction, Submission, read_submission, write_submission
+from medserl_agentloop.scoring.notes import Prediction, Submission, read_submission, write_submission
 
 IDS = [f"ms-test-{n}" for n in range(4)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(' "\\.nr\n\r', max_size=8)

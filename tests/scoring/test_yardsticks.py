@@ -9,8 +9,7 @@ import pytest
 from scoring.builders import VALIDATION, gold, note, real_file, validation, write_reference
 
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.reference import ReferenceNote
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, TrainingNotes, floors, floors_above, read_training
 
 

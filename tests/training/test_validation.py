@@ -13,8 +13,7 @@ from medserl_agentloop.data.eval_rows import build_eval_rows
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.reference import read_reference
-from medserl_agentloop.scoring.submission import Prediction
+from medserl_agentloop.scoring.notes import Prediction, read_reference
 from medserl_agentloop.scoring.validation import ANSWER, TEXT_ID, answer_facts, official_notes, official_scores
 
 ROWS = build_eval_rows([SAMPLE]).rows
