@@ -6,7 +6,7 @@ Used by whoever asks a served model for a turn: opponents, players and games.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ PATH = "/chat/completions"
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
+
+_KEEP_STOP = {"no_stop_trim": True, "include_stop_str_in_output": True}
+"""Request fields, by SGLang's and vLLM's names, that leave a stop string in the turn: parsers look for it."""
 
 _JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
@@ -57,7 +60,9 @@ class ChatClient:
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
-    async def complete(self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
+    async def complete(
+        self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "", stop: Sequence[str] = ()
+    ) -> ChatAnswer:
         """The model's turn after ``messages``, which the prompt begins with ``prefix``.
 
         Args:
@@ -65,6 +70,7 @@ class ChatClient:
             fields: Sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
                 takes a field out.
             prefix: Begins the turn and is no part of the answer.
+            stop: Strings that end the turn besides the end-of-turn token; they are part of the answer.
 
         Raises:
             NoAnswer: No usable answer after all tries.
@@ -76,6 +82,8 @@ class ChatClient:
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= _CONTINUE
+        if stop:
+            body |= {"stop": list(stop), **_KEEP_STOP}
         body |= {**fields, **self.http.options.extra_body}
         wanted = {name: value for name, value in body.items() if value is not None}
         return self._read(await self.http.post(PATH, wanted), prefix)

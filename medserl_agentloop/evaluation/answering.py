@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointPlayer
 
 ANY_CATEGORY = Category.VANILLA_BENIGN
@@ -66,24 +67,26 @@ class ServedAssessor:
 
     Args:
         player: Asks it.
+        profile: Prompt profile of the questions.
     """
 
-    def __init__(self, player: EndpointPlayer) -> None:
-        self._player = player
+    def __init__(self, player: EndpointPlayer, profile: PromptProfile) -> None:
+        self._player, self._profile = player, profile
         self.identity = f"{player.url} {player.name}"
 
     def prompt(self, note: str) -> Any:
         """The messages, how they begin the answer, and the arguments of the chat template."""
-        player, profile = self._player, self._player.profile
-        messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, note)
-        return [messages, profile.settings.assistant_prefix, dict(player.template_kwargs)]
+        turn = self._profile.turn(Role.ASSESSOR, ANY_CATEGORY, note)
+        stop = [list(turn.stop)] if turn.stop else []
+        return [turn.prompt.filled(), turn.prefix, self._player.options.template_kwargs, *stop]
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers as they come; as many requests are in flight as the player's options say."""
 
         async def one(question: Question) -> tuple[Question, Reply | NoReplyError]:
+            turn = self._profile.turn(Role.ASSESSOR, ANY_CATEGORY, question.note)
             try:
-                return question, await self._player.reply(Role.ASSESSOR, ANY_CATEGORY, question.note, question.sample)
+                return question, await self._player.reply(turn, turn.prompt.filled(), question.sample)
             except NoReplyError as reason:
                 return question, reason
 

@@ -12,9 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from medserl_agentloop.core.driver import Reply
     from medserl_agentloop.evaluation.answering import Assessor, Question, Sampling
     from medserl_agentloop.games.medical.prompting import PromptProfile
-    from medserl_agentloop.play.driver import Reply
     from medserl_agentloop.play.endpoint import EndpointOptions
 
 _WORTH_THREADS = 20_000_000
@@ -183,14 +183,14 @@ def _served(options: EndpointOptions, prompts: PromptProfile) -> tuple[Assessor,
     from medserl_agentloop.evaluation.answering import ServedAssessor
     from medserl_agentloop.play.endpoint import EndpointPlayer
 
-    player = EndpointPlayer(options, prompts)
+    player = EndpointPlayer(options)
 
     async def check() -> None:
         async with aclosing(player):
             await player.check()
 
     asyncio.run(check())
-    return ServedAssessor(player), {"name": player.name, "server": player.url}
+    return ServedAssessor(player, prompts), {"name": player.name, "server": player.url}
 
 
 def _local(

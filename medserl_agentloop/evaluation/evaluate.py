@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from medserl_agentloop.core.driver import Reply
 from medserl_agentloop.evaluation.answering import Question
 from medserl_agentloop.evaluation.robustness import SHORTCUTS, Twins, TwinScores, compare_shortcuts, score_twins
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.driver import Reply
 from medserl_agentloop.scoring.answers import predict, quoted_sentence
 from medserl_agentloop.scoring.corrections import Scorer
 from medserl_agentloop.scoring.grading import grade

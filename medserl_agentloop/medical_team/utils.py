@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
@@ -15,7 +16,6 @@ from medserl_agentloop.games.medical.rewards.general_sum import (
     realism_reward,
 )
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.medical_team.outcomes import MedicalGameOutcome
 from medserl_agentloop.medical_team.prompts import (
     ATTACKER_PROMPTS,
     MEDICAL_ASSESSOR_BASE_PROMPT,
@@ -32,6 +32,22 @@ MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
     },
 }
 """Coefficients as (lost, won); more sets can be added. ``explanation_quality`` is used by nobody."""
+
+
+class MedicalGameOutcome(Enum):
+    """What happened in a game, as each role sees it."""
+
+    ATTACKER_ERROR_UNDETECTED = "attacker_error_undetected"
+    ATTACKER_ERROR_DETECTED = "attacker_error_detected"
+    ATTACKER_REALISTIC_ERROR = "attacker_realistic_error"
+    ATTACKER_UNREALISTIC_ERROR = "attacker_unrealistic_error"
+    ASSESSOR_CORRECT_DETECTION = "assessor_correct_detection"
+    ASSESSOR_MISSED_ERROR = "assessor_missed_error"
+    ASSESSOR_FALSE_POSITIVE = "assessor_false_positive"
+    ASSESSOR_CORRECT_REJECTION = "assessor_correct_rejection"
+    TIE = "tie"
+    PARSING_ERROR = "parsing_error"
+
 
 Reward = tuple[float, set[MedicalGameOutcome]]
 

@@ -33,9 +33,7 @@ class ProfileEncoder(ChatEncoder):
 
     def turn(self, role: Role, category: Category, note: str) -> Turn:
         """The same before it is tokenised; its budget is left open."""
-        settings = self.profile.settings
-        prompt = self.profile.prompt(role, category, note)
-        return Turn(role.value, prompt, 0, None, settings.assistant_prefix, tuple(settings.stop.get(role, ())))
+        return self.profile.turn(role, category, note)
 
     def stop_of(self, role: Role) -> dict[str, list[Any]]:
         """Sampling parameters that end ``role``'s turn where the profile says so."""

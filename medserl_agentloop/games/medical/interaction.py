@@ -100,15 +100,10 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return self._turn(game.next_role, game.record.spec.task, game.note)
 
     def _turn(self, role: Role, category: Category, note: str) -> Turn:
-        budget, settings = self.config.budget, self._profile.settings
         of_note = 0 if self.tokens is None or role is Role.ASSESSOR else self.tokens.count(note)
-        return Turn(
-            role.value,
-            self._profile.prompt(role, category, note),
-            budget.attacker(of_note) if role is Role.ATTACKER else budget.assessor,
-            prefix=settings.assistant_prefix,
-            stop=tuple(settings.stop.get(role, ())),
-        )
+        budget = self.config.budget
+        most = budget.attacker(of_note) if role is Role.ATTACKER else budget.assessor
+        return self._profile.turn(role, category, note, most)
 
     @property
     def stop_strings(self) -> list[str]:

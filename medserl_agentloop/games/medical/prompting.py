@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSynta
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from medserl_agentloop.core.interaction import Message, Prompt, place
+from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
@@ -81,6 +81,12 @@ class PromptProfile:
     def prompt(self, role: Role, category: Category, note: str) -> Prompt:
         """The same with the note kept apart: it is untrusted text."""
         return Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
+
+    def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
+        """``role``'s turn in a context of its own; 0 tokens leave its budget open."""
+        stop = tuple(self.settings.stop.get(role, ()))
+        prompt = self.prompt(role, category, note)
+        return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)
 
     def _render(self, name: str, **values: str) -> str:
         try:

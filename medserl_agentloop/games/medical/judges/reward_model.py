@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from medserl_agentloop.core.run_check.run import Run
+if TYPE_CHECKING:  # it imports verl, which `medserl play` does without
+    from medserl_agentloop.core.run_check.run import Run
 
 NODE = "reward.reward_model"
 SERVED_BY = ("sglang", "vllm", "trtllm")
