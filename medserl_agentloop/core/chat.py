@@ -6,7 +6,7 @@ Used by whoever asks a served model for a turn: opponents, players and games.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ PATH = "/chat/completions"
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
 
-_KEEP_STOP = {"no_stop_trim": True, "include_stop_str_in_output": True}
-"""Request fields, by SGLang's and vLLM's names, that leave a stop string in the turn: parsers look for it."""
-
 _JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
+
+
+def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
+    """Request fields, by SGLang's and vLLM's names, that end a turn at these strings and leave them in it."""
+    return {"stop": list(strings), "no_stop_trim": True, "include_stop_str_in_output": True} if strings else {}
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ class ChatClient:
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
-    async def complete(
-        self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "", stop: Sequence[str] = ()
-    ) -> ChatAnswer:
+    async def complete(self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
         """The model's turn after ``messages``, which the prompt begins with ``prefix``.
 
         Args:
@@ -70,7 +70,6 @@ class ChatClient:
             fields: Sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
                 takes a field out.
             prefix: Begins the turn and is no part of the answer.
-            stop: Strings that end the turn besides the end-of-turn token; they are part of the answer.
 
         Raises:
             NoAnswer: No usable answer after all tries.
@@ -82,8 +81,6 @@ class ChatClient:
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= _CONTINUE
-        if stop:
-            body |= {"stop": list(stop), **_KEEP_STOP}
         body |= {**fields, **self.http.options.extra_body}
         wanted = {name: value for name, value in body.items() if value is not None}
         return self._read(await self.http.post(PATH, wanted), prefix)

@@ -1,6 +1,7 @@
 """Plays games of any kind, from the first turn to the last, between any players.
 
-A player is a model behind a server, a model in this process, or a person. Used by ``medserl play`` and by tournaments.
+A player is a model behind a server, a model in this process, or a person. Used by the agent loop,
+``medserl play`` and tournaments.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from medserl_agentloop.core.interaction import Interaction, Message, Turn
 
 
 class NoReplyError(Exception):
-    """A player gave no answer; the message says why. The game is void."""
+    """A player gave no answer; says who and why."""
 
 
 @dataclass(frozen=True)
@@ -35,41 +36,28 @@ class Reply:
 
 
 class Player(Protocol):
-    """Takes turns in a role. ``name`` goes into the record."""
+    """Takes turns in a role. ``name`` goes into the record; it is empty for the policy in training."""
 
     name: str
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        """Take a turn.
-
-        Args:
-            turn: Whose turn it is, and what is new to them.
-            messages: The whole conversation up to this turn, which its last messages ask for.
-
-        Raises:
-            NoReplyError: There is no answer.
-        """
+        """Take a turn, or raise :class:`NoReplyError`. ``messages`` is its whole conversation so far."""
         ...
 
 
 async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapping[str, Player]) -> None:
-    """Play a game that ``interaction`` has started. A player without an answer makes it void.
-
-    Args:
-        interaction: Says whose turn it is.
-        game: The game in progress.
-        players: Who plays each role.
-    """
+    """Play a game that ``interaction`` has started; ``players`` by role. One without an answer makes it void."""
     conversations: dict[tuple[str, str | None], list[Message]] = defaultdict(list)
     while (turn := interaction.next_turn(game)) is not None:
         player = players[turn.role]
-        game.record.players[turn.role] = player.name
+        if player.name:
+            game.record.players[turn.role] = player.name
         messages = conversations[turn.role, turn.conversation]
         messages += turn.prompt.filled()
         try:
             reply = await player.reply(turn, messages)
         except NoReplyError as reason:
-            game.make_void(f"{turn.role}: {reason}")
+            game.make_void(str(reason))
             return
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
         _take(game, reply)
@@ -82,10 +70,7 @@ def play_in_step(
 ) -> None:
     """Play games side by side: a role answers at once in all games that wait for it, which suits models in batches.
 
-    Args:
-        interaction: Says whose turn it is in each game.
-        games: The games in progress.
-        answer: Gets a role and its turns by the number of the game, and returns a reply to each.
+    ``answer`` gets the role and its turns by the number of the game, and returns a reply to each.
     """
     while waiting := {n: turn for n, game in enumerate(games) if (turn := interaction.next_turn(game)) is not None}:
         role = min((turn.role for turn in waiting.values()), key=interaction.roles.index)

@@ -71,10 +71,7 @@ class Player:
         A prompt that the model's context has no room for gets an empty, truncated turn.
 
         Args:
-            role: Whose stop strings end a turn.
-            prompts: What the turns answer.
             seeds: Of the draws for each prompt.
-            settings: How tokens are drawn.
             budget: Most tokens of a turn.
         """
         stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
@@ -123,9 +120,6 @@ async def play_match(
     """Play one game per spec and judge and score it.
 
     Args:
-        attacker: Takes all attacker's turns.
-        assessor: Takes all assessor's turns.
-        specs: The games to play.
         config: Prompt profile, judge, reward scheme and rules.
         settings: Temperature and the like; temperature 0 is greedy.
         budgets: Most tokens of each role's turn.

@@ -23,10 +23,6 @@ def draw_games(
     """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
 
     Args:
-        interaction: The kind of game.
-        file: The parquet file.
-        count: How many.
-        seed: Shuffles the rows.
         opener: Draw only rows whose first turn is this role's.
 
     Raises:
@@ -67,11 +63,7 @@ async def play_batch(
     """Play and score all games, at most ``concurrency`` at once.
 
     Args:
-        interaction: The kind of game.
-        games: Games that have just started.
-        players: Who plays each role.
         output: Gets every record as soon as its game is scored.
-        concurrency: Most games in progress at once.
         on_game: Called with every record once it is written.
 
     Returns:

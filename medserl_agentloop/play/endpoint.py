@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from medserl_agentloop.core.chat import PATH, ChatClient
+from medserl_agentloop.core.chat import PATH, ChatClient, stop_fields
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, ServerOptions
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.interaction import Message, Turn
@@ -33,11 +33,7 @@ class EndpointOptions(ServerOptions):
 
 
 class EndpointPlayer:
-    """Asks a served model for its turns.
-
-    Args:
-        options: The server and the sampling.
-    """
+    """Asks a served model for its turns."""
 
     def __init__(self, options: EndpointOptions) -> None:
         self.name = options.model
@@ -73,12 +69,9 @@ class EndpointPlayer:
             raise ValueError(f"{url} does not list the model {self.name!r}; --model is one of {', '.join(served)}")
 
     async def reply(self, turn: Turn, messages: Sequence[Message], sample: int | None = None) -> Reply:
-        """Take a turn; see :class:`core.driver.Player`.
+        """Take a turn within the options' budget: without a tokenizer no game knows how long its texts are.
 
-        Args:
-            turn: Its budget is left to the options: without a tokenizer no game knows how long its texts are.
-            messages: The conversation up to this turn.
-            sample: Which of several replies to the same prompt this is; None counts them.
+        ``sample`` says which of several replies to the same prompt this is; None counts them.
         """
         # The seed is of role and text and not of the order of the requests, which differs from run to run.
         of = f"{self.options.seed}/{turn.role}/" + ("".join(turn.prompt.data.values()) or str(messages))
@@ -90,11 +83,12 @@ class EndpointPlayer:
             "temperature": self.options.temperature,
             "seed": zlib.crc32((of + (f"/{sample}" if sample else "")).encode(errors="replace")) >> 1,
             "chat_template_kwargs": self.options.template_kwargs or None,
+            **stop_fields(turn.stop),
         }
         try:
-            answer = await self._chat.complete(list(messages), fields, turn.prefix, turn.stop)
+            answer = await self._chat.complete(list(messages), fields, turn.prefix)
         except NoAnswer as error:
-            raise NoReplyError(str(error)) from None
+            raise NoReplyError(f"{turn.role}: {error}") from None
         return Reply(answer.text, tokens=answer.tokens, truncated=answer.truncated, prefill=turn.prefix)
 
     async def aclose(self) -> None:

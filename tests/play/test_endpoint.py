@@ -58,7 +58,9 @@ def test_a_completion_becomes_the_turn_as_the_model_wrote_it(server: ChatServer)
     assert reply(server) == Reply("<think>why", tokens=12, truncated=True)
 
 
-@pytest.mark.parametrize(("answer", "reason"), [(500, r"^HTTP 500 \(2 tries\)$"), (400, "^HTTP 400: .*no luck")])
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
+)
 def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
     server.answer = lambda role, prompt: answer
     with pytest.raises(NoReplyError, match=reason):

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
-from medserl_agentloop.backends.cpu_weights import NamedWeights, full_weights
+from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
 
 SHARED_MEMORY = Path("/dev/shm")
 
