@@ -127,10 +127,10 @@ class _Seats:
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number, self._played = self._played, self._played + 1
         if self._bench.config.plays(turn.role):
-            return await self._policys(turn, number)
-        return await self._opponents(turn, messages)
+            return await self._policy_turn(turn, number)
+        return await self._opponent_turn(turn, messages)
 
-    async def _policys(self, turn: Turn, number: int) -> Reply:
+    async def _policy_turn(self, turn: Turn, number: int) -> Reply:
         """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
         trajectory, encoder = self.trajectory, self._bench.encoder
         before = trajectory.before(turn.role, turn.conversation)
@@ -165,7 +165,7 @@ class _Seats:
         except asyncio.TimeoutError:
             return None
 
-    async def _opponents(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+    async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """A turn of the opponent's, of which nothing but its text enters the game.
 
         The contexts are separate, so the trained role's tokens are the same as against the live policy.
