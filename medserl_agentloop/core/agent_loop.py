@@ -174,7 +174,9 @@ class _Seats:
         self._record.opponent = opponent
         assert self._bench.opponent is not None
         try:
-            said = await self._bench.opponent.play(list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix)
+            said = await self._bench.opponent.play(
+                list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix, stop=turn.stop
+            )
         except OpponentError as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None

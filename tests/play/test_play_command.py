@@ -184,7 +184,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore them
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
-        assert asked.wait(30)
+        assert asked.wait(120)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, "stopped; the games finished so far are in" in said) == (130, True), said
