@@ -187,11 +187,9 @@ class CpuRolloutServer:
                 waiting.answer.set_result(TokenOutput(**vars(done), extra_fields=dict(extra)))
 
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Replace all weights, once the completions under way are done.
+        """Replace all weights by full tensors, once the completions under way are done.
 
-        Args:
-            state: Full tensors by their name in the model.
-            global_steps: Training step of these weights; None keeps the step of the last push.
+        ``global_steps`` is their training step; None keeps the step of the last push.
 
         Raises:
             ValueError: Names or shapes do not match the model; nothing was loaded.
@@ -279,11 +277,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         global_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Collect ``weights`` and load them into this rank's server.
-
-        Raises:
-            ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
-        """
+        """Collect ``weights`` and load them into this rank's server."""
         state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
         server = ray.get_actor(server_name(self.replica_rank))
         await server.update_weights.remote(state, global_steps)

@@ -68,11 +68,8 @@ class Player:
     ) -> list[Reply]:
         """One turn of ``role`` per prompt, all in one batch; read and cut as the agent loop does it.
 
-        A prompt that the model's context has no room for gets an empty, truncated turn.
-
-        Args:
-            seeds: Of the draws for each prompt.
-            budget: Most tokens of a turn.
+        A turn has at most ``budget`` tokens. A prompt that the model's context has no room for gets an empty,
+        truncated turn.
         """
         stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
         room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
@@ -117,16 +114,10 @@ async def play_match(
     budgets: Mapping[Role, int],
     seed: int,
 ) -> list[GameRecord]:
-    """Play one game per spec and judge and score it.
+    """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
 
-    Args:
-        config: Prompt profile, judge, reward scheme and rules.
-        settings: Temperature and the like; temperature 0 is greedy.
-        budgets: Most tokens of each role's turn.
-        seed: Of all draws; each game has random numbers of its own, whatever batch it is in.
-
-    Returns:
-        The games' records in the order of ``specs``.
+    ``budgets`` are the most tokens of each role's turn. Each game has random numbers of its own, whatever batch it is
+    in, which follow ``seed``.
     """
     interaction = MedicalGameInteraction(config)
     games = [interaction.new_game(asdict(spec)) for spec in specs]

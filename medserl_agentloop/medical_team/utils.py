@@ -62,13 +62,9 @@ def convert_medical_game_history_to_messages(
 ) -> str:
     """A turn's prompt as one string, with ``<think>`` opened unless ``direct_chat_no_cot`` is set.
 
-    Args:
-        history: Turns so far; the assessor reads the note of the first and nothing else.
-        player_role: ``attacker`` or ``assessor``.
-        medical_note: The note the game starts from.
-        game_type: ``harmful``, ``benign`` or ``vanilla``: what the attacker is asked for.
-        custom_configs: ``error_types`` are what an injected error may be about.
-        tokenizer: Has ``apply_chat_template``.
+    The attacker gets the note that the game starts from, with the task of the game type (``harmful``, ``benign`` or
+    ``vanilla``) and the ``error_types`` that an error may be about. The assessor reads the note of the first turn and
+    nothing else.
     """
     configs = custom_configs or {}
     if _role(player_role) is Role.ASSESSOR:

@@ -22,11 +22,8 @@ def draw_games(
 ) -> list[Any]:
     """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
 
-    Args:
-        opener: Draw only rows whose first turn is this role's.
-
-    Raises:
-        ValueError: The file holds no games, a row is wrong, or there are fewer rows than that.
+    ``opener`` draws only rows whose first turn is that role's. ValueError if the file holds no games, if a row is
+    wrong, or if there are fewer rows than that.
     """
     try:
         if "extra_info" not in pq.read_schema(file).names:
@@ -60,14 +57,9 @@ async def play_batch(
     concurrency: int,
     on_game: Callable[[Any], None],
 ) -> list[GameRecord]:
-    """Play and score all games, at most ``concurrency`` at once.
+    """Play and score all games, at most ``concurrency`` at once, and return their records in the same order.
 
-    Args:
-        output: Gets every record as soon as its game is scored.
-        on_game: Called with every record once it is written.
-
-    Returns:
-        The records in the order of ``games``.
+    Each record goes to ``output``, and then to ``on_game``, as soon as its game is scored.
     """
     places = asyncio.Semaphore(concurrency)
 

@@ -19,11 +19,7 @@ RESERVED = 2
 
 
 def check_run(config: DictConfig) -> None:
-    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence.
-
-    Raises:
-        ConfigError: Says why, and what to write instead.
-    """
+    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "sglang":
         return
@@ -63,15 +59,7 @@ def longest_context(config: DictConfig) -> int:
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
-    """Refuse stop strings that the run's engine could not look for.
-
-    Args:
-        strings: Stop strings of the profile that are more than one token each.
-        rollout: verl's rollout node.
-
-    Raises:
-        ConfigError: Names them and what to set.
-    """
+    """Refuse stop strings, of more than one token each, that the engine of verl's rollout node could not look for."""
     if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
         raise ConfigError(
             f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
