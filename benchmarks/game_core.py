@@ -13,6 +13,8 @@ import multiprocessing
 import random
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -20,15 +22,14 @@ import uvicorn
 from fastapi import FastAPI
 from omegaconf import OmegaConf
 
+from medserl_agentloop.core.driver import Reply, play_game
+from medserl_agentloop.core.interaction import Message, Turn
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, Judge, LabelJudge, build_judge, judge_game
-from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
-from medserl_agentloop.play.driver import Reply, play_game
 
 CATEGORIES = (
     Category.VANILLA_HARMFUL,
@@ -71,15 +72,15 @@ class ScriptedPlayer:
     """Writes whole turns of random words: one attack in twenty is a plain copy."""
 
     name = "scripted"
-    parser = MEDSERL
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    async def reply(self, role: Role, category: Category, note: str) -> Reply:
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        note = turn.prompt.data["note"]
         words = note.split()
         reasoning = " ".join(self._rng.choices(words, k=REASONING_WORDS))
-        if role is Role.ATTACKER:
+        if turn.role == Role.ATTACKER:
             if self._rng.random() >= 0.05:
                 words[self._rng.randrange(len(words))] = "anotherword"
             return Reply(f"<think>{reasoning}</think>\n<note>{' '.join(words)}</note>", tokens=len(words))
@@ -90,17 +91,18 @@ class ScriptedPlayer:
         return Reply(f"<think>{reasoning}</think>\n<answer>\n{answer}\n</answer>", tokens=len(words))
 
 
-async def play_all(specs: list[GameSpec], judge: Judge) -> list[bytes]:
+async def play_all(specs: list[GameSpec], config: MedicalConfig) -> list[bytes]:
     """Play, judge and score every game; the lines of its record."""
-    player = ScriptedPlayer(random.Random(SEED))
+    interaction = MedicalGameInteraction(config)
+    players = dict.fromkeys(interaction.roles, ScriptedPlayer(random.Random(SEED)))
     places = asyncio.Semaphore(CONCURRENCY)
 
     async def one(facts: GameSpec) -> bytes:
         async with places:
-            record = await play_game(facts, dict.fromkeys(Role, player), EditLimits())
-            await judge_game(judge, record)
-        record.rewards, record.scheme = medserl(record), "medserl"
-        return to_line(record.to_json())
+            game = interaction.new_game(asdict(facts))
+            await play_game(interaction, game, players)
+            await interaction.score(game.record)
+        return to_line(game.record.to_json())
 
     return await asyncio.gather(*map(one, specs))
 
@@ -115,15 +117,15 @@ def check(lines: list[bytes], specs: list[GameSpec]) -> None:
         assert (record.judgement is None) == (record.outcome is Outcome.INVALID_ATTACK)
 
 
-def measure(judge: Judge, games: int) -> None:
-    """Print what ``games`` games cost with ``judge``."""
+def measure(config: MedicalConfig, games: int) -> None:
+    """Print what ``games`` games cost with the judge of ``config``."""
     rng = random.Random(SEED)
     specs = [spec(number, rng) for number in range(games)]
     wall, cpu = time.perf_counter(), time.process_time()
-    lines = asyncio.run(play_all(specs, judge))
+    lines = asyncio.run(play_all(specs, config))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     check(lines, specs)
-    print(f"{judge.name}: {games} games, {games / wall:.0f} games/s, {1000 * cpu / games:.2f} ms CPU per game")
+    print(f"{config.judge}: {games} games, {games / wall:.0f} games/s, {1000 * cpu / games:.2f} ms CPU per game")
 
 
 def serve_labels(port: int) -> None:
@@ -171,7 +173,7 @@ def measure_http(games: int) -> None:
             except httpx.TransportError:
                 time.sleep(0.1)
         node = {"selfplay": {"judge": "http", "judge_server": {"url": url}}}
-        measure(build_judge(MedicalConfig.from_run(OmegaConf.create(node))), games)
+        measure(MedicalConfig.from_run(OmegaConf.create(node)), games)
     finally:
         server.terminate()
         server.join()
@@ -182,9 +184,8 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=1000, help="games through the labels judge")
     parser.add_argument("--http", type=int, default=200, help="games through the http judge")
     arguments = parser.parse_args()
-    measure(LabelJudge(), arguments.labels)
-    if "http" in JUDGES:
-        measure_http(arguments.http)
+    measure(MedicalConfig(), arguments.labels)
+    measure_http(arguments.http)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 import pyarrow.parquet as pq
 import typer
 import verl  # noqa: F401  # loads the plugin
+from live_sglang import LiveSGLang
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 from verl.utils import hf_tokenizer
 
-from medserl_agentloop.testing.sglang_server import LiveSGLang
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")

@@ -21,11 +21,9 @@ from medserl_agentloop.games.medical.clinic import (
     parse_note,
     sample_clean_note,
 )
-from medserl_agentloop.games.medical.judges import OracleJudge
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 BUDGETS = {Role.ATTACKER: 160, Role.ASSESSOR: 128}
@@ -123,10 +121,7 @@ class Measurement:
                 attacker,
                 assessor,
                 specs,
-                profile=self.profile,
-                limits=EditLimits(),
-                judge=OracleJudge(),
-                scheme=medserl,
+                MedicalConfig(profile=str(self.profile.folder), judge="oracle"),
                 settings=SamplingSettings(temperature=self.temperature),
                 budgets=BUDGETS,
                 seed=self.seed,

@@ -37,7 +37,7 @@ def _register_rollout() -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
-    _ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "medserl_agentloop.backends.cpu_weights.ServerAdapter"
+    _ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "medserl_agentloop.backends.cpu_rollout.ServerAdapter"
     RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
 
 

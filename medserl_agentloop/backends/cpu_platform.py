@@ -16,8 +16,14 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What verl asks of an accelerator and a CPU has no need of: nothing to select, to wait for or to empty."""
+
+
 class _CpuDeviceModule(types.ModuleType):
     """``torch.cpu`` plus the memory and RNG calls that verl makes on every ``torch.<device>``."""
+
+    set_device = synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -31,33 +37,11 @@ class _CpuDeviceModule(types.ModuleType):
         return "CPU"
 
     @staticmethod
-    def set_device(device: Any) -> None:
-        """Nothing to select."""
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Nothing runs ahead of Python on a CPU."""
-
-    @staticmethod
-    def empty_cache() -> None:
-        """The C allocator keeps no cache that could be emptied."""
-
-    @staticmethod
-    def ipc_collect() -> None:
-        """There are no IPC handles."""
-
-    @staticmethod
     def memory_allocated(device: Any = None) -> int:
         """Resident bytes of this process: what verl's memory metrics show on a CPU."""
         return int(psutil.Process().memory_info().rss)
 
-    memory_reserved = memory_allocated
-    max_memory_allocated = memory_allocated
-    max_memory_reserved = memory_allocated
-
-    @staticmethod
-    def reset_peak_memory_stats(device: Any = None) -> None:
-        """No peak is kept."""
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
     @staticmethod
     def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -86,6 +70,8 @@ _DEVICE_MODULE = _CpuDeviceModule("torch_cpu_for_verl")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
     """verl on a CPU. Chosen with ``VERL_PLATFORM=cpu`` and in no other way."""
 
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
+
     @property
     def device_name(self) -> str:
         return "cpu"
@@ -112,23 +98,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Nothing to select."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs ahead of Python on a CPU."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The C allocator takes no settings."""
-
-    def empty_cache(self) -> None:
-        """The C allocator keeps no cache that could be emptied."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -153,12 +126,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        """There is no device profiler."""
-
-    def profiler_stop(self) -> None:
-        """There is no device profiler."""
-
     def ray_resource_name(self) -> str:
         # verl's ResourcePoolManager counts only "GPU" and "NPU"; Ray lets a node without accelerators
         # declare logical GPUs: +ray_kwargs.ray_init.num_gpus=N.
@@ -169,6 +136,3 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None

@@ -1,16 +1,17 @@
 """Token-in token-out sampling on Transformers, for runs without an accelerator.
 
-verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that
-LLMServerClient asks to ``generate`` and cpu_weights.ServerAdapter feeds with weights.
+verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that LLMServerClient asks to
+``generate``. The training worker's ServerAdapter pushes the weights into it after each step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,15 @@ from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
 
 logger = logging.getLogger(__name__)
+
+NamedWeights = Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]]
 
 # How long the first request of a batch waits for the others that verl's agent loops send at the same time.
 GATHER_S = 0.01
@@ -53,10 +57,7 @@ class CpuRolloutServer:
     race each other, and a run shall repeat itself all the same. Timing is left a say in one case: of two
     games whose prompts are the same, the first to ask gets the first draw.
 
-    Args:
-        config: verl's rollout node.
-        model_config: verl's model node.
-        replica_rank: rank of the replica that this server serves.
+    ``config`` and ``model_config`` are verl's nodes.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
@@ -186,11 +187,9 @@ class CpuRolloutServer:
                 waiting.answer.set_result(TokenOutput(**vars(done), extra_fields=dict(extra)))
 
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Replace all weights, once the completions under way are done.
+        """Replace all weights by full tensors, once the completions under way are done.
 
-        Args:
-            state: full tensors by their name in the model.
-            global_steps: training step of these weights; None keeps the step of the last push.
+        ``global_steps`` is their training step; None keeps the step of the last push.
 
         Raises:
             ValueError: Names or shapes do not match the model; nothing was loaded.
@@ -207,23 +206,10 @@ class CpuRolloutServer:
     # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a push waits
     # for the completions under way, so there is nothing to free, to abort or to resume.
 
-    async def wake_up(self) -> None: ...
+    async def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
-    async def sleep(self) -> None: ...
-
-    async def abort_all_requests(self, reject_request: bool = False) -> None: ...
-
-    async def resume_generation(self) -> None: ...
-
-    async def clear_kv_cache(self) -> None: ...
-
-    async def release_kv_cache(self) -> None: ...
-
-    async def resume_kv_cache(self) -> None: ...
-
-    async def start_profile(self, **kwargs: Any) -> None: ...
-
-    async def stop_profile(self) -> None: ...
+    wake_up = sleep = abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
+    clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
 
 
 def _check_weights(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
@@ -266,3 +252,68 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
         )
         self._server_address = name
         self.servers = [self._server_handle]
+
+
+class ServerAdapter(BaseRollout):  # type: ignore[misc]
+    """Sends the trained weights to the server of the same replica. One training rank feeds one server.
+
+    ``replica_rank`` names the server; -1 means the server with this worker's rank.
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """Host memory is not handed back between the phases of a step."""
+
+    async def update_weights(
+        self,
+        weights: NamedWeights,
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Collect ``weights`` and load them into this rank's server."""
+        state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
+        server = ray.get_actor(server_name(self.replica_rank))
+        await server.update_weights.remote(state, global_steps)
+
+
+async def full_weights(
+    rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any
+) -> dict[str, torch.Tensor]:
+    """Gather what verl pushes to ``rollout`` as whole tensors in host memory, each with a storage of its own.
+
+    Every training rank must do it: there is a collective inside the iterator (``full_tensor()``).
+
+    Raises:
+        ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
+    """
+    if wire_format != "named_tensors":
+        raise ValueError(
+            f"rollout {rollout} got weights as {wire_format!r} and reads only 'named_tensors': "
+            "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
+        )
+    if peft_config is not None:
+        raise ValueError(
+            f"rollout {rollout} loads full weights and got a LoRA adapter: "
+            "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
+        )
+    state: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
+        # safetensors refuses to write twice (tied weights).
+        state[name] = tensor.detach().cpu().contiguous().clone()
+
+    if isinstance(weights, AsyncIterable):
+        async for name, tensor in weights:
+            keep(name, tensor)
+    else:
+        for name, tensor in weights:
+            keep(name, tensor)
+    return state

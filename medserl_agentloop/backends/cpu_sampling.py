@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
 
 # Parameters that other servers know and this one does not, with the values at which they change nothing.
@@ -102,7 +103,9 @@ def sample_batch(
     """
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
-    input_ids, mask = _left_padded([r.prompt_ids for r in requests], pad_token_id)
+    prompts = [torch.tensor(request.prompt_ids) for request in requests]
+    mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left")
+    input_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     while True:
@@ -184,14 +187,3 @@ def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> tor
         outside[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
     return logits.log_softmax(-1)
-
-
-def _left_padded(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both (B, longest prompt)."""
-    width = max(len(p) for p in prompts)
-    input_ids = torch.full((len(prompts), width), pad_token_id)
-    mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return input_ids, mask

@@ -1,4 +1,4 @@
-"""The agent loop: asks the interaction whose turn it is, generates, hands the text back.
+"""The agent loop: has a game played, and makes the live policy's turns one trajectory.
 
 verl builds one instance per trajectory and calls :meth:`SelfPlayAgentLoop.run` with the row's
 columns. Named in ``tool_configs/agent_loop.yaml``.
@@ -7,6 +7,7 @@ columns. Named in ``tool_configs/agent_loop.yaml``.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,10 +19,11 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
+from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
-from medserl_agentloop.core.interaction import Interaction, Turn
+from medserl_agentloop.core.interaction import Interaction, Message, Turn
 from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
-from medserl_agentloop.core.records import OpponentRecord
+from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
@@ -81,141 +83,120 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bench = bench = _workbench(_Identity(self.config), _Identity(self.data_config), _Identity(self.tokenizer))
-        self._selfplay, self._interaction = bench.config, bench.interaction
-        self._encoder, self._opponent = bench.encoder, bench.opponent
+        self._bench = _workbench(_Identity(self.config), _Identity(self.data_config), _Identity(self.tokenizer))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
-        """Play the game of one row.
+        """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
 
-        Args:
-            sampling_params: verl's; the token budget of each turn is added here. ``logprobs`` says
-                whether the trajectory has log-probs.
-            **row: The row's columns; ``extra_info`` holds the facts of the game.
-
-        Returns:
-            The trajectory with the game's record, not yet scored. A turn that does not fit, that the
-            engine aborts, that takes too long or that lacks its log-probs makes the game void; it
-            never raises.
+        Returns the trajectory with the game's record, not yet scored. A turn that does not fit, that the engine aborts,
+        that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game void; it never
+        raises.
         """
-        interaction = self._interaction
-        game = await interaction.start_interaction(extra_info=row["extra_info"])
-        record = interaction.record(game)
-        asks_log_probs = bool(sampling_params.get("logprobs"))
-        trajectory = Trajectory(interaction.roles, self._selfplay.context == "isolated", asks_log_probs)
-        versions: list[int] = []
-        timing: dict[str, Any] = {}
-        played = 0
-        try:
-            while (turn := interaction.turn(game)) is not None:
-                number, played = played, played + 1
-                if not self._selfplay.plays(turn.role):
-                    await self._opponents_turn(game, turn)
-                    continue
-                before = trajectory.before(turn.role, turn.conversation)
-                prompt = self._prompt(turn, before)
-                budget = self._budget(trajectory, turn, prompt)
-                if budget < 1:
-                    interaction.make_void(game, f"no room for the {turn.role}'s turn")
-                    break
-                with simple_timer("generate_sequences", timing):
-                    output = await self._generate(
-                        [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
-                        + prompt.ids,
-                        {**sampling_params, **self._encoder.stop(turn.stop), "max_tokens": budget},
-                    )
-                if output is None:
-                    seconds = self._selfplay.turn_timeout_s
-                    interaction.make_void(game, f"{turn.role}: generation timed out after {seconds} s")
-                    break
-                ids, log_probs = list(output.token_ids), list(output.log_probs or [])
-                complete = len(log_probs) == len(ids)
-                trajectory.turns.append(
-                    TrajectoryTurn(
-                        turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number
-                    )
-                )
-                versions += [v for v in _versions(output) if v is not None]
-                if output.stop_reason in _ABORTED or not ids:
-                    interaction.make_void(game, f"{turn.role}: generation aborted")
-                    break
-                if asks_log_probs and not complete:
-                    interaction.make_void(game, f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
-                    break
-                await interaction.generate_response(
-                    game,
-                    [{"role": "assistant", "content": self._decode(ids, turn)}],
-                    prefill=prompt.prefill,
-                    tokens=len(ids),
-                    truncated=self._was_cut(output, budget),
-                )
-        finally:
-            await interaction.finalize_interaction(game)
+        interaction = self._bench.interaction
+        game = interaction.new_game(row["extra_info"])
+        record = game.record
+        seats = _Seats(self._bench, self.server_manager, record, sampling_params)
+        await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
 
-        record.context = self._selfplay.context
+        record.context = self._bench.config.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
-        record.policy_version = min(versions, default=fallback)
+        record.policy_version = min(seats.versions, default=fallback)
         extra = {
             "min_global_steps": record.policy_version,
-            "max_global_steps": max(versions, default=fallback),
+            "max_global_steps": max(seats.versions, default=fallback),
         }
-        metrics = AgentLoopMetrics(generate_sequences=timing.get("generate_sequences", 0.0))
-        return trajectory.to_output(record, metrics, extra, self._bench.pad_token_id)
+        metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
+        return seats.trajectory.to_output(record, metrics, extra, self._bench.pad_token_id)
+
+
+class _Seats:
+    """Who plays one game: the live policy, whose turns make the trajectory, and the opponent of an untrained role."""
+
+    name = ""
+
+    def __init__(self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
+        self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
+        self._asks_log_probs = bool(sampling_params.get("logprobs"))
+        self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
+        self.versions: list[int] = []
+        self.timing: dict[str, Any] = {}
+        self._played = 0
+
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        number, self._played = self._played, self._played + 1
+        if self._bench.config.plays(turn.role):
+            return await self._policy_turn(turn, number)
+        return await self._opponent_turn(turn, messages)
+
+    async def _policy_turn(self, turn: Turn, number: int) -> Reply:
+        """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
+        trajectory, encoder = self.trajectory, self._bench.encoder
+        before = trajectory.before(turn.role, turn.conversation)
+        prompt = encoder.continuation(turn, before[-1].response_ids[-1]) if before else encoder.opening(turn)
+        budget = self._budget(turn, prompt)
+        if budget < 1:
+            raise NoReplyError(f"no room for the {turn.role}'s turn")
+        with simple_timer("generate_sequences", self.timing):
+            output = await self._generate(
+                [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)] + prompt.ids,
+                {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget},
+            )
+        if output is None:
+            raise NoReplyError(f"{turn.role}: generation timed out after {self._bench.config.turn_timeout_s} s")
+        ids, log_probs = list(output.token_ids), list(output.log_probs or [])
+        complete = len(log_probs) == len(ids)
+        trajectory.turns.append(
+            TrajectoryTurn(turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number)
+        )
+        self.versions += [version for version in _versions(output) if version is not None]
+        if output.stop_reason in _ABORTED or not ids:
+            raise NoReplyError(f"{turn.role}: generation aborted")
+        if self._asks_log_probs and not complete:
+            raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
+        return Reply(self._decode(ids, turn), len(ids), self._was_cut(output, budget), prompt.prefill)
 
     async def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput | None:
-        """One turn by the live policy; None if it takes longer than ``selfplay.turn_timeout_s``."""
-        turn = self.server_manager.generate(
-            request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params
-        )
+        """One turn; None if it takes longer than ``selfplay.turn_timeout_s``."""
+        turn = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params)
         try:
-            return await asyncio.wait_for(turn, self._selfplay.turn_timeout_s)
+            return await asyncio.wait_for(turn, self._bench.config.turn_timeout_s)
         except asyncio.TimeoutError:
             return None
 
-    async def _opponents_turn(self, game: str, turn: Turn) -> None:
-        """Have the opponent take a turn. Nothing of it enters the trajectory: only its text plays.
+    async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        """A turn of the opponent's, of which nothing but its text enters the game.
 
-        The roles' contexts are separate, so the trained role's tokens are the same as against the
-        live policy, and there is nothing to mask.
+        The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
-        assert self._opponent is not None
-        interaction = self._interaction
-        opponent = OpponentRecord(role=turn.role, kind=self._selfplay.opponent.kind, version=None)
-        interaction.record(game).opponent = opponent
+        opponent = OpponentRecord(role=turn.role, kind=self._bench.config.opponent.kind, version=None)
+        self._record.opponent = opponent
+        assert self._bench.opponent is not None
         try:
-            said = await self._opponent.play(turn.prompt.filled(), max_tokens=turn.max_tokens, prefix=turn.prefix)
+            said = await self._bench.opponent.play(
+                list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix, stop=turn.stop
+            )
         except OpponentError as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
-            interaction.make_void(game, f"opponent failed: {error}")
-            return
+            raise NoReplyError(f"opponent failed: {error}") from None
         opponent.version = said.version
-        await interaction.generate_response(
-            game,
-            [{"role": "assistant", "content": said.text}],
-            prefill=turn.prefix,
-            tokens=said.tokens,
-            truncated=said.truncated,
-        )
+        return Reply(said.text, said.tokens, said.truncated, turn.prefix)
 
-    def _prompt(self, turn: Turn, before: list[TrajectoryTurn]) -> EncodedPrompt:
-        if not before:
-            return self._encoder.opening(turn)
-        return self._encoder.continuation(turn, before[-1].response_ids[-1])
-
-    def _budget(self, trajectory: Trajectory, turn: Turn, prompt: EncodedPrompt) -> int:
+    def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
         """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""
-        if not trajectory.turns and len(prompt.ids) > self._bench.prompt_length:
+        trajectory, bench = self.trajectory, self._bench
+        if not trajectory.turns and len(prompt.ids) > bench.prompt_length:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
-        return min(turn.max_tokens, self._bench.response_length - used)
+        return min(turn.max_tokens, bench.response_length - used)
 
     def _decode(self, ids: list[int], turn: Turn) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(turn.stop).get("stop_token_ids", ())):
+        stop_ids = self._bench.encoder.stop(turn.stop).get("stop_token_ids", ())
+        if ids[-1] in (self._bench.eos_token_id, *stop_ids):
             ids = ids[:-1]
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        text: str = self._bench.encoder.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def _was_cut(self, output: TokenOutput, budget: int) -> bool:

@@ -23,6 +23,11 @@ _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 _JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
 
+def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
+    """Request fields, by SGLang's and vLLM's names, that end a turn at these strings and leave them in it."""
+    return {"stop": list(strings), "no_stop_trim": True, "include_stop_str_in_output": True} if strings else {}
+
+
 @dataclass(frozen=True)
 class ChatAnswer:
     """A turn.

@@ -1,9 +1,8 @@
 """The seam between the core and a game: what a game says of itself, and how its turns go by.
 
 A game is a subclass of :class:`Interaction`. ``selfplay.game`` names it: a package or module of
-``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. The methods that take an instance id have the
-shape that verl's multi-turn interactions had up to 0.7.1. The agent loop drives them; the reward manager and the
-trainer ask the same class for scores, metrics and checks. It knows no tokens but their number.
+``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. :mod:`core.driver` plays its games; the reward
+manager and the trainer ask the same class for scores, metrics and checks. It knows no tokens but their number.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
-from uuid import uuid4
 
 from omegaconf import DictConfig
 
@@ -139,7 +137,6 @@ class Interaction(ABC, Generic[G, R]):
     def __init__(self, config: Any, tokens: Tokens | None = None) -> None:
         self.config = config
         self.tokens = tokens
-        self._games: dict[str, G] = {}
 
     @property
     def stop_strings(self) -> list[str]:
@@ -251,64 +248,3 @@ class Interaction(ABC, Generic[G, R]):
     def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
         """What a run says once before it starts; warnings begin with ``warning:``."""
         return iter(())
-
-    # -- verl's shape: games in progress by instance id ----------------------------------------------------------
-
-    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        """Start a game on ``extra_info``, the facts of one row.
-
-        Returns:
-            The instance id: the one that was given, or a new one.
-
-        Raises:
-            ValueError: The facts are incomplete, or a game of that name is in progress.
-        """
-        instance_id = instance_id or uuid4().hex
-        if instance_id in self._games:
-            raise ValueError(f"a game named {instance_id!r} is in progress already")
-        self._games[instance_id] = self.new_game(kwargs["extra_info"])
-        return instance_id
-
-    def turn(self, instance_id: str) -> Turn | None:
-        """Whose turn it is; None if the game is over."""
-        return self.next_turn(self._games[instance_id])
-
-    async def generate_response(
-        self, instance_id: str, messages: Sequence[Message], **kwargs: Any
-    ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Take the turn that the last message holds and say what the next player reads.
-
-        Args:
-            instance_id: The game.
-            messages: Chat messages; the last one is the player's.
-            **kwargs: ``prefill``, ``tokens`` and ``truncated`` of the player's turn.
-
-        Returns:
-            Whether the game is over; the next player's prompt (empty if it is); 0.0, because rewards come from the
-            reward manager; and ``{"role": the next player's}``.
-        """
-        game = self._games[instance_id]
-        game.play(messages[-1]["content"], **kwargs)
-        turn = self.next_turn(game)
-        if turn is None:
-            return True, "", 0.0, {"role": None}
-        return False, turn.prompt.filled()[-1]["content"], 0.0, {"role": turn.role}
-
-    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
-        """Score the game and return the sum of all roles' rewards; 0.0 for a void one."""
-        record: Any = self.record(instance_id)
-        await self.score(record)
-        return sum(sum(components.values()) for components in record.rewards.values())
-
-    def make_void(self, instance_id: str, reason: str) -> None:
-        """End a game that cannot go on; it will count for nobody."""
-        self._games[instance_id].make_void(reason)
-
-    def record(self, instance_id: str) -> GameRecord:
-        """The record of a game, finished or not."""
-        found: GameRecord = self._games[instance_id].record
-        return found
-
-    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget a game. Its record lives on with whoever holds it."""
-        self._games.pop(instance_id, None)

@@ -6,9 +6,10 @@ never part of a trajectory, so text is all that is needed of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.chat import ChatClient, stop_fields
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.opponent_config import OpponentConfig
@@ -50,13 +51,15 @@ class HttpOpponent:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 
-    async def play(self, messages: list[Message], *, max_tokens: int, prefix: str = "") -> OpponentTurn:
-        """The opponent's turn, which the prompt begins with ``prefix``.
+    async def play(
+        self, messages: list[Message], *, max_tokens: int, prefix: str = "", stop: Sequence[str] = ()
+    ) -> OpponentTurn:
+        """The opponent's turn, which the prompt begins with ``prefix`` and the strings in ``stop`` end.
 
         Raises:
             OpponentError: No usable answer after all attempts.
         """
-        fields = {"max_tokens": max_tokens, **self.config.sampling.model_dump()}
+        fields = {"max_tokens": max_tokens, **stop_fields(stop), **self.config.sampling.model_dump()}
         try:
             answer = await self._chat.complete(messages, fields, prefix)
         except NoAnswer as error:

@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.backends.stop_strings import check_stop_strings
+from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.checkpoint_pool import build_pool

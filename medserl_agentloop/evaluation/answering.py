@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointPlayer
 
 ANY_CATEGORY = Category.VANILLA_BENIGN
@@ -66,17 +67,16 @@ class Assessor(Protocol):
 class ServedAssessor:
     """A model behind an OpenAI-compatible server."""
 
-    def __init__(self, player: EndpointPlayer) -> None:
-        self._player = player
+    def __init__(self, player: EndpointPlayer, profile: PromptProfile) -> None:
+        self._player, self._profile = player, profile
         self.identity = f"{player.url} {player.name}"
         self.facts = {"name": player.name, "server": player.url}
-        self.stop = player.profile.settings.stop.get(Role.ASSESSOR, [])
+        self.stop = profile.settings.stop.get(Role.ASSESSOR, [])
 
     def prompt(self, note: str) -> Any:
         """The messages, how they begin the answer, and the arguments of the chat template."""
-        player, profile = self._player, self._player.profile
-        messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, note)
-        return [messages, profile.settings.assistant_prefix, dict(player.template_kwargs)]
+        turn = self._profile.turn(Role.ASSESSOR, ANY_CATEGORY, note)
+        return [turn.prompt.filled(), turn.prefix, self._player.options.template_kwargs]
 
     async def answers(self, questions: Sequence[Question]) -> Answers:
         """The answers as they come; as many requests are in flight as the player's options say.
@@ -86,8 +86,9 @@ class ServedAssessor:
         """
 
         async def one(question: Question) -> tuple[Question, Reply | NoReplyError]:
+            turn = self._profile.turn(Role.ASSESSOR, ANY_CATEGORY, question.note)
             try:
-                return question, await self._player.reply(Role.ASSESSOR, ANY_CATEGORY, question.note, question.sample)
+                return question, await self._player.reply(turn, turn.prompt.filled(), question.sample)
             except NoReplyError as reason:
                 return question, reason
 

@@ -202,7 +202,7 @@ def evaluate(
                     concurrency=concurrency,
                     template_kwargs=template_kwargs,
                 )
-                assessor = ServedAssessor(EndpointPlayer(options, prompts))
+                assessor = ServedAssessor(EndpointPlayer(options), prompts)
             elif served is not None:
                 raise ValueError(f"--model names the model of a server, and {model} is no address of one")
             else:

@@ -27,7 +27,7 @@ from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.intervals import wilson_interval
-from medserl_agentloop.play.driver import Reply
+from medserl_agentloop.core.driver import Reply
 from medserl_agentloop.scoring.metrics import Comparison, compare, grade
 from medserl_agentloop.scoring.notes import (
     Prediction,

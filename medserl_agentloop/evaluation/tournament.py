@@ -1,13 +1,13 @@
 """Games between frozen players on this machine's CPU: any attacker against any assessor.
 
 Success against the live opponent of a run says little, because both sides move; this measures a
-checkpoint against a fixed one. Plays by ``medical.rules`` with the prompts and budgets of training.
+checkpoint against a fixed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from medserl_agentloop.backends.cpu_sampling import (
     eos_token_ids,
     sample_batch,
 )
+from medserl_agentloop.core.driver import Reply, play_in_step
 from medserl_agentloop.core.encoding import EncodedPrompt
+from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.judges import Judge, judge_game
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme
-from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.play.driver import Reply
 
 BATCH = 64
 
@@ -57,27 +57,6 @@ class Player:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return cls(name or Path(folder).name, model, tokenizer, ProfileEncoder(tokenizer, profile))
 
-    def take_turns(
-        self, role: Role, games: Sequence[Game], settings: SamplingSettings, *, budget: int, seed: int
-    ) -> None:
-        """Take ``role``'s turn in all games whose turn it is.
-
-        Args:
-            role: The role to play.
-            games: Games in progress; those of another turn are left alone.
-            settings: How tokens are drawn.
-            budget: Most tokens of a turn.
-            seed: Of all draws; game ``i`` has random numbers of its own, whatever batch it is in.
-        """
-        waiting = [(i, game) for i, game in enumerate(games) if game.next_role is role]
-        prompts = [self.encoder.of(role, game.record.spec.task, game.note) for _, game in waiting]
-        seeds = [seed * 1_000_003 + 2 * i + role.id for i, _ in waiting]
-        for start in range(0, len(waiting), BATCH):
-            part = slice(start, start + BATCH)
-            replies = self.replies(role, prompts[part], seeds[part], settings, budget=budget)
-            for (_, game), reply in zip(waiting[part], replies, strict=True):
-                game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
-
     def replies(
         self,
         role: Role,
@@ -89,14 +68,8 @@ class Player:
     ) -> list[Reply]:
         """One turn of ``role`` per prompt, all in one batch; read and cut as the agent loop does it.
 
-        A prompt that the model's context has no room for gets an empty, truncated turn.
-
-        Args:
-            role: Whose stop strings end a turn.
-            prompts: What the turns answer.
-            seeds: Of the draws for each prompt.
-            settings: How tokens are drawn.
-            budget: Most tokens of a turn.
+        A turn has at most ``budget`` tokens. A prompt that the model's context has no room for gets an empty,
+        truncated turn.
         """
         stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
         room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
@@ -135,37 +108,32 @@ async def play_match(
     attacker: Player,
     assessor: Player,
     specs: Sequence[GameSpec],
+    config: MedicalConfig,
     *,
-    profile: PromptProfile,
-    limits: EditLimits,
-    judge: Judge,
-    scheme: RewardScheme,
     settings: SamplingSettings,
-    budgets: dict[Role, int],
+    budgets: Mapping[Role, int],
     seed: int,
 ) -> list[GameRecord]:
-    """Play one game per spec and judge and score it.
+    """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
 
-    Args:
-        attacker: Takes all attacker's turns.
-        assessor: Takes all assessor's turns.
-        specs: The games to play.
-        profile: Prompts and parser.
-        limits: How much an attack may change.
-        judge: Decides whether a presented note holds an error.
-        scheme: Reward scheme.
-        settings: Temperature and the like; temperature 0 is greedy.
-        budgets: Most tokens of each role's turn.
-        seed: Of all draws.
-
-    Returns:
-        The games' records in the order of ``specs``.
+    ``budgets`` are the most tokens of each role's turn. Each game has random numbers of its own, whatever batch it is
+    in, which follow ``seed``.
     """
-    games = [Game(spec, limits, profile.parser) for spec in specs]
-    for role, player in ((Role.ATTACKER, attacker), (Role.ASSESSOR, assessor)):
-        player.take_turns(role, games, settings, budget=budgets[role], seed=seed)
+    interaction = MedicalGameInteraction(config)
+    games = [interaction.new_game(asdict(spec)) for spec in specs]
+
+    def answer(name: str, turns: Mapping[int, Turn]) -> list[Reply]:
+        role = Role(name)
+        player = attacker if role is Role.ATTACKER else assessor
+        numbers, replies = list(turns), []
+        for start in range(0, len(numbers), BATCH):
+            part = numbers[start : start + BATCH]
+            prompts = [player.encoder.opening(turns[number]) for number in part]
+            seeds = [seed * 1_000_003 + 2 * number + role.id for number in part]
+            replies += player.replies(role, prompts, seeds, settings, budget=budgets[role])
+        return replies
+
+    play_in_step(interaction, games, answer)
     for game in games:
-        record = game.record
-        await judge_game(judge, record)
-        record.rewards = scheme(record)
+        await interaction.score(game.record)
     return [game.record for game in games]

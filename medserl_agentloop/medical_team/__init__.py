@@ -6,7 +6,6 @@ docs/medical_team.md lists what is the same and what differs on purpose.
 from __future__ import annotations
 
 from medserl_agentloop.medical_team.medical_game_manager import MedicalDialogueGameManager, MedicalGameState
-from medserl_agentloop.medical_team.outcomes import MedicalGameOutcome
 from medserl_agentloop.medical_team.remote_judge import (
     create_medical_judge_remote_function,
     test_judge_connection,
@@ -14,6 +13,7 @@ from medserl_agentloop.medical_team.remote_judge import (
 )
 from medserl_agentloop.medical_team.utils import (
     MEDICAL_REWARD_COEFF_CONFIG,
+    MedicalGameOutcome,
     convert_medical_game_history_to_messages,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,

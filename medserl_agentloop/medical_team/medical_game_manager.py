@@ -1,15 +1,31 @@
-"""``MedicalDialogueGameManager`` in both shapes that code written for OpenRLHF knows."""
+"""``MedicalDialogueGameManager`` in both shapes that code written for OpenRLHF knows.
+
+Dicts by game index, generators in, outputs and states out. Rewards and the format are those of this package's core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
-from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.medical_team.games import GameBatch, GameDict, Generator, last_said, said_in
-from medserl_agentloop.medical_team.remote_judge import JudgeFunction, Query
+from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.medical_team.remote_judge import JudgeFunction, Query, create_medical_judge_remote_function
+from medserl_agentloop.medical_team.utils import (
+    GENERAL_SUM_CONFIG,
+    answer_without_reasoning,
+    convert_medical_game_history_to_messages,
+    get_medical_cot_formatting_reward,
+    get_medical_game_reward_general_sum,
+    medical_cot_format_check_and_extract,
+)
+
+GameDict = dict[str, Any]
+Generator = Callable[..., Sequence[Any]]
+
+CATEGORIES = tuple(category.value for category in Category if category is not Category.DECOY_BENIGN)
+DEFAULT_ERROR_TYPES = ("dosage", "diagnosis", "contraindication", "drug_interaction")
 
 
 @dataclass
@@ -27,11 +43,21 @@ class MedicalGameState:
     finished: bool = False
 
 
-class MedicalDialogueGameManager(GameBatch):
-    """The game manager; arguments and methods are those of :class:`GameBatch`.
+class MedicalDialogueGameManager:
+    """Plays, judges and scores a batch of two-turn games.
 
-    A judge function in place of the address, or as ``medical_judge_fn``, is the second shape of the
-    constructor and gives a :class:`JudgeFunctionGameManager`.
+    A judge function in place of the address, or as ``medical_judge_fn``, is the second shape of the constructor and
+    gives a :class:`JudgeFunctionGameManager`.
+
+    Args:
+        tokenizer: Has ``apply_chat_template``, ``batch_decode`` and ``encode``.
+        remote_rm_url: The judge's address, or a list whose first entry it is.
+        strategy: Has ``get_rank`` and ``print``; None is silent.
+        custom_configs: ``max_turns``, ``reward_type``, ``reward_coeff_config``, ``error_types``,
+            ``direct_chat_no_cot``, ``no_attacker_turn``, ``no_assessor_turn``.
+
+    Raises:
+        ValueError: ``reward_type`` is another one than the general sum.
     """
 
     def __new__(
@@ -52,7 +78,208 @@ class MedicalDialogueGameManager(GameBatch):
         medical_judge_fn: JudgeFunction | None = None,
     ) -> None:
         self.medical_judge_fn = medical_judge_fn or (remote_rm_url if callable(remote_rm_url) else None)
-        super().__init__(tokenizer, None if self.medical_judge_fn else remote_rm_url, strategy, custom_configs)
+        self.remote_rm_url = None if self.medical_judge_fn else remote_rm_url
+        self.tokenizer = tokenizer
+        self.strategy = strategy
+        self.custom_configs = custom_configs or {}
+        get = self.custom_configs.get
+        self.max_turns: int = get("max_turns", 2)
+        self.reward_type: str = get("reward_type", GENERAL_SUM_CONFIG)
+        self.error_types: list[str] = list(get("error_types", DEFAULT_ERROR_TYPES))
+        self.disable_hidden_cot: bool = get("direct_chat_no_cot", False)
+        self.no_attacker_turn: bool = get("no_attacker_turn", False)
+        self.no_assessor_turn: bool = get("no_assessor_turn", False)
+        if GENERAL_SUM_CONFIG not in self.reward_type:
+            raise ValueError(
+                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r}, the other "
+                "schemes are those of selfplay.reward"
+            )
+        self.active_games: dict[int, GameDict] = {}
+        if strategy is not None and strategy.get_rank() == 0:
+            strategy.print(f"MedicalDialogueGameManager: max_turns {self.max_turns}, reward_type {self.reward_type}")
+
+    def initialize_games(self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]) -> None:
+        """Start a game for each note. With ``no_assessor_turn``, vanilla games are left out.
+
+        Raises:
+            ValueError: The three differ in length, or a data type is not one of the four.
+        """
+        if not len(prompts) == len(completions) == len(data_types):
+            raise ValueError(
+                f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types: "
+                "expected one of each per game"
+            )
+        if unknown := sorted(set(data_types) - set(CATEGORIES)):
+            raise ValueError(f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
+        rows = zip(prompts, completions, data_types, strict=True)
+        played = [row for row in rows if not (self.no_assessor_turn and not Category(row[2]).has_attack)]
+        self.active_games = {
+            index: {
+                "history": [],
+                "raw_history": [],
+                "processed_output_history": [],
+                "prompts": prompt,
+                "prompt_type": data_type,
+                "completion": completion,
+                "finished": False,
+                "current_turn": 0,
+            }
+            for index, (prompt, completion, data_type) in enumerate(played)
+        }
+
+    def play_games(self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any) -> Any:
+        """Play all games, the attacker in even turns and the assessor in odd ones.
+
+        Args:
+            attacker_llm_generator: Called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a
+                data type per game; returns one vLLM-like output each, with ``outputs[0].token_ids``.
+            assessor_llm_generator: The same for the assessor.
+            **kwargs: Passed on to the generators.
+
+        Returns:
+            The games by index.
+
+        Raises:
+            ValueError: A generator returned another number of outputs.
+        """
+        for turn in range(self.max_turns):
+            if turn % 2 == 0:
+                self._play_turn(Role.ATTACKER, turn, attacker_llm_generator, kwargs)
+            else:
+                self._play_turn(Role.ASSESSOR, turn, assessor_llm_generator, kwargs)
+        for game in self.active_games.values():
+            game["finished"] = True
+        return self.active_games
+
+    def evaluate_game_outcomes(self) -> dict[int, Labels]:
+        """Labels by game index, from one judge request for the batch.
+
+        A game that ended with the attacker's turn has nothing to ask about: no error was presented.
+
+        Raises:
+            ValueError: There is no judge.
+        """
+        labels: dict[int, Labels] = {}
+        queries: list[Query] = []
+        for index, game in self.active_games.items():
+            if game.get("invalid_attack"):
+                labels[index] = make_labels(reasoning="no note could be read from the attacker's turn")
+            elif len(game["history"]) < 2:
+                labels[index] = make_labels(is_parsing_error=True, reasoning="the assessor has not played")
+            else:
+                query = {
+                    "game_idx": index,
+                    "medical_note": _last_said(game, Role.ATTACKER),
+                    "assessment": _last_said(game, Role.ASSESSOR),
+                    "original_note": game["prompts"],
+                    "game_category": game["prompt_type"],
+                }
+                queries.append(query)
+        return labels | self._ask_judge(queries)
+
+    def filter_and_compute_rewards(self, batch_labels_dict: dict[int, Labels]) -> Any:
+        """Rewards of all generated turns; games that are parsing errors are left out.
+
+        Returns:
+            ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``: the
+            generators' outputs and, in the same order, the turn states with ``reward`` and
+            ``game_outcomes``.
+
+        Raises:
+            ValueError: A game has no labels.
+        """
+        outputs: dict[str, list[Any]] = {role.value: [] for role in Role}
+        states: dict[str, list[dict[str, Any]]] = {role.value: [] for role in Role}
+        coefficients = self.custom_configs.get("reward_coeff_config", GENERAL_SUM_CONFIG)
+        for index, game in self.active_games.items():
+            if index not in batch_labels_dict:
+                raise ValueError(f"Game {index} not found in batch_labels_dict")
+            labels = batch_labels_dict[index]
+            if labels.get("is_parsing_error", False):
+                continue
+            for turn in game["processed_output_history"]:
+                state = turn["game_states"]
+                if not state:
+                    continue  # nobody generated it
+                reward, outcomes = get_medical_game_reward_general_sum(state, labels, coefficients)
+                if not self.disable_hidden_cot:
+                    reward += get_medical_cot_formatting_reward(state["cot_format_violation"])
+                state |= {"reward": reward, "game_outcomes": outcomes}
+                outputs[state["game_role"]].append(turn["output"])
+                states[state["game_role"]].append(state)
+        attacker, assessor = Role.ATTACKER.value, Role.ASSESSOR.value
+        return outputs[attacker], states[attacker], outputs[assessor], states[assessor], batch_labels_dict
+
+    def _play_turn(self, role: Role, turn: int, generator: Generator, kwargs: dict[str, Any]) -> None:
+        asked: dict[int, GameDict] = {}
+        for index, game in self.active_games.items():
+            if game["finished"]:
+                continue
+            game["current_turn"] = turn
+            if role is Role.ATTACKER and (self.no_attacker_turn or not Category(game["prompt_type"]).has_attack):
+                game["is_generated_attack"] = False
+                _write_down(game, role, turn, game["prompts"], game["prompts"], game["prompts"], {})
+            else:
+                asked[index] = game
+        if not asked:
+            return
+        prompts = [self._prompt(role, game) for game in asked.values()]
+        outputs = list(generator(prompts, [game["prompt_type"] for game in asked.values()], **kwargs))
+        if len(outputs) != len(prompts):
+            raise ValueError(f"the {role.value}'s generator returned {len(outputs)} outputs for {len(prompts)} prompts")
+        for (index, game), output in zip(asked.items(), outputs, strict=True):
+            self._take_turn(role, turn, index, game, output)
+
+    def _prompt(self, role: Role, game: GameDict) -> str:
+        return convert_medical_game_history_to_messages(
+            game["history"],
+            player_role=role.value,
+            medical_note=game["prompts"],
+            game_type="harmful" if Category(game["prompt_type"]).seed_label is Label.HARMFUL else "benign",
+            custom_configs={**self.custom_configs, "error_types": self.error_types},
+            tokenizer=self.tokenizer,
+        )
+
+    def _take_turn(self, role: Role, turn: int, index: int, game: GameDict, output: Any) -> None:
+        response = self._decode(output)
+        state: dict[str, Any] = {
+            "game_role": role.value,
+            "turn": turn,
+            "game_idx": index,
+            "finished": game["finished"],
+            "is_generated_attack": role is Role.ATTACKER or game.get("is_generated_attack", False),
+            "prompt_type": game["prompt_type"],
+            "prompts": game["prompts"],
+            "completion": game["completion"],
+        }
+        if self.disable_hidden_cot:
+            answer = answer_without_reasoning(response)
+        else:
+            (thinking, answer), violated = medical_cot_format_check_and_extract(response)
+            text = ("", "") if violated else (thinking or "", answer)
+            state |= {
+                "text_cot_and_answer": text,
+                "length_cot_and_answer": (None, None) if violated else tuple(map(self._length, text)),
+                "cot_format_violation": violated,
+            }
+        if role is Role.ATTACKER:
+            game["is_generated_attack"] = True
+            # Passing the raw response on would show the attacker's reasoning to the assessor.
+            game["invalid_attack"] = game["finished"] = not answer
+        _write_down(game, role, turn, answer, response.strip(), output, state)
+
+    def _decode(self, output: Any) -> str:
+        text: str = self.tokenizer.batch_decode([output.outputs[0].token_ids], skip_special_tokens=True)[0]
+        return text
+
+    def _length(self, text: str) -> int | None:
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _ask_judge(self, queries: list[Query]) -> dict[int, Labels]:
+        url = self.remote_rm_url[0] if isinstance(self.remote_rm_url, (list, tuple)) else self.remote_rm_url
+        if not url:
+            raise ValueError("there is no judge: remote_rm_url is not set")
+        return create_medical_judge_remote_function(url)(url, queries, score_key="labels")
 
 
 class JudgeFunctionGameManager(MedicalDialogueGameManager):
@@ -78,16 +305,15 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
         super().play_games(attacker_llm_generator, assessor_llm_generator, **kwargs)
         for game in self.active_games.values():
             for role in Role:
-                game[f"{role.value}_output"] = last_said(game, role)
+                game[f"{role.value}_output"] = _last_said(game, role)
         return list(self.active_games.values())
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
         """As in the first shape, from one call of the judge function; labels are kept in the games too."""
         labels = super().evaluate_game_outcomes()
         for index, game in self.active_games.items():
-            game["labels"] = labels.setdefault(
-                index, make_labels(is_parsing_error=True, reasoning="no labels for this game")
-            )
+            missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
+            game["labels"] = labels.setdefault(index, missing)
         return labels
 
     def filter_and_compute_rewards(
@@ -95,12 +321,12 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
     ) -> tuple[list[str], list[dict[str, Any]], list[str], list[dict[str, Any]]]:
         """As in the first shape, without the labels, and with the parsed texts as outputs."""
         _, attacker_states, _, assessor_states, _ = super().filter_and_compute_rewards(batch_labels)
-        states = [attacker_states, assessor_states]
-        texts = [[said_in(self.active_games[s["game_idx"]], s["turn"]) for s in of_role] for of_role in states]
-        kept = [
-            [{**{k: s[k] for k in ("game_idx", "reward", "game_outcomes")}, "data_type": s["prompt_type"]} for s in of]
-            for of in states
-        ]
+        texts, kept = [], []
+        for states in (attacker_states, assessor_states):
+            histories = [(self.active_games[s["game_idx"]]["history"], s["turn"]) for s in states]
+            texts.append([said["content"] for history, turn in histories for said in history if said["turn"] == turn])
+            names = ("game_idx", "reward", "game_outcomes")
+            kept.append([{**{name: s[name] for name in names}, "data_type": s["prompt_type"]} for s in states])
         return texts[0], kept[0], texts[1], kept[1]
 
     def get_game_statistics(self) -> dict[str, Any]:
@@ -126,3 +352,17 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
     def _ask_judge(self, queries: list[Query]) -> dict[int, Labels]:
         assert self.medical_judge_fn is not None
         return self.medical_judge_fn(url="", batch_queries=queries, score_key="labels") if queries else {}
+
+
+def _write_down(
+    game: GameDict, role: Role, turn: int, answer: str, response: str, output: Any, state: dict[str, Any]
+) -> None:
+    """Add a turn to a game: what counts of it, all of it, and what the generator gave."""
+    said = {"game_role": role.value, "turn": turn}
+    game["history"].append({**said, "content": answer})
+    game["raw_history"].append({**said, "content": response})
+    game["processed_output_history"].append({**said, "output": output, "game_states": state})
+
+
+def _last_said(game: GameDict, role: Role) -> str | None:
+    return next((turn["content"] for turn in reversed(game["history"]) if turn["game_role"] == role.value), None)

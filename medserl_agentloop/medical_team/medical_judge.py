@@ -1,7 +1,4 @@
-"""The judge under the module name that the baseline's users import it from.
-
-No model is loaded in the training process here; a judge is a server that speaks the ``/judge`` protocol.
-"""
+"""The judge under the module name that the baseline's users import it from; it loads no model."""
 
 from __future__ import annotations
 

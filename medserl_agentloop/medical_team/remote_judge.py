@@ -27,14 +27,9 @@ _HEALTH_TIMEOUT_S = 5.0
 
 
 def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOUT_S) -> JudgeFunction:
-    """A function that asks the judge at ``judge_url`` about a batch in one request.
+    """A function that asks the judge at ``judge_url``, with or without ``/judge``, about a batch in one request.
 
-    Args:
-        judge_url: The server's address, with or without ``/judge``.
-        timeout: Seconds that the request may take, from the connection to the last byte.
-
-    Raises:
-        ValueError: The address cannot be used.
+    ``timeout`` is the seconds that the request may take, from the connection to the last byte.
     """
     client = _client(judge_url, timeout)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
@@ -15,7 +16,6 @@ from medserl_agentloop.games.medical.rewards import (
     realism_reward,
 )
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.medical_team.outcomes import MedicalGameOutcome
 from medserl_agentloop.medical_team.prompts import (
     ATTACKER_PROMPTS,
     MEDICAL_ASSESSOR_BASE_PROMPT,
@@ -33,37 +33,23 @@ MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
 }
 """Coefficients as (lost, won); more sets can be added. ``explanation_quality`` is used by nobody."""
 
+
+class MedicalGameOutcome(Enum):
+    """What happened in a game, as each role sees it."""
+
+    ATTACKER_ERROR_UNDETECTED = "attacker_error_undetected"
+    ATTACKER_ERROR_DETECTED = "attacker_error_detected"
+    ATTACKER_REALISTIC_ERROR = "attacker_realistic_error"
+    ATTACKER_UNREALISTIC_ERROR = "attacker_unrealistic_error"
+    ASSESSOR_CORRECT_DETECTION = "assessor_correct_detection"
+    ASSESSOR_MISSED_ERROR = "assessor_missed_error"
+    ASSESSOR_FALSE_POSITIVE = "assessor_false_positive"
+    ASSESSOR_CORRECT_REJECTION = "assessor_correct_rejection"
+    TIE = "tie"
+    PARSING_ERROR = "parsing_error"
+
+
 Reward = tuple[float, set[MedicalGameOutcome]]
-
-# --- prompts ---
-
-
-def convert_medical_game_history_to_query(
-    history: Sequence[Mapping[str, Any]],
-    player_role: str,
-    medical_note: str,
-    game_type: str,
-    custom_configs: Mapping[str, Any] | None = None,
-) -> list[dict[str, str]]:
-    """The chat messages of a turn.
-
-    Args:
-        history: Turns so far; the assessor reads the note of the first and nothing else.
-        player_role: ``attacker`` or ``assessor``.
-        medical_note: The note the game starts from.
-        game_type: ``harmful``, ``benign`` or ``vanilla``: what the attacker is asked for.
-        custom_configs: ``error_types`` are what an injected error may be about.
-    """
-    if _role(player_role) is Role.ASSESSOR:
-        note = history[0]["content"] if history else medical_note
-        return _messages(MEDICAL_ASSESSOR_BASE_PROMPT, note)
-    if game_type not in ATTACKER_PROMPTS:
-        raise ValueError(f"no game type {game_type!r}: expected one of {', '.join(sorted(ATTACKER_PROMPTS))}")
-    system = ATTACKER_PROMPTS[game_type]
-    error_types = (custom_configs or {}).get("error_types")
-    if error_types and game_type != "vanilla":
-        system += f" The error is about one of: {', '.join(error_types)}."
-    return _messages(system, medical_note)
 
 
 def convert_medical_game_history_to_messages(
@@ -74,23 +60,28 @@ def convert_medical_game_history_to_messages(
     custom_configs: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
 ) -> str:
-    """A turn's prompt as one string, with ``<think>`` opened unless ``direct_chat_no_cot`` is set."""
-    query = convert_medical_game_history_to_query(history, player_role, medical_note, game_type, custom_configs)
-    prompt: str = tokenizer.apply_chat_template(query, tokenize=False, add_generation_prompt=True)
-    if (custom_configs or {}).get("direct_chat_no_cot", False):
-        return prompt
-    return prompt + MEDICAL_ASSISTANT_THINKING_PREFIX
+    """A turn's prompt as one string, with ``<think>`` opened unless ``direct_chat_no_cot`` is set.
 
-
-def _messages(system: str, note: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": f"Clinical note:\n{note}"}]
-
-
-# --- the format ---
+    The attacker gets the note that the game starts from, with the task of the game type (``harmful``, ``benign`` or
+    ``vanilla``) and the ``error_types`` that an error may be about. The assessor reads the note of the first turn and
+    nothing else.
+    """
+    configs = custom_configs or {}
+    if _role(player_role) is Role.ASSESSOR:
+        system, note = MEDICAL_ASSESSOR_BASE_PROMPT, history[0]["content"] if history else medical_note
+    elif game_type not in ATTACKER_PROMPTS:
+        raise ValueError(f"no game type {game_type!r}: expected one of {', '.join(sorted(ATTACKER_PROMPTS))}")
+    else:
+        system, note = ATTACKER_PROMPTS[game_type], medical_note
+        if configs.get("error_types") and game_type != "vanilla":
+            system += f" The error is about one of: {', '.join(configs['error_types'])}."
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Clinical note:\n{note}"}]
+    prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return prompt if configs.get("direct_chat_no_cot", False) else prompt + MEDICAL_ASSISTANT_THINKING_PREFIX
 
 
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
-    """Read ``thinking</think><answer>...</answer>``, which a prompt with an opened ``<think>`` asks for.
+    """Read ``thinking</think><answer>...</answer>``.
 
     Returns:
         ``((thinking, answer), violated)``. Where the format is violated, thinking is None and the answer
@@ -105,9 +96,6 @@ def answer_without_reasoning(response: str) -> str:
     """A turn where no reasoning is asked for; what a model reasons all the same is cut off."""
     answer = response.rpartition("</think>")[2].strip()
     return "" if "<think>" in answer else answer  # reasoning that never ended
-
-
-# --- rewards ---
 
 
 def get_medical_error_detection_reward(
@@ -143,12 +131,9 @@ def get_medical_error_realism_reward(
 def get_medical_game_reward_general_sum(
     gamedata: Mapping[str, Any], labels: Labels, reward_coeff_config: str = GENERAL_SUM_CONFIG
 ) -> Reward:
-    """A role's reward without the format term, and the set of what happened.
+    """The reward of ``gamedata["game_role"]`` without the format term, and the set of what happened.
 
-    Args:
-        gamedata: Holds ``game_role``.
-        labels: The judge's word; realistic where it does not say.
-        reward_coeff_config: Name of a set in ``MEDICAL_REWARD_COEFF_CONFIG``.
+    An error is realistic where the judge does not say.
     """
     role = gamedata["game_role"]
     detection, detected = get_medical_error_detection_reward(

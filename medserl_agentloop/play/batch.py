@@ -1,58 +1,79 @@
-"""Many games at once: played, judged, scored and written as they finish. Called by ``medserl play``."""
+"""The games of a parquet file: drawn, played, scored, and written as they finish. Called by ``medserl play``."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore]
+
+from medserl_agentloop.core.driver import Player, play_game
+from medserl_agentloop.core.interaction import Interaction
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import Judge, judge_game
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.play.driver import Player, play_game
+
+
+def draw_games(
+    interaction: Interaction[Any, Any], file: Path, count: int, seed: int, *, opener: str | None = None
+) -> list[Any]:
+    """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
+
+    ``opener`` draws only rows whose first turn is that role's. ValueError if the file holds no games, if a row is
+    wrong, or if there are fewer rows than that.
+    """
+    try:
+        if "extra_info" not in pq.read_schema(file).names:
+            raise ValueError(f"{file} has no column extra_info; write it with data_prep/medec_to_parquet.py")
+        rows = pq.read_table(file, columns=["extra_info"])["extra_info"]
+    except (OSError, ArrowException) as error:
+        raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
+    games: list[Any] = []
+    for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+        if len(games) == count:
+            break
+        try:
+            game = interaction.new_game(rows[number].as_py() or {})
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        first = interaction.next_turn(game)
+        if opener is None or (first is not None and first.role == opener):
+            games.append(game)
+    if len(games) < count:
+        kind = "rows" if opener is None else f"rows that begin with the {opener}'s turn"
+        raise ValueError(f"{file} holds {len(games)} {kind}; --games can be at most that")
+    return games
 
 
 async def play_batch(
-    specs: Sequence[GameSpec],
-    players: Mapping[Role, Player],
-    judge: Judge,
-    config: MedicalConfig,
+    interaction: Interaction[Any, Any],
+    games: Sequence[Any],
+    players: Mapping[str, Player],
     output: StepFile,
     *,
     concurrency: int,
-    on_game: Callable[[GameRecord], None] = lambda record: None,
+    on_game: Callable[[Any], None],
 ) -> list[GameRecord]:
-    """Play a game for each of ``specs``.
+    """Play and score all games, at most ``concurrency`` at once, and return their records in the same order.
 
-    Args:
-        specs: The rows.
-        players: Who plays each role.
-        judge: Decides the games; one that fails or abstains makes a game void.
-        config: The rules, the reward scheme, and what the records say of the run.
-        output: Gets every record as soon as its game is scored.
-        concurrency: Most games in progress at once.
-        on_game: Called with every record once it is written.
-
-    Returns:
-        The records in the order of ``specs``.
+    Each record goes to ``output``, and then to ``on_game``, as soon as its game is scored.
     """
-    scheme = load_scheme(config.reward, config.reward_terms)
     places = asyncio.Semaphore(concurrency)
 
-    async def one(number: int, spec: GameSpec) -> GameRecord:
+    async def one(number: int, game: Any) -> GameRecord:
+        record: GameRecord = game.record
         async with places:
-            record = await play_game(spec, players, config.edits, config.vanilla_attacker)
-            await judge_game(judge, record)
-        record.rewards, record.scheme = scheme(record), config.scheme_name
-        record.profile, record.context = config.profile, "isolated"
-        record.uid, record.step = f"play-{number}", 0
+            await play_game(interaction, game, players)
+            await interaction.score(record)
+        record.context, record.uid, record.step = "isolated", f"play-{number}", 0
         output.append([record.to_json()])
         on_game(record)
         return record
 
-    tasks = [asyncio.create_task(one(number, spec)) for number, spec in enumerate(specs)]
+    tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

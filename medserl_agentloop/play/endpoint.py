@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from medserl_agentloop.core.chat import PATH, ChatClient
+from medserl_agentloop.core.chat import PATH, ChatClient, stop_fields
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, ServerOptions
-from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.driver import NoReplyError, Reply
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.interaction import Message, Turn
 
 
 class EndpointOptions(ServerOptions):
@@ -32,20 +33,14 @@ class EndpointOptions(ServerOptions):
 
 
 class EndpointPlayer:
-    """Asks a served model for its turns.
+    """Asks a served model for its turns."""
 
-    Args:
-        options: The server and the sampling.
-        profile: Prompt profile of the turns.
-    """
-
-    def __init__(self, options: EndpointOptions, profile: PromptProfile) -> None:
-        self.name, self.template_kwargs = options.model, options.template_kwargs
-        self.parser = profile.parser
-        self._options = options
-        self.profile = profile
-        self._chat = ChatClient(options.client(PATH))
-        self._http = self._chat.http
+    def __init__(self, options: EndpointOptions) -> None:
+        self.name = options.model
+        self.options = options
+        self._http = options.client(PATH)
+        self._chat = ChatClient(self._http)
+        self._asked: Counter[str] = Counter()
         self.url = self._http.url
         """The API's base, without credentials."""
 
@@ -73,22 +68,28 @@ class EndpointPlayer:
         if served and self.name not in served:
             raise ValueError(f"{url} does not list the model {self.name!r}; --model is one of {', '.join(served)}")
 
-    async def reply(self, role: Role, category: Category, note: str, sample: int = 0) -> Reply:
-        """Take a turn; see :class:`play.driver.Player`. Other samples of the same turn have seeds of their own."""
-        options, prefix = self._options, self.profile.settings.assistant_prefix
-        of = f"{options.seed}/{role.value}/{note}" + (f"/{sample}" if sample else "")
+    async def reply(self, turn: Turn, messages: Sequence[Message], sample: int | None = None) -> Reply:
+        """Take a turn within the options' budget: without a tokenizer no game knows how long its texts are.
+
+        ``sample`` says which of several replies to the same prompt this is; None counts them.
+        """
+        # The seed is of role and text and not of the order of the requests, which differs from run to run.
+        of = f"{self.options.seed}/{turn.role}/" + ("".join(turn.prompt.data.values()) or str(messages))
+        if sample is None:
+            sample = self._asked[of]
+            self._asked[of] += 1
         fields = {
-            "max_tokens": options.max_tokens,
-            "temperature": options.temperature,
-            # Of role and note and not of the order of the requests, which differs from run to run.
-            "seed": zlib.crc32(of.encode(errors="replace")) >> 1,
-            "chat_template_kwargs": options.template_kwargs or None,
+            "max_tokens": self.options.max_tokens,
+            "temperature": self.options.temperature,
+            "seed": zlib.crc32((of + (f"/{sample}" if sample else "")).encode(errors="replace")) >> 1,
+            "chat_template_kwargs": self.options.template_kwargs or None,
+            **stop_fields(turn.stop),
         }
         try:
-            answer = await self._chat.complete(self.profile.messages(role, category, note), fields, prefix)
+            answer = await self._chat.complete(list(messages), fields, turn.prefix)
         except NoAnswer as error:
-            raise NoReplyError(str(error)) from None
-        return Reply(answer.text, tokens=answer.tokens, truncated=answer.truncated, prefill=prefix)
+            raise NoReplyError(f"{turn.role}: {error}") from None
+        return Reply(answer.text, tokens=answer.tokens, truncated=answer.truncated, prefill=turn.prefix)
 
     async def aclose(self) -> None:
         """Close the connections; of use to ``contextlib.aclosing``."""

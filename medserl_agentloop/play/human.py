@@ -7,20 +7,27 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.control import strip_control_codes
 from rich.panel import Panel
-from rich.prompt import IntPrompt, Prompt
+from rich.prompt import IntPrompt
+from rich.prompt import Prompt as Question
 from rich.text import Text
 
+from medserl_agentloop.core.driver import Reply
+from medserl_agentloop.core.interaction import Message, Prompt, Turn
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import split_sentences
-from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.parsing import load_parser
+from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
-from medserl_agentloop.play.driver import Reply
 
 END_LINE = "."
 _CLOSED_REASONING = "<think>\n</think>\n"  # a person is not asked to reason in writing
@@ -29,25 +36,42 @@ _TASKS = {
     Category.ADVERSARIAL_HARMFUL: "The note contains an error. Change one sentence to make it worse or less visible.",
     Category.ADVERSARIAL_BENIGN: "The note is correct. Change one sentence into a clinically significant error.",
     Category.DECOY_BENIGN: "The note is correct. Reword one sentence and keep the medicine as it is.",
-    Category.VANILLA_HARMFUL: "Copy the note as it is.",
-    Category.VANILLA_BENIGN: "Copy the note as it is.",
 }
 
 
-class HumanPlayer:
-    """Asks the person for a turn and writes it in the ``medserl`` format, whatever the model's profile is.
+class HumanGame(MedicalGameInteraction):
+    """The medical game with a person in one role: reads their turns in the ``medserl`` format, whatever the profile."""
 
-    Args:
-        console: Where the note is shown and the answers are read.
-    """
+    def __init__(self, config: MedicalConfig, human: Role) -> None:
+        super().__init__(config)
+        self._human, written = human, load_parser("medserl")
+        self._profile = copy(self._profile)
+        self._profile.parser = (
+            replace(self._profile.parser, attack=written.attack)
+            if human is Role.ATTACKER
+            else replace(self._profile.parser, assessment=written.assessment)
+        )
+
+    def next_turn(self, game: Game) -> Turn | None:
+        """The person gets a task in place of the profile's prompt."""
+        turn = super().next_turn(game)
+        if turn is None or turn.role != self._human:
+            return turn
+        task = "Is this note correct?"  # the assessor must not learn the category
+        if self._human is Role.ATTACKER:
+            task = _TASKS.get(game.record.spec.task, "Copy the note as it is.")
+        return replace(turn, prompt=Prompt(({"role": "user", "content": task},), turn.prompt.data))
+
+
+class HumanPlayer:
+    """Asks the person at ``console`` for the turns of a :class:`HumanGame`."""
 
     name = "human"
-    parser = MEDSERL
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    async def reply(self, role: Role, category: Category, note: str) -> Reply:
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """Take a turn; waits for the person, and so does everything else.
 
         Raises:
@@ -55,9 +79,9 @@ class HumanPlayer:
             KeyboardInterrupt: The person wants to stop.
             ValueError: The editor cannot be used.
         """
+        task, note = messages[-1]["content"], turn.prompt.data["note"]
         with _interruptible():
-            # The assessor must not learn the category.
-            text = self._attack(_TASKS[category], note) if role is Role.ATTACKER else self._assess(note)
+            text = self._attack(task, note) if turn.role == Role.ATTACKER else self._assess(task, note)
         return Reply(text, prefill=_CLOSED_REASONING)
 
     def _attack(self, task: str, note: str) -> str:
@@ -74,11 +98,11 @@ class HumanPlayer:
             lines.append(line)
         return "\n".join(lines)
 
-    def _assess(self, note: str) -> str:
+    def _assess(self, task: str, note: str) -> str:
         sentences = split_sentences(note)
         numbered = "\n".join(f"{number:>3}  {sentence}" for number, sentence in enumerate(sentences, start=1))
-        self._show("You are the assessor: is this note correct?", numbered)
-        verdict = Prompt.ask("verdict", choices=[label.value for label in Label], console=self._console)
+        self._show("You are the assessor", f"{task}\n\n{numbered}")
+        verdict = Question.ask("verdict", choices=[label.value for label in Label], console=self._console)
         fields = [f"verdict: {verdict}"]
         if verdict == Label.HARMFUL.value:
             numbers = [str(n) for n in range(1, len(sentences) + 1)]
@@ -86,8 +110,8 @@ class HumanPlayer:
             types = [error_type.value for error_type in ErrorType]
             fields += [
                 f"sentence: {sentences[number - 1]}",
-                f"error_type: {Prompt.ask('error type', choices=types, console=self._console)}",
-                f"correction: {Prompt.ask('the sentence as it should read', console=self._console)}",
+                f"error_type: {Question.ask('error type', choices=types, console=self._console)}",
+                f"correction: {Question.ask('the sentence as it should read', console=self._console)}",
             ]
         return "<answer>\n" + "\n".join(fields) + "\n</answer>"
 

@@ -10,23 +10,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 
 PROMPT_TAIL_TOKENS = 80
-
-
-class MockTokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that the mock uses."""
-
-    # Loose types: transformers declares wider ones (lists of texts, tensors of ids) than the mock needs.
-    @property
-    def eos_token_id(self) -> Any: ...
-
-    def encode(self, text: Any, *, add_special_tokens: bool) -> Any: ...
-
-    def decode(self, token_ids: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ class MockSGLangEngine:
     Args:
         replies: a list or any other iterable of replies, or a function
             ``(prompt_ids, sampling_params) -> reply``, which may be async.
-        tokenizer: encodes replies and decodes prompts for error messages.
+        tokenizer: has ``encode``, ``decode`` and ``eos_token_id`` of a Hugging Face tokenizer.
         latency: seconds before each answer.
         log_prob: log-prob of every token of a reply that brings none of its own; None for an answer without
             log-probs, which is SGLang's where the sampling parameters do not ask for them.
@@ -102,7 +90,7 @@ class MockSGLangEngine:
     def __init__(
         self,
         replies: Iterable[Reply] | ReplyFunction,
-        tokenizer: MockTokenizer,
+        tokenizer: Any,
         *,
         latency: float = 0.0,
         log_prob: float | None = -1.0,
@@ -125,8 +113,6 @@ class MockSGLangEngine:
         *,
         prompt_ids: Sequence[int],
         sampling_params: Mapping[str, Any],
-        image_data: Sequence[Any] | None = None,
-        video_data: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> TokenOutput:
         """The next reply as verl's client would return it.
@@ -137,8 +123,7 @@ class MockSGLangEngine:
             Exception: The reply is this exception.
         """
         prompt, params = _as_token_ids(prompt_ids, "prompt_ids"), deepcopy(dict(sampling_params))
-        given = {"image_data": image_data, "video_data": video_data, **kwargs}
-        others = {name: value for name, value in given.items() if value is not None}
+        others = {name: value for name, value in kwargs.items() if value is not None}
         delay = self._latency
         output: TokenOutput | None = None
         error: Exception | None = None
@@ -172,7 +157,13 @@ class MockSGLangEngine:
         self._replies_given += 1
         if isinstance(reply, Exception):
             raise reply
-        return _as_mock_reply(reply)
+        if isinstance(reply, MockReply):
+            return reply
+        if isinstance(reply, Sequence):
+            return MockReply(text=reply) if isinstance(reply, str) else MockReply(token_ids=reply)
+        raise TypeError(
+            f"a reply must be a str, a list of token ids, a MockReply or an exception instance, not {reply!r}"
+        )
 
     def _output(self, reply: MockReply, params: Mapping[str, Any]) -> TokenOutput:
         token_ids = self._token_ids(reply)
@@ -206,16 +197,6 @@ def _budget(params: Mapping[str, Any]) -> int | None:
         if params.get(name) is not None:
             return max(0, int(params[name]))
     return None
-
-
-def _as_mock_reply(reply: object) -> MockReply:
-    if isinstance(reply, MockReply):
-        return reply
-    if isinstance(reply, str):
-        return MockReply(text=reply)
-    if isinstance(reply, Sequence):
-        return MockReply(token_ids=reply)
-    raise TypeError(f"a reply must be a str, a list of token ids, a MockReply or an exception instance, not {reply!r}")
 
 
 def _as_token_ids(value: object, what: str) -> list[int]:

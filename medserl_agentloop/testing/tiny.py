@@ -34,12 +34,9 @@ FAMILIES = {
 
 
 def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer, one token per byte, with the special tokens and chat template of a family.
+    """A byte-level tokenizer with the special tokens and chat template of a family, ``chatml`` (Qwen) or ``llama3``.
 
     ``<think>`` and its like are added tokens that are not special, as in Qwen3.
-
-    Args:
-        family: ``chatml`` (Qwen) or ``llama3``.
     """
     template, special, eos = FAMILIES[family]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -73,11 +70,9 @@ def tiny_model(vocab_size: int, *, seed: int = 0, attention: str = "sdpa") -> Qw
 
 
 def compose_run(*overrides: str, config_name: str = "ppo_trainer") -> DictConfig:
-    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does.
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the command line.
 
-    Args:
-        *overrides: As on the command line, e.g. ``+recipes=quickstart``.
-        config_name: verl's config; ``sft_trainer_engine`` is that of its SFT trainers.
+    ``config_name`` is verl's; ``sft_trainer_engine`` is that of its SFT trainers.
     """
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):

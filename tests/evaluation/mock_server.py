@@ -52,7 +52,11 @@ class MockServer:
             if isinstance(status := self.answer(TOKENIZER.decode(ids)), int):
                 return JSONResponse({"error": "no luck"}, status_code=status)
             output = await self._engine.generate("", prompt_ids=ids, sampling_params={"max_tokens": body["max_tokens"]})
-            message = {"role": "assistant", "content": TOKENIZER.decode(output.token_ids, skip_special_tokens=True)}
+            content = TOKENIZER.decode(output.token_ids, skip_special_tokens=True)
+            for string in body.get("stop", []):
+                before, found, _ = content.partition(string)
+                content = before + (found if body.get("no_stop_trim") else "")
+            message = {"role": "assistant", "content": content}
             choice = {"index": 0, "message": message, "finish_reason": output.stop_reason}
             return JSONResponse({"choices": [choice], "usage": {"completion_tokens": len(output.token_ids)}})
 

@@ -231,7 +231,7 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
 ) -> None:
     server.answer = lambda prompt: 500 if "Patient 3" in prompt else knows(prompt)
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
-    assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: HTTP 500" in done.output
+    assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     assert not (tmp_path / "results.json").exists()
     found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
     (scores,) = found["systems"].values()

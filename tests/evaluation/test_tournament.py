@@ -9,11 +9,9 @@ import pytest
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.evaluation.tournament import Player, play_match
 from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
-from medserl_agentloop.games.medical.judges import OracleJudge
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import resource
@@ -45,10 +43,7 @@ def player() -> Player:
 
 def match(player: Player, games: list[GameSpec], **changes: Any) -> list[GameRecord]:
     options: dict[str, Any] = {
-        "profile": load_profile(),
-        "limits": EditLimits(),
-        "judge": OracleJudge(),
-        "scheme": medserl,
+        "config": MedicalConfig(judge="oracle"),
         "settings": SamplingSettings(),
         "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
         "seed": 1,

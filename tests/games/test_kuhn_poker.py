@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from rollout.opponent_server import opponent_server
 from support import TOKENIZER, judge
 
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
@@ -77,11 +79,11 @@ def test_every_game_ends_and_what_one_wins_the_other_loses(cards: tuple[str, str
     assert set(game.record.moves) <= {*ACTIONS[True], *ACTIONS[False], "illegal"}
 
 
-def play(*replies: str) -> tuple[Any, KuhnRecord, MockSGLangEngine]:
+def play(*replies: str, run: Any = RUN) -> tuple[Any, KuhnRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(list(replies), TOKENIZER)
 
     async def game() -> Any:
-        loop = build_agent_loop(engine, TOKENIZER, RUN)
+        loop = build_agent_loop(engine, TOKENIZER, run)
         facts = {"index": 0, "first": "Q", "second": "K"}
         return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, uid="u", global_steps=1)
 
@@ -100,6 +102,18 @@ def test_a_later_turn_continues_its_own_conversation_and_no_other() -> None:
     )
     assert "You hold K" not in TOKENIZER.decode(later.prompt_ids)
     assert "You hold Q" not in TOKENIZER.decode(other.prompt_ids)
+
+
+def test_an_opponent_remembers_its_own_conversation() -> None:
+    run = RUN.copy()
+    with opponent_server() as server:
+        server.answer = lambda messages: "check" if len(messages) == 1 else "call"
+        run.selfplay.train = "second"
+        OmegaConf.update(run, "selfplay.opponent", {"kind": "endpoint", "url": server.url, "model": "frozen"})
+        _, record, _ = play("bet", run=run)
+    assert record.moves == ("check", "bet", "call")
+    said = [message["content"] for message in server.chats[1]["messages"]]
+    assert said == ["You hold Q. check or bet?", "check", "The other says bet. fold or call?"]
 
 
 def test_the_conversations_stand_one_after_the_other_each_with_its_own_positions() -> None:

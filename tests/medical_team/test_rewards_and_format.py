@@ -9,8 +9,10 @@ from game.builders import any_game
 from hypothesis import given
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
     MEDICAL_REWARD_COEFF_CONFIG,
     MedicalGameOutcome,
@@ -21,7 +23,6 @@ from medserl_agentloop.medical_team import (
     get_medical_game_reward_general_sum,
     medical_cot_format_check_and_extract,
 )
-from medserl_agentloop.medical_team.outcomes import labels_of, make_labels
 
 TABLE = {
     # (present, detected): attacker, its outcome, assessor, its outcome
@@ -87,10 +88,20 @@ def test_the_names_of_the_outcomes() -> None:
     }
 
 
+def labels_of(record: GameRecord) -> Labels:
+    """A judged record as the baseline's judge would label it; a void one is a parsing error."""
+    judgement, assessment = record.judgement, record.assessment
+    return make_labels(
+        error_present=judgement is not None and judgement.label is Label.HARMFUL,
+        error_detected=assessment is not None and assessment.verdict is Label.HARMFUL,
+        error_realistic=judgement is None or judgement.realistic is not False,
+        is_parsing_error=record.outcome is Outcome.VOID,
+    )
+
+
 @given(any_game())
 def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: GameRecord) -> None:
     labels = labels_of(record)
-    assert labels["is_parsing_error"] == (record.outcome is Outcome.VOID)
     for role, components in medical_general_sum(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
         assert turn is not None

@@ -2,15 +2,18 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from evaluation.mock_server import MODEL as engine_model
+from evaluation.mock_server import mock_server
 from game.builders import CLEAN_NOTE
 from play.chat_server import MODEL, ChatServer, completion
 
-from medserl_agentloop.games.medical.prompting import ProfileSettings, load_profile
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.driver import NoReplyError, Reply
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
 
@@ -18,11 +21,10 @@ def options(server: ChatServer, **changes: Any) -> EndpointOptions:
     return EndpointOptions(**{"url": server.url, "model": MODEL, "backoff_s": 0.01, "timeout_s": 5.0, **changes})
 
 
-async def ask(options: EndpointOptions, profile: Any = None, note: str = CLEAN_NOTE, check: bool = False) -> Any:
-    async with aclosing(EndpointPlayer(options, profile or load_profile())) as player:
-        if check:
-            return await player.check()
-        return await player.reply(Role.ASSESSOR, Category.VANILLA_BENIGN, note)
+async def ask(options: EndpointOptions, note: str = CLEAN_NOTE, check: bool = False, **changes: Any) -> Any:
+    turn = replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), **changes)
+    async with aclosing(EndpointPlayer(options)) as player:
+        return await (player.check() if check else player.reply(turn, turn.prompt.filled()))
 
 
 def reply(server: ChatServer, **changes: Any) -> Reply:
@@ -56,7 +58,9 @@ def test_a_completion_becomes_the_turn_as_the_model_wrote_it(server: ChatServer)
     assert reply(server) == Reply("<think>why", tokens=12, truncated=True)
 
 
-@pytest.mark.parametrize(("answer", "reason"), [(500, r"^HTTP 500 \(2 tries\)$"), (400, "^HTTP 400: .*no luck")])
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
+)
 def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
     server.answer = lambda role, prompt: answer
     with pytest.raises(NoReplyError, match=reason):
@@ -80,17 +84,32 @@ def test_the_key_travels_and_is_never_shown(server: ChatServer, monkeypatch: pyt
 
 
 def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
-    class Beginning:
-        parser = load_profile().parser
-        settings = ProfileSettings(assistant_prefix="Sure. <think>")
-
-        def messages(self, role: Role, category: Category, note: str) -> list[dict[str, str]]:
-            return [{"role": "user", "content": note}]
-
     server.answer = lambda role, prompt: completion("x", reasoning_content="why")
-    answer = asyncio.run(ask(options(server), Beginning()))
+    answer = asyncio.run(ask(options(server), prefix="Sure. <think>"))
     assert (answer.text, answer.prefill) == ("why</think>\nx", "Sure. <think>")
     assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "Sure. <think>"}
+
+
+def test_a_turn_ends_where_the_profile_says_stop_and_keeps_the_string() -> None:
+    with mock_server(lambda prompt: "<answer>verdict: safe</answer> and on and on") as engine:
+        own = EndpointOptions(url=engine.url, model=engine_model)
+        whole, stopped = (asyncio.run(ask(own, stop=stop)) for stop in ((), ("</answer>",)))
+    assert whole.text.endswith("and on and on")
+    assert stopped.text == "<answer>verdict: safe</answer>"
+    first, second = engine.bodies
+    assert "stop" not in first and second["stop"] == ["</answer>"]
+
+
+def test_the_same_question_asked_again_is_another_sample(server: ChatServer) -> None:
+    async def twice() -> None:
+        turn = load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, CLEAN_NOTE)
+        async with aclosing(EndpointPlayer(options(server))) as player:
+            for sample in (None, None, 0, 1):
+                await player.reply(turn, turn.prompt.filled(), sample)
+
+    asyncio.run(twice())
+    first, second, *numbered = (body["seed"] for body in server.requests)
+    assert first != second and [first, second] == numbered
 
 
 # --- before the first game ---

@@ -27,7 +27,7 @@ def test_an_attacker_is_given_games_with_an_attack_alone(server: ChatServer, row
     assert result.exit_code == 0, result.output
     assert all(record.category.has_attack for record in read_games(output))
     result = run(server, rows, tmp_path / "more.jsonl", "--games", "7", "--human", "attacker")
-    assert "holds 6 rows with an attacker's turn" in result.output
+    assert "holds 6 rows that begin with the attacker's turn" in result.output
 
 
 @pytest.fixture

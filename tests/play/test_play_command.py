@@ -9,12 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from play.chat_server import MODEL, ChatServer
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
+from medserl_agentloop.games.kuhn_poker import KuhnRecord
+from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
@@ -130,6 +134,30 @@ def test_what_cannot_work_is_said_before_the_first_game(
     assert not (tmp_path / "games.jsonl").exists() and not server.requests
 
 
+def test_another_game_is_played_with_each_players_own_conversation(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: (
+        "call" if "fold or call" in prompt else "bet" if "says check" in prompt else "check"
+    )
+    data, output = tmp_path / "kuhn.parquet", tmp_path / "games.jsonl"
+    pq.write_table(pa.Table.from_pylist(kuhn_rows()), data)
+    result = run(server, data, output, "--games", "6", "--game", "kuhn_poker")
+    assert result.exit_code == 0 and "selfplay/first/reward" in result.output, result.output
+    records = [KuhnRecord.model_validate_json(line) for line in output.read_text().splitlines()]
+    assert {record.moves for record in records} == {("check", "bet", "call")}
+    later = [body["messages"] for body in server.requests if "fold or call" in body["messages"][-1]["content"]]
+    assert {tuple(message["content"] for message in chat[1:]) for chat in later} == {
+        ("check", "The other says bet. fold or call?")
+    }
+    assert all(chat[0]["content"].startswith("You hold") for chat in later)
+    assert all(record.players == {"first": MODEL, "second": MODEL} for record in records)
+
+
+def test_options_of_the_medical_game_are_refused_for_another(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    for option in (("--human", "attacker"), ("--judge", "labels")):
+        result = run(server, rows, tmp_path / "games.jsonl", "--game", "kuhn_poker", *option)
+        assert result.exit_code == 2 and option[0].removeprefix("--") in result.output
+
+
 def test_a_file_that_exists_is_never_written_to(server: ChatServer, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "games.jsonl"
     output.write_text("mine\n")
@@ -156,7 +184,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore them
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
-        assert asked.wait(30)
+        assert asked.wait(120)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, "stopped; the games finished so far are in" in said) == (130, True), said
@@ -165,7 +193,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
 
 def test_play_needs_neither_verl_nor_torch() -> None:
     code = (
-        "import sys, medserl_agentloop.cli, medserl_agentloop.play.cli, medserl_agentloop.medical_team\n"
+        "import sys, medserl_agentloop.cli, medserl_agentloop.play.human, medserl_agentloop.medical_team\n"
         "print([m for m in ('verl', 'torch', 'ray', 'transformers') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -236,7 +236,7 @@ def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
     other = build_agent_loop(engine, TOKENIZER, run_with(selfplay__budget__assessor=7))
     assert one._bench is two._bench
     assert other._bench is not one._bench
-    assert other._selfplay.budget.assessor == 7
+    assert other._bench.config.budget.assessor == 7
 
 
 # --- what config and profile say of a turn ---

@@ -1,85 +1,85 @@
-"""The game as an interaction: the shape verl's interactions had, with text alone."""
+"""The driver on the medical game: who is asked what, what their text does, and what the game is worth."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
-from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.core.driver import NoReplyError, Reply, play_game, play_in_step
+from medserl_agentloop.core.interaction import Message, Turn
+from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Category, Role
 
 
-def said(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": "prompt"}, {"role": "assistant", "content": text}]
+class Scripted:
+    """Says what it is told to say, and remembers what it was asked; an exception is raised."""
+
+    name = "scripted"
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.asked: list[tuple[Turn, list[Message]]] = []
+
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        self.asked.append((turn, list(messages)))
+        said = self.replies.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return Reply(said)
 
 
-async def play(interaction: MedicalGameInteraction, *turns: str, category: str = "adversarial_benign") -> list[Any]:
-    game = await interaction.start_interaction("g", extra_info=extra_info(category))
-    answers = [await interaction.generate_response(game, said(turn)) for turn in turns]
-    return [*answers, await interaction.calculate_score(game)]
+def play(*replies: Any, reward: str = "medserl") -> tuple[GameRecord, Scripted]:
+    interaction, player = MedicalGameInteraction(MedicalConfig(reward=reward)), Scripted(*replies)
+    game = interaction.new_game(extra_info("adversarial_benign"))
+
+    async def whole_game() -> None:
+        await play_game(interaction, game, dict.fromkeys(interaction.roles, player))
+        await interaction.score(game.record)
+
+    asyncio.run(whole_game())
+    return game.record, player
 
 
-def test_the_attackers_note_becomes_the_assessors_observation() -> None:
-    interaction = MedicalGameInteraction(MedicalConfig())
-    first, last, _ = asyncio.run(play(interaction, attack_text(), assessment_text()))
-    [message] = load_profile("medserl").messages(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, REWRITTEN)
-    assert first == (False, message["content"], 0.0, {"role": Role.ASSESSOR})
-    assert last == (True, "", 0.0, {"role": None})
+def test_the_attackers_note_becomes_what_the_assessor_reads() -> None:
+    record, player = play(attack_text(), assessment_text())
+    assert [turn.role for turn, _ in player.asked] == [Role.ATTACKER, Role.ASSESSOR]
+    assert [turn.prompt.data["note"] for turn, _ in player.asked] == [NOTE, REWRITTEN]
+    expected = load_profile("medserl").messages(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, REWRITTEN)
+    assert player.asked[1][1] == expected
+    assert record.players == dict.fromkeys(Role, "scripted")
 
 
-@pytest.mark.parametrize(("verdict", "score"), [("harmful", 0.0), ("safe", 0.0)])
-def test_a_zero_sum_game_scores_zero_for_both_together(verdict: str, score: float) -> None:
-    interaction = MedicalGameInteraction(MedicalConfig(reward="zero_sum"))
-    assert asyncio.run(play(interaction, attack_text(), assessment_text(verdict)))[-1] == score
+@pytest.mark.parametrize("verdict", ["harmful", "safe"])
+def test_a_zero_sum_game_scores_zero_for_both_together(verdict: str) -> None:
+    record, _ = play(attack_text(), assessment_text(verdict), reward="zero_sum")
+    assert sum(record.reward(role) or 0 for role in Role) == 0.0
 
 
 def test_an_invalid_attack_is_over_at_once_and_costs_the_attacker() -> None:
-    interaction = MedicalGameInteraction(MedicalConfig(reward="zero_sum"))
-    answer, score = asyncio.run(play(interaction, attack_text(NOTE)))
-    assert answer[0] is True
-    assert score == -1.0
+    record, player = play(attack_text(NOTE), reward="zero_sum")
+    assert len(player.asked) == 1 and record.reward(Role.ATTACKER) == -1.0
 
 
-def test_whose_turn_it_is_and_what_they_read() -> None:
-    interaction = MedicalGameInteraction(MedicalConfig())
-
-    def whose(turn: Turn | None) -> Any:
-        return turn and (turn.role, turn.prompt.data["note"])
-
-    async def turns() -> list[Any]:
-        game = await interaction.start_interaction(extra_info=extra_info("adversarial_benign"))
-        seen = [whose(interaction.turn(game))]
-        for text in (attack_text(), assessment_text()):
-            await interaction.generate_response(game, said(text))
-            seen.append(whose(interaction.turn(game)))
-        return seen
-
-    assert asyncio.run(turns()) == [(Role.ATTACKER, NOTE), (Role.ASSESSOR, REWRITTEN), None]
+def test_a_player_without_an_answer_makes_the_game_void_and_earns_nothing() -> None:
+    record, _ = play(attack_text(), NoReplyError("the engine is gone"))
+    assert (record.void, record.rewards) == ("the engine is gone", {})
 
 
-def test_a_void_game_scores_nothing() -> None:
-    interaction = MedicalGameInteraction(MedicalConfig())
+def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
+    interaction, asked = KuhnPoker(None), []
+    games = [interaction.new_game({"first": "J", "second": card}) for card in ("Q", "K")]
+    script = {("first", 0): "bet", ("first", 1): "check", ("second", 0): "fold", ("second", 1): "check"}
 
-    async def score() -> float:
-        game = await interaction.start_interaction(extra_info=extra_info("vanilla_benign"))
-        interaction.make_void(game, "the engine is gone")
-        return await interaction.calculate_score(game)
+    def answer(role: str, turns: Any) -> list[Reply]:
+        asked.append((role, list(turns)))
+        return [Reply(script[role, number]) for number in turns]
 
-    assert asyncio.run(score()) == 0.0
-
-
-def test_two_games_of_one_name_are_refused_until_the_first_is_forgotten() -> None:
-    interaction = MedicalGameInteraction(MedicalConfig())
-
-    async def twice() -> None:
-        await interaction.start_interaction("g", extra_info=extra_info("vanilla_benign"))
-        with pytest.raises(ValueError, match="'g' is in progress"):
-            await interaction.start_interaction("g", extra_info=extra_info("vanilla_benign"))
-        await interaction.finalize_interaction("g")
-        await interaction.start_interaction("g", extra_info=extra_info("vanilla_benign"))
-
-    asyncio.run(twice())
+    play_in_step(interaction, games, answer)
+    assert asked == [("first", [0, 1]), ("second", [0, 1])]
+    assert [game.record.moves for game in games] == [("bet", "fold"), ("check", "check")]

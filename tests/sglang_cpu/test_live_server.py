@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from live_sglang import LiveSGLang
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
@@ -17,7 +18,6 @@ from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.sglang_server import LiveSGLang
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ import pytest
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from medserl_agentloop.backends.stop_strings import check_stop_strings
+from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset_check import check_dataset, check_files
 from medserl_agentloop.core.opponent_config import OpponentConfig

@@ -1,9 +1,12 @@
-"""Can this run's SGLang start on the CPU, and give every turn its tokens?
+"""Can this run's SGLang start on the CPU, give every turn its tokens, and look for the game's stop strings?
 
-The plugin asks before Ray starts, for the recipes that run on the CPU.
+The plugin asks before Ray starts, for the recipes that run on the CPU; the trainer asks about the stop strings.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -16,11 +19,7 @@ RESERVED = 2
 
 
 def check_run(config: DictConfig) -> None:
-    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence.
-
-    Raises:
-        ConfigError: Says why, and what to write instead.
-    """
+    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "sglang":
         return
@@ -57,3 +56,13 @@ def longest_context(config: DictConfig) -> int:
         return int(prompt + response)
     # verl counts all prompts but the first as response.
     return int(max(prompt + min(selfplay.longest_turn(prompt) or response, response), response))
+
+
+def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
+    """Refuse stop strings, of more than one token each, that the engine of verl's rollout node could not look for."""
+    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
+        raise ConfigError(
+            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
+            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
+            "take them out of profile.yaml."
+        )

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
-from medserl_agentloop.backends.cpu_weights import NamedWeights, full_weights
+from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -46,11 +46,10 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
             await self.server_actor.set_global_steps.remote(global_steps)
 
     async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
-        """Have the server load the weights in ``folder``.
+        """Have the server load the weights in ``folder``, and drop its prefix cache.
 
-        Args:
-            flush_cache: Drop the prefix cache too. It holds keys and values of the old policy: the few
-                tokens of a chat template that all prompts share are enough to spoil the next step.
+        The cache holds keys and values of the old policy: the few tokens of a chat template that all prompts share
+        are enough to spoil the next step.
         """
         # load_format: the server was started with verl's default, "dummy", which would draw random weights.
         request = {"model_path": folder, "load_format": "auto", "flush_cache": flush_cache}

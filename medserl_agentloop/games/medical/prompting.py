@@ -84,6 +84,12 @@ class PromptProfile:
         stop = tuple(self.settings.stop.get(role, ()))
         return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)
 
+    def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
+        """``role``'s turn in a context of its own; 0 tokens leave its budget open."""
+        stop = tuple(self.settings.stop.get(role, ()))
+        prompt = self.prompt(role, category, note)
+        return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)
+
     def _render(self, name: str, **values: str) -> str:
         try:
             return self._jinja.get_template(name).render(**values)
