@@ -201,7 +201,7 @@ def _local(
 
     from medserl_agentloop.evaluation.local_models import LocalAssessor, base_of, find_weights, fingerprint, load_model
     from medserl_agentloop.evaluation.tournament import Player
-    from medserl_agentloop.games.medical.encoding import ProfileEncoder
+    from medserl_agentloop.games.medical.prompting import ProfileEncoder
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")

@@ -22,9 +22,8 @@ from medserl_agentloop.backends.cpu_sampling import (
     sample_batch,
 )
 from medserl_agentloop.core.encoding import EncodedPrompt
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.judges import Judge, judge_game
-from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme
 from medserl_agentloop.games.medical.rules import EditLimits, Game

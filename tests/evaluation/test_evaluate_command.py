@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.reference import read_reference
 from medserl_agentloop.scoring.submission import read_submission
