@@ -129,7 +129,10 @@ class Vote(_Record):
     Attributes:
         model: Who voted.
         edited_first: Whether the edited note stood before the original in the question.
-        label: What it said; None if it abstained or was lost. The next three are as in a judgement.
+        label: What it said; None if it abstained or was lost.
+        realistic: Whether the change is realistic; None if it does not say.
+        reason: Its own words.
+        cached: Whether it was given before, about the same notes.
         failed: Why it was lost; None if it was not.
     """
 
