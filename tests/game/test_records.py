@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
     GameRecord,
     InvalidAttack,
     Judgement,
-    OpponentRecord,
     Outcome,
 )
 from medserl_agentloop.games.medical.rewards import medserl
