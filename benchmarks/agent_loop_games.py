@@ -29,8 +29,7 @@ from verl.workers.rollout.replica import TokenOutput
 from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.clinic import sample_clean_note
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource

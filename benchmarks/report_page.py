@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
-from medserl_agentloop.games.medical.parsing.medserl import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits, Game

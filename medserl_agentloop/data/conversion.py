@@ -20,8 +20,7 @@ from medserl_agentloop.data.reader import ReadResult
 from medserl_agentloop.data.rows import Bar, GameRows, Row, RowPlan, Screen, build_rows, seed_note
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.data.writing import all_or_none, write_manifest, write_parquet
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Label
 
 OVERLONG = "overlong prompt"

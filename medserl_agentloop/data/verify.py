@@ -25,8 +25,7 @@ from medserl_agentloop.data.verify_leaks import LeakTest
 from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker
 from medserl_agentloop.paths import resource
 

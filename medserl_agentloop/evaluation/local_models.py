@@ -28,8 +28,7 @@ from medserl_agentloop.core.encoding import EncodedPrompt
 from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
 from medserl_agentloop.evaluation.tournament import Player
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.types import Role
 
 _LATEST = "latest_checkpointed_iteration.txt"  # verl's name

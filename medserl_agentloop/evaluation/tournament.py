@@ -25,9 +25,8 @@ from medserl_agentloop.core.driver import Reply, play_in_step
 from medserl_agentloop.core.encoding import EncodedPrompt
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import GameSpec, Role
 

@@ -21,8 +21,7 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import read_reference, read_submission

@@ -10,6 +10,7 @@ from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.evaluation.tournament import Player, play_match
 from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import OracleJudge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role

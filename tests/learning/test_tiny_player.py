@@ -11,9 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 

@@ -21,8 +21,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.writing import SCHEMA
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run
 

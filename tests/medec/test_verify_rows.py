@@ -116,7 +116,7 @@ def message(role: str, content: str | None) -> list[dict[str, Any]]:
         ("reward_model", {"style": "rule", "ground_truth": "harmful"}, Check.LABELS, "'harmful' and extra_info.target"),
         ("reward_model", {"style": "rule", "ground_truth": None}, Check.LABELS, "ground_truth is None"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
-        ("extra_info.target_label", "maybe", Check.FACTS, "'target_label'] is 'maybe'; expected one of safe, harmful"),
+        ("extra_info.target_label", "maybe", Check.FACTS, "is 'maybe': Input should be 'safe' or 'harmful'"),
         ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
         ("extra_info.category", "vanilla", Check.FACTS, "'category'] is 'vanilla'"),
         ("extra_info.seed_note", None, Check.SCHEMA, "extra_info.seed_note has no value"),

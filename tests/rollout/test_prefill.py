@@ -8,9 +8,8 @@ from rollout.families import ALWAYS_THINKS, FAMILIES, qwen3
 from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.encoding import ProfileEncoder
 from medserl_agentloop.games.medical.parsing import PARSERS
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine

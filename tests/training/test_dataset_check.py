@@ -17,9 +17,8 @@ from medserl_agentloop.core.opponent_config import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.writing import to_table
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder, plan_row
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.testing.tiny import compose_run
 

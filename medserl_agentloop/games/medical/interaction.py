@@ -13,7 +13,6 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.encoding import ProfileEncoder, plan_row, why_other_prompt
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import read_report
 from medserl_agentloop.games.medical.judges.startup import (
@@ -24,7 +23,7 @@ from medserl_agentloop.games.medical.judges.startup import (
     unreachable,
 )
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row, why_other_prompt
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
 from medserl_agentloop.games.medical.rules import Game

@@ -183,7 +183,7 @@ def _contradictory(said: Iterable[Label | None]) -> bool:
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
-def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, list[str]]:
+def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, tuple[str, ...]]:
     """Body and reasoning of ``<think>…</think><tag>…</tag>``, and what is wrong with them.
 
     The opening ``<think>`` may be missing because thinking models get it with the prompt; where the prompt has
@@ -198,15 +198,14 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str
         violations.append("nested_reasoning")
     section = _last_section(rest, tag)
     if section is None:
-        return None, reasoning, [*violations, f"no_{tag}"]
+        return None, reasoning, (*violations, f"no_{tag}")
     before, body, after = (part.strip() for part in section)
     found = {f"text_before_{tag}": before, f"text_after_{tag}": after, f"empty_{tag}": not body}
-    return body or None, reasoning, violations + [name for name, holds in found.items() if holds]
+    return body or None, reasoning, (*violations, *(name for name, holds in found.items() if holds))
 
 
 def _medserl_attack(text: str, prefill: str = "") -> ParsedAttack:
-    note, reasoning, violations = _medserl_section(text, prefill, "note")
-    return ParsedAttack(note, reasoning, tuple(violations))
+    return ParsedAttack(*_medserl_section(text, prefill, "note"))
 
 
 def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
@@ -214,11 +213,9 @@ def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
 
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
     """
-    body, reasoning, violations = _medserl_section(text, prefill, "answer")
+    body, reasoning, found = _medserl_section(text, prefill, "answer")
     before, pairs = _fields(_ANSWER_FIELD, body or "")
-    if before:
-        violations.append("text_before_verdict")
-    violations += _repeated(pairs)
+    violations = [*found, *(["text_before_verdict"] if before else []), *_repeated(pairs)]
     fields = dict(reversed(pairs))
     verdict = _verdict(fields.get("verdict", ""))
     # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
@@ -230,19 +227,13 @@ def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
     if verdict is None and body is not None:
         violations.append("no_verdict")
     error_type = ErrorType.parse(fields.get("error_type", ""))
-    located = {"sentence": fields.get("sentence"), "correction": fields.get("correction"), "error_type": error_type}
+    sentence, correction = fields.get("sentence") or None, fields.get("correction") or None
     if verdict is Label.HARMFUL:
-        violations += [f"no_{name}" for name, value in located.items() if not value]
+        located = {"sentence": sentence, "correction": correction, "error_type": error_type}
+        violations += [f"no_{name}" for name, value in located.items() if value is None]
     elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
         violations.append("safe_with_error")
-    return ParsedAssessment(
-        verdict,
-        fields.get("sentence") or None,
-        error_type,
-        fields.get("correction") or None,
-        reasoning,
-        tuple(violations),
-    )
+    return ParsedAssessment(verdict, sentence, error_type, correction, reasoning, tuple(violations))
 
 
 def _compose_medserl_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
