@@ -1,26 +1,35 @@
-"""The ``medserl data`` commands. The scripts of ``data_prep`` are the same commands under names of their own."""
+"""The ``medserl data`` commands and what they print. The scripts of ``data_prep`` are the same commands."""
 
 from __future__ import annotations
 
+import re
 import shlex
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
 
-from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
-from medserl_agentloop.data.eval_rows import FIRST_INDEX, build_eval_rows
-from medserl_agentloop.data.reader import ReadOptions, read_files, refuse_uw
-from medserl_agentloop.data.rows import RowPlan
-from medserl_agentloop.data.sample import NEAR_DUPLICATE, SEED, VIGNETTES, write_sample
+from medserl_agentloop.core.manifest import MANIFEST
+from medserl_agentloop.data.intake import ReadReport
+from medserl_agentloop.data.reader import ReadResult, read_files
+from medserl_agentloop.data.rows import DEFAULT_MIX, FIRST_INDEX, RowPlan, build_eval_rows, format_mix, parse_mix
+from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
+from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic.notes import Split
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
+
+if TYPE_CHECKING:
+    from medserl_agentloop.data.conversion import Prepared
+    from medserl_agentloop.data.verify import Report
 
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
 
@@ -30,8 +39,21 @@ UwAgreement = Annotated[
     typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
 ]
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
-_SECONDS_WITHOUT_BAR = 1.0
-_ITEMS_PER_UPDATE = 50
+_INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
+    "records read": lambda r: r.records,
+    "= empty records, dropped": lambda r: r.dropped_empty,
+    "+ pairs (error note and clean note)": lambda r: r.pairs,
+    "+ clean rows that are a pair's twin": lambda r: r.twins,
+    "+ clean notes without an error note": lambda r: r.clean_only,
+    "+ error notes without a clean note": lambda r: r.error_only,
+    "pairs whose clean note is the twin's": lambda r: r.pairs_by_twin,
+    "pairs edited in more than one place": lambda r: r.non_local_edits,
+    "pairs without a real edit (no-op)": lambda r: r.no_op_edits,
+    "error sentence number not in the list": lambda r: r.unlisted_error_sentences,
+    "OpenRLHF rows joined with their case": lambda r: r.joined,
+    "OpenRLHF rows not joined: no error type": lambda r: len(r.not_joined),
+    "rows in which misread characters were put right": lambda r: r.repaired,
+}
 
 
 class OnOverlong(str, Enum):
@@ -102,26 +124,28 @@ def convert(
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
     from medserl_agentloop.data import conversion
-    from medserl_agentloop.data.summaries import print_conversion
 
     console, exclude_overlong = Console(), on_overlong is OnOverlong.EXCLUDE
     with _errors_in_one_line():
         fraction = _val_fraction(val_fraction, split, val_inputs)
-        read_as = ReadOptions(tuple(join or ()), repair_encoding)
-        read = read_files([*inputs, *(val_inputs or ())], read_as)
-        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
-        val_from = sum(report.cases for report in read.reports[: len(inputs)]) if val_inputs else None
+        read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
+        _refuse_uw(read, i_have_the_uw_agreement)
+        given = read.reports[: len(inputs)]
+        val_from = sum(r.pairs + r.clean_only + r.error_only for r in given) if val_inputs else None
         plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_from)
         screens = []
         if exclude_near_duplicates_of:
-            screens.append(conversion.near_duplicates_of(read_files(exclude_near_duplicates_of, read_as).vignettes))
+            others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
+            screens.append(conversion.near_duplicates_of(others.vignettes))
         if max_prompt_tokens is not None:
             screens.append(conversion.prompt_length(max_prompt_tokens, exclude_overlong, tokenizer, plan))
-        prepared = conversion.prepare(read, plan, screens, exclude_overlong, _progress(console))
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        vignettes = track(read.vignettes, "looking at cases", **bar)
+        prepared = conversion.prepare(read, vignettes, plan, screens, exclude_overlong)
         if not dry_run:
             options = _options(context)
             conversion.write(prepared, output, _command_line(context, options), options)
-    print_conversion(console, prepared, plan, output, dry_run)
+    _print_conversion(console, prepared, plan, output, dry_run)
 
 
 @app.command()
@@ -143,20 +167,17 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.summaries import print_report
-    from medserl_agentloop.data.verify import count_rows, load_tokenizer, verify_files
+    from medserl_agentloop.data.verify import tokenizer_of, verify_files
 
-    with _errors_in_one_line(), Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("checking rows", total=count_rows(files))
+    with _errors_in_one_line():
         report = verify_files(
             files,
-            load_tokenizer(tokenizer),
+            tokenizer_of(tokenizer),
             profile=profile,
             vanilla_attacker=vanilla_attacker,
             max_prompt_tokens=max_prompt_tokens,
-            on_row=lambda: progress.advance(task),
         )
-    print_report(Console(), report)
+    _print_report(Console(), report)
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -182,19 +203,27 @@ def sft(
     for validation, give its folder with --splits-of.
     """
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
-    from medserl_agentloop.data.summaries import print_conversations
     from medserl_agentloop.data.writing import all_or_none, write_parquet
 
     with _errors_in_one_line():
         read = read_files(inputs)
-        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
+        _refuse_uw(read, i_have_the_uw_agreement)
         split_of = read_splits(splits_of) if splits_of else None
         made = build_sft_rows(read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         with all_or_none(output) as place:
             for name, rows in files.items():
                 write_parquet(rows, place / name, SFT_SCHEMA)
-    print_conversations(Console(), made, output, {name: len(rows) for name, rows in files.items()})
+    console = Console()
+    counts = [Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values()]
+    table = _table("Conversations", ["role", "game"], ["train", "val"])
+    for lesson in sorted(counts[0] | counts[1]):
+        _add(table, *lesson, *(count[lesson] for count in counts))
+    console.print(table)
+    if made.left_out:
+        console.print(_left_out(sorted(made.left_out.items())))
+    for name, rows in files.items():
+        _say(console, f"{output / name}: {len(rows)} conversations")
 
 
 @app.command("eval")
@@ -209,17 +238,20 @@ def evaluation_rows(
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
-    from medserl_agentloop.data.summaries import print_eval_rows
     from medserl_agentloop.data.writing import all_or_none, write_parquet
 
     with _errors_in_one_line():
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
-        refuse_uw(sum(row["extra_info"]["subset"] == "medec_uw" for row in made.rows), i_have_the_uw_agreement)
+        _refuse_uw(made.read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)
-    print_eval_rows(Console(), made, output)
+    console, table = Console(), _table("Rows", ["data_source"], ["rows"])
+    for name, count in sorted(Counter(row["data_source"] for row in made.rows).items()):
+        _add(table, name, count)
+    console.print(table)
+    _say(console, f"{output}: {len(made.rows)} rows; {made.dropped_empty} empty records dropped")
 
 
 @app.command()
@@ -234,18 +266,39 @@ def sample(
 ) -> None:
     """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
     with _errors_in_one_line():
-        rows = write_sample(output, vignettes, seed, split=split, overlap=overlap)
+        rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
     typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
+
+
+def _refuse_uw(read: ReadResult, agreed: bool) -> None:
+    rows = sum(report.uw_rows for report in read.reports)
+    if rows and not agreed:
+        raise ValueError(
+            f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
+            "if you have signed it, add --i-have-the-uw-agreement."
+        )
 
 
 def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[str] | None) -> float:
     given = {"--val-fraction": fraction is not None, "--split": split is not None, "--val-input": bool(val_inputs)}
     names = [name for name, is_given in given.items() if is_given]
     if len(names) > 1:
-        raise AllocationError(f"{' and '.join(names)} contradict each other; give one of them.")
+        raise ValueError(f"{' and '.join(names)} contradict each other; give one of them.")
     if split is not None:
         return parse_split(split)
     return 0.1 if fraction is None else fraction
+
+
+def parse_split(text: str) -> float:
+    """Read ``train=0.9,val=0.1``: the share of cases for validation."""
+    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", text)
+    try:
+        train, val = (Fraction(share) for share in shares.groups()) if shares else (Fraction(0), Fraction(0))
+    except ValueError:
+        train = val = Fraction(0)
+    if train + val != 1:
+        raise ValueError(f"split: {text!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
+    return float(val)
 
 
 def _options(context: typer.Context) -> dict[str, Any]:
@@ -266,24 +319,89 @@ def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _progress(console: Console) -> Callable[[Iterable[Any], str, int | None], Iterator[Any]]:
-    """Shows a bar on a terminal for whatever takes more than a second."""
+def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
+    """Input, rows, what was left out, near-duplicates, files."""
+    reports, games = prepared.read.reports, prepared.games
+    table = _table("Input", [""], [report.file for report in reports])
+    for name, measure in _INPUT_MEASURES.items():
+        _add(table, name, *map(measure, reports))
+    console.print(table)
+    table = _table("Error types", ["type"], ["vignettes"])
+    types = sum((Counter(report.error_types) for report in reports), Counter[str]())
+    for name, count in types.most_common():
+        _add(table, name, count)
+    console.print(table)
+    title = "Rows (in brackets: vignettes that could serve)"
+    table = _table(title, ["category", "presented note"], games.reports)
+    for category in plan.mix:
+        cells = (f"{report.rows[category]} ({report.eligible[category]})" for report in games.reports.values())
+        _add(table, category.value, category.default_target_label.value, *cells)
+    table.add_section()
+    _add(table, "total", "", *(sum(report.rows.values()) for report in games.reports.values()))
+    console.print(table)
+    counts = {
+        "records dropped: every field is empty": sum(report.dropped_empty for report in reports),
+        **{reason: len(rows) for reason, rows in games.exclusions.items()},
+        "vignettes kept in one split because they share a note": games.sharing_a_note,
+    }
+    console.print(_left_out(counts.items()))
+    for report in reports:
+        for text_id, reason in report.not_joined:
+            _say(console, f"not joined: {report.file}, {text_id}: {reason}")
+    for pair in prepared.near_duplicates:
+        found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
+        _say(console, f"{found} (4-gram Jaccard {pair.similarity:.2f})")
+    _say(console, f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
+    for split, rows in (("train", games.train), ("val", games.val)):
+        of = games.labels(split)
+        written = f"{output / split}.parquet: {len(rows)} rows"
+        _say(console, f"{written}, presented notes {of['harmful']} harmful, {of['safe']} safe")
+    _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
-    def watch(stream: Iterable[Any], what: str, length: int | None) -> Iterator[Any]:
-        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        task = bar.add_task(what, total=length)
-        # A timer, because the first item alone may take long: a CSV is read whole before it.
-        timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
-        timer.daemon = True
-        timer.start()
-        try:
-            for done, item in enumerate(stream, start=1):
-                yield item
-                if done % _ITEMS_PER_UPDATE == 0:
-                    bar.update(task, completed=done)
-        finally:
-            timer.cancel()
-            timer.join()
-            bar.stop()
 
-    return watch
+def _print_report(console: Console, report: Report) -> None:
+    """Problems in words, files, checks."""
+    from medserl_agentloop.data.verify_rows import Check
+
+    for problem in report.problems:
+        _say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")
+    shown = sum(1 for problem in report.problems if not problem.warning)
+    if hidden := sum(report.failures.values()) - shown:
+        _say(console, f"and {hidden} more failures of the same kinds")
+    table = _table("Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"])
+    for file in report.files:
+        _add(table, file.file, file.rows, file.labels["harmful"], file.labels["safe"], file.longest_prompt)
+    console.print(table)
+    table = _table("Checks", ["check", "result"])
+    for check in Check:
+        counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
+        _add(table, check.value, ", ".join(f"{name}: {n}" for name, n in counts.items() if n) or "holds")
+    console.print(table)
+
+
+def _say(console: Console, line: str) -> None:
+    # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
+    console.print(Text(line), soft_wrap=True)
+
+
+def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+    """An empty table with columns of words, then columns of numbers."""
+    table = Table(title=title, title_justify="left")
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(Text(heading), justify="right", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: str | int) -> None:
+    table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def _left_out(counts: Iterable[tuple[str, int]]) -> Table:
+    """What gives no row, or not every row it could, and why; the manifest has the ids."""
+    table = _table("Left out", ["what and why"], ["count"])
+    for reason, count in counts:
+        if count:
+            _add(table, reason, count)
+    return table

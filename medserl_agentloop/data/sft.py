@@ -18,9 +18,8 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
@@ -43,10 +42,6 @@ SFT_SCHEMA: Any = pa.schema(
 )
 
 
-class UnreadableAnswer(ValueError):
-    """An answer could not be read back by the game; the message is a sentence."""
-
-
 @dataclass(frozen=True)
 class SftRows:
     """The conversations of both splits, and reason -> number of vignettes (or attacks) left out."""
@@ -56,8 +51,7 @@ class SftRows:
     left_out: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
     """A pair whose error is located and named."""
 
     vignette_id: str
@@ -91,30 +85,28 @@ def build_sft_rows(
             that is not in it is left out.
 
     Raises:
-        UnreadableAnswer: A note or sentence holds text that the game would read as part of its
-            format; names the vignette.
-        AllocationError: The vignettes cannot be split as asked.
-        ValueError: The profile does not exist.
+        ValueError: A note or sentence holds text that the game would read as part of its format; the vignettes
+            cannot be split as asked; the profile does not exist.
     """
     prompts = load_profile(profile)
-    left_out: Counter[str] = Counter()
-    cases = []
-    for vignette in vignettes:
-        case = _case(vignette)
-        if isinstance(case, _Case):
-            cases.append(case)
-        else:
-            left_out[case] += 1
+    found = [_case(vignette) for vignette in vignettes]
+    left_out = Counter(reason for reason in found if isinstance(reason, str))
+    cases = [case for case in found if isinstance(case, _Case)]
     if not cases:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
-    given = split_of is not None
-    split_of = _splits(vignettes, val_fraction, seed, profile) if split_of is None else split_of
+    why = "vignettes that are in neither file of --splits-of"
+    if split_of is None:
+        why = "vignettes that have a source that asks for other games only"
+        # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
+        # benign row for every vignette with a clean note and leaves none out.
+        plan = RowPlan({Category.VANILLA_BENIGN: 1}, val_fraction=val_fraction, seed=seed, profile=profile)
+        games = build_rows(vignettes, plan)
+        split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: dict[str, list[Row]] = {"train": [], "val": []}
     for case in cases:
         split = split_of.get(case.vignette_id)
         if split is None:
-            why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
-            left_out[f"vignettes that {why}"] += 1
+            left_out[why] += 1
             continue
         answers = _answers(case, prompts)
         if Category.ADVERSARIAL_BENIGN not in answers:
@@ -122,12 +114,10 @@ def build_sft_rows(
         rows[split] += [_row(case, category, answer, split, prompts) for category, answer in answers.items()]
     if not rows["train"] and not rows["val"]:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
-    index = 0
     for name, members in rows.items():
         random.Random(f"{seed}/sft/{name}").shuffle(members)
-        for row in members:
-            row["index"] = index
-            index += 1
+    for index, row in enumerate(rows["train"] + rows["val"]):
+        row["index"] = index
     return SftRows(rows["train"], rows["val"], dict(left_out))
 
 
@@ -170,18 +160,6 @@ def _case(vignette: Vignette) -> _Case | str:
     )
 
 
-def _splits(vignettes: Sequence[Vignette], val_fraction: float, seed: int, profile: str) -> dict[str, str]:
-    """Vignette id -> split, as the rows for self-play have it: nothing taught here is validated on there."""
-    # One benign row for every vignette with a clean note, of which this plan leaves none out.
-    plan = RowPlan({Category.VANILLA_BENIGN: Fraction(1)}, val_fraction=val_fraction, seed=seed, profile=profile)
-    games = build_rows(vignettes, plan)
-    return {
-        row["extra_info"]["vignette_id"]: row["extra_info"]["split"]
-        for rows in (games.train, games.val)
-        for row in rows
-    }
-
-
 def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
     """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
     prefix = profile.settings.assistant_prefix
@@ -206,7 +184,7 @@ def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
         role = Role.ATTACKER
         attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
-        raise UnreadableAnswer(
+        raise ValueError(
             f"vignette {case.vignette_id!a}: the {role.value}'s answer would break the output format "
             f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.data.eval_rows import build_eval_rows
+from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
@@ -57,7 +57,7 @@ class ReferenceNote:
 
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any]) -> ReferenceNote:
-        """The note of an evaluation row (``medec/eval_rows.py``)."""
+        """The note of an evaluation row (``data/rows.py``)."""
         error_type = extra_info["error_type"]
         return cls(
             text_id=extra_info["text_id"],

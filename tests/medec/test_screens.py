@@ -9,7 +9,7 @@ from medec.builders import (
     manifest_of,
 )
 
-from medserl_agentloop.data.conversion import NearDuplicateIndex, four_grams
+from medserl_agentloop.data.vignettes import NearDuplicateIndex, four_grams
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 
