@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
 
-Profile = Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")]
+Profile = Annotated[str, Option(help="Prompt profile: a name, or the path of a folder.")]
 UwAgreement = Annotated[
     bool,
-    typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
+    Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
 ]
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
 _INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
@@ -84,39 +85,34 @@ def _errors_in_one_line() -> Iterator[None]:
 @app.command()
 def convert(
     context: typer.Context,
-    inputs: Annotated[list[str], typer.Option("--input", help=_INPUTS)],
-    output: Annotated[Path, typer.Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
+    inputs: Annotated[list[str], Option("--input", help=_INPUTS)],
+    output: Annotated[Path, Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
     val_inputs: Annotated[
-        list[str] | None, typer.Option("--val-input", help="Input whose cases all go to the validation split.")
+        list[str] | None, Option("--val-input", help="Input whose cases all go to the validation split.")
     ] = None,
     join: Annotated[
-        list[Path] | None, typer.Option(help="File in which the cases of OpenRLHF rows are looked up. Repeatable.")
+        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
     ] = None,
-    mix: Annotated[str, typer.Option(help="Share of each category.")] = DEFAULT_MIX,
-    rows: Annotated[
-        int | None, typer.Option(help="Rows of both splits together; default: as many as the mix allows.")
-    ] = None,
-    val_fraction: Annotated[
-        float | None, typer.Option(help="Share of cases for validation, 0 to 1; default 0.1.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the choice and the order.")] = 42,
+    mix: Annotated[str, Option(help="Share of each category.")] = DEFAULT_MIX,
+    rows: Annotated[int | None, Option(help="Rows of both splits; default: as many as the mix allows.")] = None,
+    val_fraction: Annotated[float | None, Option(help="Share of cases for validation, 0 to 1; default 0.1.")] = None,
+    split: Annotated[str | None, Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
+    seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
     profile: Profile = "medserl",
     vanilla_attacker: Annotated[
         VanillaAttacker,
-        typer.Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
+        Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
     ] = VanillaAttacker.SKIP,
     exclude_near_duplicates_of: Annotated[
-        list[Path] | None,
-        typer.Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
+        list[Path] | None, Option(help="Leave out cases that are nearly the same as one of this file. Repeatable.")
     ] = None,
     repair_encoding: Annotated[
-        bool, typer.Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
+        bool, Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
     ] = False,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest first prompt, in tokens.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Name or folder of the tokenizer that counts.")] = None,
-    on_overlong: Annotated[OnOverlong, typer.Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the summary and write nothing.")] = False,
+    max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
+    tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,
+    on_overlong: Annotated[OnOverlong, Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write training and validation rows for medical-error self-play.
@@ -150,18 +146,15 @@ def convert(
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(help="Parquet files that are used together.")],
+    files: Annotated[list[Path], Argument(help="Parquet files that are used together.")],
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed."),
+        str | None, Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed.")
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
+        int | None, Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Prompt profile the files were written with.")] = "medserl",
-    vanilla_attacker: Annotated[
-        VanillaAttacker, typer.Option(help="What the files were written with.")
-    ] = VanillaAttacker.SKIP,
+    profile: Annotated[str, Option(help="Prompt profile the files were written with.")] = "medserl",
+    vanilla_attacker: Annotated[VanillaAttacker, Option(help="What they were written with.")] = VanillaAttacker.SKIP,
 ) -> None:
     """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks.
 
@@ -183,16 +176,13 @@ def verify(
 
 @app.command()
 def sft(
-    inputs: Annotated[
-        list[Path], typer.Option("--input", help="MEDEC's CSV or a .jsonl of pairs; give it again for more files.")
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
-    val_fraction: Annotated[float, typer.Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 42,
+    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")],
+    output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
+    val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
+    seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
     splits_of: Annotated[
-        Path | None,
-        typer.Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there."),
+        Path | None, Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there.")
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -215,25 +205,23 @@ def sft(
             for name, rows in files.items():
                 write_parquet(rows, place / name, SFT_SCHEMA)
     console = Console()
-    counts = [Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values()]
-    table = _table("Conversations", ["role", "game"], ["train", "val"])
-    for lesson in sorted(counts[0] | counts[1]):
-        _add(table, *lesson, *(count[lesson] for count in counts))
-    console.print(table)
+    train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
+    lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
+    _show(console, "Conversations", ["role", "game"], ["train", "val"], lessons)
     if made.left_out:
-        console.print(_left_out(sorted(made.left_out.items())))
+        _show_left_out(console, dict(sorted(made.left_out.items())))
     for name, rows in files.items():
         _say(console, f"{output / name}: {len(rows)} conversations")
 
 
 @app.command("eval")
 def evaluation_rows(
-    inputs: Annotated[list[Path], typer.Option("--input", help="MEDEC's CSV; give it again for more files.")],
-    output: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
+    output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    split: Annotated[str, typer.Option(help="What extra_info.split says.")] = EVAL_SPLIT,
+    split: Annotated[str, Option(help="What extra_info.split says.")] = EVAL_SPLIT,
     first_index: Annotated[
-        int, typer.Option(min=0, help="Index of the first row; indices of files used together must differ.")
+        int, Option(min=0, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -247,21 +235,19 @@ def evaluation_rows(
         _refuse_uw(made.read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)
-    console, table = Console(), _table("Rows", ["data_source"], ["rows"])
-    for name, count in sorted(Counter(row["data_source"] for row in made.rows).items()):
-        _add(table, name, count)
-    console.print(table)
+    console, sources = Console(), Counter(row["data_source"] for row in made.rows)
+    _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
     _say(console, f"{output}: {len(made.rows)} rows; {made.dropped_empty} empty records dropped")
 
 
 @app.command()
 def sample(
-    output: Annotated[Path, typer.Option(help="CSV file to write.")],
-    vignettes: Annotated[int, typer.Option(help="Number of distinct cases.")] = VIGNETTES,
-    seed: Annotated[int, typer.Option(help="Seed of all choices.")] = SEED,
-    split: Annotated[Split, typer.Option(help="Wordings and facts to use.")] = Split.ANY,
+    output: Annotated[Path, Option(help="CSV file to write.")],
+    vignettes: Annotated[int, Option(help="Number of distinct cases.")] = VIGNETTES,
+    seed: Annotated[int, Option(help="Seed of all choices.")] = SEED,
+    split: Annotated[Split, Option(help="Wordings and facts to use.")] = Split.ANY,
     overlap: Annotated[
-        float, typer.Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
+        float, Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
     ] = NEAR_DUPLICATE,
 ) -> None:
     """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
@@ -292,13 +278,10 @@ def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[st
 def parse_split(text: str) -> float:
     """Read ``train=0.9,val=0.1``: the share of cases for validation."""
     shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", text)
-    try:
-        train, val = (Fraction(share) for share in shares.groups()) if shares else (Fraction(0), Fraction(0))
-    except ValueError:
-        train = val = Fraction(0)
-    if train + val != 1:
-        raise ValueError(f"split: {text!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
-    return float(val)
+    with suppress(ValueError):
+        if shares and Fraction(shares[1]) + Fraction(shares[2]) == 1:
+            return float(shares[2])
+    raise ValueError(f"split: {text!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
 
 
 def _options(context: typer.Context) -> dict[str, Any]:
@@ -322,29 +305,25 @@ def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
 def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
     """Input, rows, what was left out, near-duplicates, files."""
     reports, games = prepared.read.reports, prepared.games
-    table = _table("Input", [""], [report.file for report in reports])
-    for name, measure in _INPUT_MEASURES.items():
-        _add(table, name, *map(measure, reports))
-    console.print(table)
-    table = _table("Error types", ["type"], ["vignettes"])
+    measured = ([name, *map(measure, reports)] for name, measure in _INPUT_MEASURES.items())
+    _show(console, "Input", [""], [report.file for report in reports], measured)
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
-    for name, count in types.most_common():
-        _add(table, name, count)
-    console.print(table)
+    _show(console, "Error types", ["type"], ["vignettes"], types.most_common())
+    splits = games.reports.values()
+    rows: list[list[Any]] = [
+        [category.value, category.default_target_label.value]
+        + [f"{split.rows[category]} ({split.eligible[category]})" for split in splits]
+        for category in plan.mix
+    ]
+    total = ["total", "", *(sum(split.rows.values()) for split in splits)]
     title = "Rows (in brackets: vignettes that could serve)"
-    table = _table(title, ["category", "presented note"], games.reports)
-    for category in plan.mix:
-        cells = (f"{report.rows[category]} ({report.eligible[category]})" for report in games.reports.values())
-        _add(table, category.value, category.default_target_label.value, *cells)
-    table.add_section()
-    _add(table, "total", "", *(sum(report.rows.values()) for report in games.reports.values()))
-    console.print(table)
+    _show(console, title, ["category", "presented note"], games.reports, rows, total)
     counts = {
         "records dropped: every field is empty": sum(report.dropped_empty for report in reports),
         **{reason: len(rows) for reason, rows in games.exclusions.items()},
         "vignettes kept in one split because they share a note": games.sharing_a_note,
     }
-    console.print(_left_out(counts.items()))
+    _show_left_out(console, counts)
     for report in reports:
         for text_id, reason in report.not_joined:
             _say(console, f"not joined: {report.file}, {text_id}: {reason}")
@@ -352,10 +331,10 @@ def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, outpu
         found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
         _say(console, f"{found} (4-gram Jaccard {pair.similarity:.2f})")
     _say(console, f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
-    for split, rows in (("train", games.train), ("val", games.val)):
+    for split, written in (("train", games.train), ("val", games.val)):
         of = games.labels(split)
-        written = f"{output / split}.parquet: {len(rows)} rows"
-        _say(console, f"{written}, presented notes {of['harmful']} harmful, {of['safe']} safe")
+        labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
+        _say(console, f"{output / split}.parquet: {len(written)} rows, {labels}")
     _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
@@ -368,15 +347,13 @@ def _print_report(console: Console, report: Report) -> None:
     shown = sum(1 for problem in report.problems if not problem.warning)
     if hidden := sum(report.failures.values()) - shown:
         _say(console, f"and {hidden} more failures of the same kinds")
-    table = _table("Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"])
-    for file in report.files:
-        _add(table, file.file, file.rows, file.labels["harmful"], file.labels["safe"], file.longest_prompt)
-    console.print(table)
-    table = _table("Checks", ["check", "result"])
+    files = ([f.file, f.rows, f.labels["harmful"], f.labels["safe"], f.longest_prompt] for f in report.files)
+    _show(console, "Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"], files)
+    results = []
     for check in Check:
         counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
-        _add(table, check.value, ", ".join(f"{name}: {n}" for name, n in counts.items() if n) or "holds")
-    console.print(table)
+        results.append([check.value, ", ".join(f"{name}: {n}" for name, n in counts.items() if n) or "holds"])
+    _show(console, "Checks", ["check", "result"], [], results)
 
 
 def _say(console: Console, line: str) -> None:
@@ -384,24 +361,28 @@ def _say(console: Console, line: str) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
-    """An empty table with columns of words, then columns of numbers."""
+def _show(
+    console: Console,
+    title: str,
+    words: Iterable[str],
+    numbers: Iterable[str],
+    rows: Iterable[Sequence[Any]],
+    total: Sequence[Any] = (),
+) -> None:
+    """Prints a table with columns of words, then columns of numbers."""
     table = Table(title=title, title_justify="left")
     for heading in words:
         table.add_column(heading, overflow="fold")
     for heading in numbers:
         table.add_column(Text(heading), justify="right", overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    if total:
+        table.add_section()
+        table.add_row(*map(str, total))
+    console.print(table)
 
 
-def _add(table: Table, *cells: str | int) -> None:
-    table.add_row(*(Text(str(cell)) for cell in cells))
-
-
-def _left_out(counts: Iterable[tuple[str, int]]) -> Table:
+def _show_left_out(console: Console, counts: Mapping[str, int]) -> None:
     """What gives no row, or not every row it could, and why; the manifest has the ids."""
-    table = _table("Left out", ["what and why"], ["count"])
-    for reason, count in counts:
-        if count:
-            _add(table, reason, count)
-    return table
+    _show(console, "Left out", ["what and why"], ["count"], [item for item in counts.items() if item[1]])

@@ -10,7 +10,7 @@ import codecs
 import hashlib
 import io
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -69,14 +69,11 @@ def read_source(path: Path) -> SourceFile:
         # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
         text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
     except OSError as error:
-        raise MedecFormatError(
-            f"{path}: cannot be read ({error.strerror or error}); give the path of a MEDEC file."
-        ) from error
+        reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
+        raise MedecFormatError(f"{path}: {reason}.") from error
     except UnicodeDecodeError as error:
-        raise MedecFormatError(
-            f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; "
-            "save the file as UTF-8 and try again."
-        ) from error
+        reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8 and try again"
+        raise MedecFormatError(f"{path}: {reason}.") from error
     if not content.strip():
         raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
     return SourceFile(path.name, hashlib.sha256(content).hexdigest(), text)
@@ -88,44 +85,25 @@ class ReadReport:
 
     ``records == dropped_empty + pairs + twins + clean_only + error_only``: nothing else is lost. OpenRLHF
     files are the exception: up to four of their rows are about one case.
-
-    Attributes:
-        file: Name of the file.
-        records: Records after the header, empty ones included.
-        dropped_empty: Records without any content.
-        pairs: Vignettes with both notes, of which ``pairs_by_twin`` have the clean one from a twin.
-        pairs_by_twin: Pairs whose error row has no corrected text, so that the twin's text stands in.
-        twins: Clean rows recognised as the same case as an error row.
-        clean_only: Vignettes that have only a clean note.
-        error_only: Vignettes that have only an error note.
-        no_op_edits: Pairs whose notes differ in letter case or white space only.
-        non_local_edits: Pairs that differ in more than one sentence in its place.
-        unlisted_error_sentences: Error rows whose sentence number is not in their sentence list.
-        error_types: Vignettes with an error note, by error type (``unknown`` where none is given).
-        sha256: Hash of the file; of the rows where the input is a data set.
-        joined: OpenRLHF rows whose case was found in a ``--join`` file.
-        not_joined: Id of each OpenRLHF row whose case was not found, and why.
-        repaired: Rows in which misread UTF-8 was put right.
-        uw_rows: Rows of MEDEC-UW.
     """
 
     file: str = ""
-    records: int = 0
-    dropped_empty: int = 0
-    pairs: int = 0
-    pairs_by_twin: int = 0
-    twins: int = 0
+    records: int = 0  # after the header, empty ones included
+    dropped_empty: int = 0  # records without any content
+    pairs: int = 0  # vignettes with both notes
+    pairs_by_twin: int = 0  # of these, those whose error row has no corrected text: the twin's text stands in
+    twins: int = 0  # clean rows recognised as the same case as an error row
     clean_only: int = 0
     error_only: int = 0
-    no_op_edits: int = 0
-    non_local_edits: int = 0
-    unlisted_error_sentences: int = 0
-    error_types: dict[str, int] = field(default_factory=dict)
-    sha256: str = ""
-    joined: int = 0
-    not_joined: list[tuple[str, str]] = field(default_factory=list)
-    repaired: int = 0
-    uw_rows: int = 0
+    no_op_edits: int = 0  # pairs whose notes differ in letter case or white space only
+    non_local_edits: int = 0  # pairs that differ in more than one sentence in its place
+    unlisted_error_sentences: int = 0  # error rows whose sentence number is not in their sentence list
+    error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
+    sha256: str = ""  # of the file; of the rows where the input is a data set
+    joined: int = 0  # OpenRLHF rows whose case was found in a ``--join`` file
+    not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
+    repaired: int = 0  # rows in which misread UTF-8 was put right
+    uw_rows: int = 0  # rows of MEDEC-UW
 
 
 @dataclass
@@ -151,11 +129,11 @@ class Intake:
                 "give every row its own id, and do not pass the same notes twice."
             )
 
-    def text_of(self, cells: dict[str, str], columns: Collection[str]) -> dict[str, str]:
-        """The cells, with misread UTF-8 in ``columns`` put right where that was asked for."""
+    def text_of(self, cells: dict[str, str]) -> dict[str, str]:
+        """The cells, with misread UTF-8 put right where that was asked for."""
         if not self.repair:
             return cells
-        repaired = {name: repair_encoding(value) if name in columns else value for name, value in cells.items()}
+        repaired = {name: repair_encoding(value) for name, value in cells.items()}
         self.report.repaired += repaired != cells
         return repaired
 

@@ -30,24 +30,22 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
-_TEXT_COLUMNS = ("Text", "Sentences", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _COLUMNS_OF_AN_ERROR = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _LARGEST_CELL = 1 << 24
 _HUB = "hf:"
 _HUB_SECONDS = 10.0
-_LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 
 
 def read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Intake) -> Iterator[Vignette]:
     """The vignettes of rows that have MEDEC's columns, every error row joined with its clean twin."""
     rows: dict[str, Vignette] = {}
     for place, cells in records:
-        if any(cell.strip() for cell in cells.values()):
-            vignette = vignette_of_row(place, intake.text_of(cells, _TEXT_COLUMNS), intake.report.sha256)
-            intake.claim(place.of(vignette.vignette_id))
-            rows[vignette.vignette_id] = vignette
-        else:
+        if not any(cell.strip() for cell in cells.values()):
             intake.drop_empty()
+            continue
+        vignette = vignette_of_row(place, intake.text_of(cells), intake.report.sha256)
+        intake.claim(place.of(vignette.vignette_id))
+        rows[vignette.vignette_id] = vignette
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
     error_row_of: dict[str, str] = {}
     for text_id, row in rows.items():
@@ -74,20 +72,16 @@ def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]
         check_header(source.name, header)
         for row, cells in enumerate(reader, start=1):
             place = RowPlace(source.name, row)
-            if not any(cell.strip() for cell in cells):
-                yield place, {}
-            elif len(cells) != len(header):
+            empty = not any(cell.strip() for cell in cells)
+            if not empty and len(cells) != len(header):
                 raise MedecFormatError(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
                     "put cells that contain commas, quotes or line breaks in double quotes."
                 )
-            else:
-                yield place, dict(zip(header, cells, strict=True))
+            yield place, {} if empty else dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise MedecFormatError(
-            f"{source.name}, row {row + 1}: not valid CSV ({error}); "
-            'close every quoted cell and write a quote inside it as "".'
-        ) from error
+        instead = 'close every quoted cell and write a quote inside it as ""'
+        raise MedecFormatError(f"{source.name}, row {row + 1}: not valid CSV ({error}); {instead}.") from error
 
 
 def check_header(file: str, header: list[str]) -> None:
@@ -177,13 +171,14 @@ def _load(path: str) -> dict[str, Any]:
     # Imported here: it takes a second, and most inputs are files.
     import datasets
 
+    folder = Path(path)
     try:
         if path.startswith(_HUB):
             found = _from_hub(path)
-        elif any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             found = datasets.load_from_disk(path)
         else:
-            found = _from_files(Path(path))
+            found = _from_files(folder)
     except MedecFormatError:
         raise
     except Exception as error:  # the library's errors have no common base
@@ -200,29 +195,27 @@ def _from_hub(path: str) -> Any:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     repository, _, split = path.removeprefix(_HUB).partition(":")
-    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+    try:
         # Asked once before: load_dataset goes on trying for half a minute and more.
-        try:
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
             huggingface_hub.HfApi().dataset_info(repository, timeout=_HUB_SECONDS)
-        except HFValidationError:
-            raise
-        except RepositoryNotFoundError:
-            raise MedecFormatError(
-                f"{path}: the hub has no such data set, or it is not open to you; "
-                "check the name, or log in with `hf auth login`."
-            ) from None
-        except Exception as error:  # whatever the network does
-            raise MedecFormatError(
-                f"{path}: the hub does not answer ({first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
-                "to use a data set that was loaded before, or give a local folder."
-            ) from error
+    except HFValidationError:
+        raise
+    except RepositoryNotFoundError:
+        reason = "has no such data set, or it is not open to you; check the name, or log in with `hf auth login`"
+        raise MedecFormatError(f"{path}: the hub {reason}.") from None
+    except Exception as error:  # whatever the network does
+        raise MedecFormatError(
+            f"{path}: the hub does not answer ({first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
+            "to use a data set that was loaded before, or give a local folder."
+        ) from error
     return datasets.load_dataset(repository, split=split or None)
 
 
 def _from_files(folder: Path) -> Any:
     import datasets
 
-    for suffix, loader in _LOADERS.items():
+    for suffix, loader in {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}.items():
         files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
         options: dict[str, Any] = {}
         if files and loader == "csv":

@@ -24,7 +24,6 @@ from medserl_agentloop.games.medical.types import Category, Label
 
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
 _OPTIONAL_KEYS = ("error_type", "error_sentence", "corrected_sentence")
-_TEXT_KEYS = ("incorrect_note", "correct_note", "error_sentence", "corrected_sentence")
 _ONE_TEXT_KEYS = ("prompt", "completion", "data_type")
 _TWO_TEXT_KEYS = ("vanilla", "adversarial", "completion", "data_type")
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
@@ -35,11 +34,10 @@ NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the fi
 def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """Read one vignette per line."""
     for place, found in _objects(source, intake, REQUIRED_KEYS + _OPTIONAL_KEYS):
-        values = _text_values(place, found, "a pair", REQUIRED_KEYS, _OPTIONAL_KEYS)
+        values = intake.text_of(_text_values(place, found, "a pair", REQUIRED_KEYS, _OPTIONAL_KEYS))
         text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
         place = place.of(text_id)
         intake.claim(place)
-        values = intake.text_of(values, _TEXT_KEYS)
         yield Vignette(
             vignette_id=text_id,
             error_note=_note(place, "incorrect_note", values),
@@ -79,7 +77,7 @@ def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | Non
     stem = re.sub(r"[^0-9A-Za-z]+", "_", PurePath(source.name).stem).strip("_") or "openrlhf"
     for place, found in _objects(source, intake, _TWO_TEXT_KEYS):
         keys = _ONE_TEXT_KEYS if "prompt" in found else _TWO_TEXT_KEYS
-        values = intake.text_of(_text_values(place, found, "an OpenRLHF row", keys), keys)
+        values = intake.text_of(_text_values(place, found, "an OpenRLHF row", keys))
         category = _category(place, values)
         note = _note(place, _key_of_the_note(place, values, category), values)
         case = _case(note, category, join)

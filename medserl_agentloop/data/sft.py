@@ -6,10 +6,9 @@ before it is written: a model can only learn turns that count. An answer begins 
 ``assistant_prefix``, which self-play puts into the prompt.
 
 verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's
-message that follows no question. verl then stops with "apply_chat_template to each turn separately";
-its own advice, ``ignore_input_ids_mismatch=True``, would train on answers without reasoning. Give such
-a model a plain template for the warm start instead, with
-``data.apply_chat_template_kwargs.chat_template``, as ``recipes/warm_start_base.yaml`` does.
+message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers
+without reasoning. Give such a model a plain ``data.apply_chat_template_kwargs.chat_template`` for the warm start,
+as ``recipes/warm_start_base.yaml`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
@@ -51,18 +50,6 @@ class SftRows:
     left_out: dict[str, int]
 
 
-class _Case(NamedTuple):
-    """A pair whose error is located and named."""
-
-    vignette_id: str
-    subset: str
-    error_note: str
-    clean_note: str
-    error_type: ErrorType
-    wrong: str
-    right: str
-
-
 def build_sft_rows(
     vignettes: Sequence[Vignette],
     *,
@@ -81,17 +68,16 @@ def build_sft_rows(
         val_fraction: Share of vignettes that goes to the validation split, 0 to 1.
         seed: Seed of the split and the order.
         profile: Prompt profile of both roles.
-        split_of: Split of each vignette id, from ``read_splits``, in place of ``val_fraction``; a case
-            that is not in it is left out.
+        split_of: Split of each vignette id, from ``read_splits``, in place of ``val_fraction``; others are left out.
 
     Raises:
         ValueError: A note or sentence holds text that the game would read as part of its format; the vignettes
             cannot be split as asked; the profile does not exist.
     """
     prompts = load_profile(profile)
-    found = [_case(vignette) for vignette in vignettes]
-    left_out = Counter(reason for reason in found if isinstance(reason, str))
-    cases = [case for case in found if isinstance(case, _Case)]
+    reasons = [_why_not(vignette) for vignette in vignettes]
+    left_out = Counter(filter(None, reasons))
+    cases = [vignette for vignette, reason in zip(vignettes, reasons, strict=True) if not reason]
     if not cases:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
     why = "vignettes that are in neither file of --splits-of"
@@ -144,8 +130,8 @@ def read_splits(folder: Path) -> dict[str, str]:
     return found
 
 
-def _case(vignette: Vignette) -> _Case | str:
-    """The vignette as a case to teach, or why it cannot be one."""
+def _why_not(vignette: Vignette) -> str:
+    """Why the vignette cannot be taught; empty if it can."""
     v = vignette
     if v.error_note is None or v.clean_note is None:
         return "vignettes with only one note"
@@ -155,32 +141,27 @@ def _case(vignette: Vignette) -> _Case | str:
         return "vignettes without an error type or without the two sentences"
     if one_line(v.error_sentence) not in one_line(v.error_note):
         return "vignettes whose error sentence is not in the error note"
-    return _Case(
-        v.vignette_id, v.subset, v.error_note, v.clean_note, v.error_type, v.error_sentence, v.corrected_sentence
-    )
+    return ""
 
 
-def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
+def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
     """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
+    error_type, wrong, right = case.error_type, case.error_sentence, case.corrected_sentence
+    assert error_type and wrong and right and case.error_note and case.clean_note  # see _why_not
     prefix = profile.settings.assistant_prefix
-    kind = "causal organism" if case.error_type is ErrorType.CAUSAL_ORGANISM else case.error_type.value
-    nothing_wrong = (
+    kind = "causal organism" if error_type is ErrorType.CAUSAL_ORGANISM else error_type.value
+    nothing = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    found = (
-        f'The sentence "{case.wrong}" does not fit the rest of the note: the {kind} is wrong. '
-        f"It should read: {case.right}"
-    )
+    found = f'The sentence "{wrong}" does not fit the rest of the note: the {kind} is wrong. It should read: {right}'
     changed = (
-        f'I change the sentence "{case.right}" to "{case.wrong}". '
+        f'I change the sentence "{right}" to "{wrong}". '
         f"That makes the {kind} wrong, and the rest of the note stays as it is."
     )
-    role = Role.ASSESSOR
+    write, role = profile.parser.write_assessment, Role.ASSESSOR
     try:
-        safe = profile.parser.write_assessment(nothing_wrong, Label.SAFE, prefill=prefix)
-        harmful = profile.parser.write_assessment(
-            found, Label.HARMFUL, case.wrong, case.error_type, case.right, prefill=prefix
-        )
+        safe = write(nothing, Label.SAFE, prefill=prefix)
+        harmful = write(found, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
         role = Role.ATTACKER
         attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
@@ -190,32 +171,29 @@ def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
             "take the row out of the input."
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
-    game = Game(
-        GameSpec(
-            category=Category.ADVERSARIAL_BENIGN,
-            target_label=Label.HARMFUL,
-            seed_note=case.clean_note,
-            error_note=case.error_note,
-            clean_note=case.clean_note,
-            error_type=case.error_type,
-            error_sentence=case.wrong,
-            corrected_sentence=case.right,
-            vignette_id=case.vignette_id,
-        ),
-        EditLimits(),
-        profile.parser,
+    spec = GameSpec(
+        category=Category.ADVERSARIAL_BENIGN,
+        target_label=Label.HARMFUL,
+        seed_note=case.clean_note,
+        error_note=case.error_note,
+        clean_note=case.clean_note,
+        error_type=error_type,
+        error_sentence=wrong,
+        corrected_sentence=right,
+        vignette_id=case.vignette_id,
     )
+    game = Game(spec, EditLimits(), profile.parser)
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
     return answers
 
 
-def _row(case: _Case, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
-    role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
+def _row(case: Vignette, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
+    role = category.first_role()
     note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
     return {
-        "messages": [*profile.messages(role, category, note), {"role": "assistant", "content": answer}],
+        "messages": [*profile.messages(role, category, note or ""), {"role": "assistant", "content": answer}],
         "data_source": f"{case.subset}_sft/{category.value}",
         "game_role": role.value,
         "category": category.value,

@@ -51,39 +51,22 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Vignette:
-    """One case: its error note, its clean note, or both. The unit of splitting.
+    """One case: its error note, its clean note, or both. The unit of splitting."""
 
-    Attributes:
-        vignette_id: Identifier of the case: that of its error row, else of its only row.
-        error_note: The note with its error.
-        clean_note: The correct note.
-        source_sha256: Hash of the file the vignette was read from.
-        error_text_id: Row that the error note was read from.
-        clean_text_id: Row that the clean note was read from.
-        twin_text_id: The clean row of the same case, where the file has one.
-        twin_note: Text of that row: the same case, often with its sentences in another order.
-        error_type: Type of the error.
-        error_sentence: The wrong sentence of the error note.
-        corrected_sentence: That sentence put right.
-        error_sentence_id: Number of the wrong sentence in ``sentences``; 0 is one, -1 is none.
-        sentences: The source's numbered sentences of the note named by ``vignette_id``.
-        categories: The categories that the source asks for; None where it leaves them open.
-    """
-
-    vignette_id: str
+    vignette_id: str  # that of its error row, else of its only row
     error_note: str | None
     clean_note: str | None
-    source_sha256: str
-    error_text_id: str | None = None
+    source_sha256: str  # of the file it was read from
+    error_text_id: str | None = None  # the row that the error note was read from
     clean_text_id: str | None = None
-    twin_text_id: str | None = None
-    twin_note: str | None = None
+    twin_text_id: str | None = None  # the clean row of the same case, where the file has one
+    twin_note: str | None = None  # its text, often with its sentences in another order
     error_type: ErrorType | None = None
     error_sentence: str | None = None
     corrected_sentence: str | None = None
-    error_sentence_id: int = -1
-    sentences: tuple[Sentence, ...] = ()
-    categories: tuple[Category, ...] | None = None
+    error_sentence_id: int = -1  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
+    sentences: tuple[Sentence, ...] = ()  # those of the note named by ``vignette_id``, with the source's numbers
+    categories: tuple[Category, ...] | None = None  # those that the source asks for; None where it leaves them open
 
     @property
     def notes(self) -> tuple[str, ...]:
