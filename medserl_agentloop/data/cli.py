@@ -237,7 +237,8 @@ def evaluation_rows(
             write_parquet(made.rows, place / output.name)
     console, sources = Console(), Counter(row["data_source"] for row in made.rows)
     _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
-    _say(console, f"{output}: {len(made.rows)} rows; {made.dropped_empty} empty records dropped")
+    dropped = sum(report.dropped_empty for report in made.read.reports)
+    _say(console, f"{output}: {len(made.rows)} rows; {dropped} empty records dropped")
 
 
 @app.command()
@@ -328,8 +329,8 @@ def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, outpu
         for text_id, reason in report.not_joined:
             _say(console, f"not joined: {report.file}, {text_id}: {reason}")
     for pair in prepared.near_duplicates:
-        found = f"near-duplicates across the splits: train {pair.train}, val {pair.val}"
-        _say(console, f"{found} (4-gram Jaccard {pair.similarity:.2f})")
+        found = f"near-duplicates across the splits: train {pair['train']}, val {pair['val']}"
+        _say(console, f"{found} (4-gram Jaccard {pair['similarity']:.2f})")
     _say(console, f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
     for split, written in (("train", games.train), ("val", games.val)):
         of = games.labels(split)

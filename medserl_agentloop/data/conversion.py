@@ -30,21 +30,12 @@ _NAMED_IN_A_MESSAGE = 10
 
 
 @dataclass(frozen=True)
-class CrossSplitPair:
-    """A training case and a validation case with a note of theirs nearly the same."""
-
-    train: str
-    val: str
-    similarity: float
-
-
-@dataclass(frozen=True)
 class Prepared:
-    """The input, the rows that are not yet written, and training and validation cases that are nearly the same."""
+    """The input, and the rows that are not yet written."""
 
     read: ReadResult
     games: GameRows
-    near_duplicates: list[CrossSplitPair]
+    near_duplicates: list[dict[str, Any]]  # ids of a training and a validation case, and their similarity
 
 
 def prepare(
@@ -101,7 +92,7 @@ def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any
             "sources": [asdict(source) for source in prepared.read.reports],
             "outputs": outputs,
             "splits": {name: asdict(report) for name, report in games.reports.items()},
-            "near_duplicates_across_splits": [asdict(pair) for pair in prepared.near_duplicates],
+            "near_duplicates_across_splits": prepared.near_duplicates,
         }
         # One line for each excluded id, so that a long list can be read and searched.
         reasons = [
@@ -125,7 +116,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _across_splits(vignettes: list[Vignette], games: GameRows) -> Iterator[CrossSplitPair]:
+def _across_splits(vignettes: list[Vignette], games: GameRows) -> Iterator[dict[str, Any]]:
     """Compares one note per case: its correct one, or its error note where that is all there is."""
 
     def used(rows: list[Row]) -> list[tuple[str, str]]:
@@ -137,7 +128,7 @@ def _across_splits(vignettes: list[Vignette], games: GameRows) -> Iterator[Cross
     for name, note in used(games.train):
         if match := index.find(note):
             number, similarity = match
-            yield CrossSplitPair(name, val[number][0], round(similarity, 3))
+            yield {"train": name, "val": val[number][0], "similarity": round(similarity, 3)}
 
 
 def near_duplicates_of(others: Sequence[Vignette]) -> Screen:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -49,15 +49,6 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
             error_type=cell.error_type(place, "error_type", values["error_type"]),
             source_sha256=source.sha256,
         )
-
-
-def note_join(vignettes: Sequence[Vignette]) -> NoteJoin:
-    """The cases by the text of their notes."""
-    cases: dict[str, Vignette] = {}
-    for vignette in vignettes:
-        for note in vignette.notes:
-            cases.setdefault(one_line(note), vignette)
-    return cases
 
 
 def is_openrlhf(source: SourceFile) -> bool:

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from medserl_agentloop.data.intake import Intake, MedecFormatError, ReadReport, RowPlace, read_source
 from medserl_agentloop.data.official_csv import csv_records, is_dataset, read_dataset, read_records
-from medserl_agentloop.data.pair_jsonl import (
-    NoteJoin,
-    is_openrlhf,
-    note_join,
-    read_openrlhf_jsonl,
-    read_pair_jsonl,
-)
+from medserl_agentloop.data.pair_jsonl import NoteJoin, is_openrlhf, read_openrlhf_jsonl, read_pair_jsonl
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.games.medical.edits import one_line
 
 
-@dataclass(frozen=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """The vignettes of all files in file order, and one report per file."""
 
     vignettes: list[Vignette]
@@ -60,13 +54,18 @@ def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair
 
 
 def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:
+    """The cases by the text of their notes."""
     for path in join:
         if path.suffix == ".jsonl" and is_openrlhf(read_source(path)):
             raise MedecFormatError(
                 f"{path}: an OpenRLHF file has no error types to join with; "
                 "give --join MEDEC's CSV or a .jsonl file of pairs."
             )
-    return note_join(read_files(join, repair_encoding=repair_encoding).vignettes)
+    cases: dict[str, Vignette] = {}
+    for vignette in read_files(join, repair_encoding=repair_encoding).vignettes:
+        for note in vignette.notes:
+            cases.setdefault(one_line(note), vignette)
+    return cases
 
 
 def _open(path: Path | str, intake: Intake, cases: NoteJoin | None) -> Iterator[Vignette]:

@@ -52,8 +52,7 @@ class RowPlan:
     val_from: int | None = None
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A vignette may not serve ``categories``: None keeps it out altogether, () only notes it."""
 
     reason: str
@@ -133,10 +132,7 @@ def format_mix(mix: Mix) -> str:
 def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[Screen] = ()) -> GameRows:
     """Split the vignettes, choose those that serve each category, and make their rows.
 
-    Args:
-        vignettes: The cases.
-        plan: What to make.
-        screens: What else keeps a vignette out of some categories, or out of the files.
+    ``screens`` keep further vignettes out of some categories, or out of the files.
 
     Raises:
         ValueError: The plan cannot be met exactly, and the message says what to change; or the prompt profile
@@ -362,37 +358,20 @@ def _choose(members: list[_Case], counts: dict[Category, int], rng: random.Rando
     return chosen
 
 
-@dataclass(frozen=True)
-class EvalRows:
+class EvalRows(NamedTuple):
     """The rows in the order of the files, and the account of the files."""
 
     rows: list[Row]
     read: ReadResult
 
-    @property
-    def dropped_empty(self) -> int:
-        """How many records without any content were dropped."""
-        return sum(report.dropped_empty for report in self.read.reports)
-
-    @property
-    def sha256(self) -> dict[str, str]:
-        """Each file's hash."""
-        return {report.file: report.sha256 for report in self.read.reports}
-
 
 def build_eval_rows(
     paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, split: str = EVAL_SPLIT
 ) -> EvalRows:
-    """One assessor turn for every row of MEDEC's CSV files.
+    """One assessor turn for every row of MEDEC's CSV files; ``split`` is what ``extra_info.split`` says.
 
     Published figures are computed on the text as it was published, so unlike in training rows nothing is
     stripped, repaired or left out here.
-
-    Args:
-        paths: CSV files in MEDEC's nine columns.
-        profile: Prompt profile of the assessor.
-        first_index: Index of the first row.
-        split: Value of ``extra_info.split``.
 
     Raises:
         MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.

@@ -100,13 +100,13 @@ def verify_files(
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
     max_prompt_tokens: int | None = None,
 ) -> Report:
-    """Check every row of every file.
+    """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
     Args:
-        paths: Parquet files that are used together, e.g. train, validation and evaluation rows.
+        paths: The parquet files.
         tokenizer: The tokenizer of the model to train.
         profile: Prompt profile that the files were written with.
-        vanilla_attacker: What it was told of the attacker in vanilla games.
+        vanilla_attacker: What they were written with.
         max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
 
     Raises:
@@ -225,33 +225,32 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Any:
                 datasets.enable_progress_bars()
 
 
-@dataclass
 class _Seen:
-    """Where each index, case and note of all files was seen first; of the last two also in which split."""
+    """Where each index, case and note of all files was seen first, and in which split."""
 
-    index: dict[int, str] = field(default_factory=dict)
-    case: dict[str, tuple[str, str]] = field(default_factory=dict)
-    note: dict[str, tuple[str, str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, Any], tuple[str, str]] = {}
 
     def before(self, facts: dict[str, Any], place: str) -> Iterator[Finding]:
+        """What an earlier row has that only this one may have."""
         index, split = facts.get("index"), facts.get("split")
         case, note = facts.get("vignette_id"), facts.get("seed_note")
-        if isinstance(index, int) and (first := self.index.setdefault(index, place)) != place:
-            yield Check.INDEX, f"index {index} is already that of {first}; give every row of all files its own"
+        if isinstance(index, int):
+            _, first = self._first.setdefault(("index", index), ("", place))
+            if first != place:
+                yield Check.INDEX, f"index {index} is already that of {first}; give every row of all files its own"
         if not isinstance(split, str):
             return
-        remedy = "split by vignette, or leave one of the files out"
-        if isinstance(case, str) and case:
-            first_split, first = self.case.setdefault(case, (split, place))
+        keys = {"case": case, "note": one_line(note).casefold() if isinstance(note, str) else None}
+        for kind, key in keys.items():
+            if not isinstance(key, str) or not key:
+                continue
+            first_split, first = self._first.setdefault((kind, key), (split, place))
             if first_split != split:
-                message = f"vignette {case!a} is in split {split!r} here and in {first_split!r} at {first}; {remedy}"
-                yield Check.SPLITS, message
+                who, by = (f"vignette {case!a}", "") if kind == "case" else ("its note", ", under another id,")
+                message = f"{who} is in split {split!r} here and{by} in {first_split!r} at {first}"
+                yield Check.SPLITS, f"{message}; split by vignette, or leave one of the files out"
                 return
-        if isinstance(note, str) and note:
-            first_split, first = self.note.setdefault(one_line(note).casefold(), (split, place))
-            if first_split != split:
-                here = f"its note is in split {split!r} here and, under another id,"
-                yield Check.SPLITS, f"{here} in {first_split!r} at {first}; {remedy}"
 
 
 def _prompt_tokens(

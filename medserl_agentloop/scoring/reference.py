@@ -93,6 +93,7 @@ def read_reference(paths: Sequence[Path]) -> Reference:
     Raises:
         MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.
     """
-    read = build_eval_rows(paths)
-    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in read.rows)
-    return Reference(notes, read.dropped_empty, read.sha256)
+    rows, read = build_eval_rows(paths)
+    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
+    dropped = sum(report.dropped_empty for report in read.reports)
+    return Reference(notes, dropped, {report.file: report.sha256 for report in read.reports})

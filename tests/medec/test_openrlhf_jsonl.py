@@ -105,5 +105,5 @@ def test_category_without_its_note_is_counted_as_no_seed(convert, write_pairs, t
 @pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
 def test_real_rows_all_get_their_error_type(medec_dir, name):
     (report,) = read_files([medec_dir / name], join=(medec_dir / OFFICIAL,)).reports
-    assert (report.records, report.joined, report.not_joined) == (320, 320, ())
+    assert (report.records, report.joined, report.not_joined) == (320, 320, [])
     assert "unknown" not in report.error_types
