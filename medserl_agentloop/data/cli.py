@@ -139,8 +139,7 @@ def convert(
         vignettes = track(read.vignettes, "looking at cases", **bar)
         prepared = conversion.prepare(read, vignettes, plan, screens, exclude_overlong)
         if not dry_run:
-            options = _options(context)
-            conversion.write(prepared, output, _command_line(context, options), options)
+            conversion.write(prepared, output, *_command_line(context))
     _print_conversion(console, prepared, plan, output, dry_run)
 
 
@@ -267,32 +266,24 @@ def _refuse_uw(read: ReadResult, agreed: bool) -> None:
 
 
 def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[str] | None) -> float:
+    """The share of cases for validation, of which ``train=0.9,val=0.1`` is another spelling."""
     given = {"--val-fraction": fraction is not None, "--split": split is not None, "--val-input": bool(val_inputs)}
     names = [name for name, is_given in given.items() if is_given]
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} contradict each other; give one of them.")
-    if split is not None:
-        return parse_split(split)
-    return 0.1 if fraction is None else fraction
-
-
-def parse_split(text: str) -> float:
-    """Read ``train=0.9,val=0.1``: the share of cases for validation."""
-    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", text)
+    if split is None:
+        return 0.1 if fraction is None else fraction
+    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", split)
     with suppress(ValueError):
         if shares and Fraction(shares[1]) + Fraction(shares[2]) == 1:
             return float(shares[2])
-    raise ValueError(f"split: {text!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
+    raise ValueError(f"split: {split!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
 
 
-def _options(context: typer.Context) -> dict[str, Any]:
-    """Every option by its name on the command line, as the user typed it."""
+def _command_line(context: typer.Context) -> tuple[str, dict[str, Any]]:
+    """The command for the manifest, the script's or that of ``medserl``, and its options with their values."""
     names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    return {names[name]: value for name, value in sorted(context.params.items()) if name in names}
-
-
-def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
-    """The command for the manifest: the script's, or that of ``medserl``."""
+    options = {names[name]: value for name, value in sorted(context.params.items()) if name in names}
     words = ["medserl", "data", "convert"] if context.parent else ["python", "data_prep/medec_to_parquet.py"]
     for name, value in options.items():
         if value is True:
@@ -300,7 +291,7 @@ def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
         elif value is not None and value is not False:
             for item in value if isinstance(value, (list, tuple)) else [value]:
                 words += [name, str(item.value if isinstance(item, Enum) else item)]
-    return shlex.join(words)
+    return shlex.join(words), options
 
 
 def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:

@@ -66,7 +66,7 @@ def read_source(path: Path) -> SourceFile:
     """Read a file and make sure that it is UTF-8."""
     try:
         content = path.read_bytes()
-        # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
+        # Surrogates pass here so that the row they stand in can be named; optional_text refuses them.
         text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
@@ -138,8 +138,8 @@ class Intake:
         return repaired
 
 
-def usable_text(place: RowPlace, column: str, value: str) -> str:
-    """``value`` with LF line ends and no outer white space.
+def optional_text(place: RowPlace, column: str, value: str) -> str | None:
+    """The text of a cell, with LF line ends and no outer white space; None where it is empty or the literal ``NA``.
 
     Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes
     and would give the label away.
@@ -150,12 +150,7 @@ def usable_text(place: RowPlace, column: str, value: str) -> str:
             f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
             "which no tokenizer can read; write the intended character or remove it."
         )
-    return value.replace("\r\n", "\n").replace("\r", "\n").strip()
-
-
-def optional_text(place: RowPlace, column: str, value: str) -> str | None:
-    """The text of a cell; None where it is empty or the literal ``NA``."""
-    text = usable_text(place, column, value)
+    text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
     return None if text in ("", "NA") else text
 
 

@@ -69,8 +69,7 @@ def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | Non
     for place, found in _objects(source, intake, _TWO_TEXT_KEYS):
         keys = _ONE_TEXT_KEYS if "prompt" in found else _TWO_TEXT_KEYS
         values = intake.text_of(_text_values(place, found, "an OpenRLHF row", keys))
-        category = _category(place, values)
-        note = _note(place, _key_of_the_note(place, values, category), values)
+        note, category = _note_and_category(place, values)
         case = _case(note, category, join)
         if isinstance(case, Vignette):
             intake.claim(place.of(f"{case.vignette_id}/{category.value}"))
@@ -96,26 +95,21 @@ def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | Non
         yield replace(case, categories=in_order, source_sha256=source.sha256)
 
 
-def _category(place: RowPlace, values: dict[str, str]) -> Category:
-    try:
-        category = Category(values["data_type"])
-    except ValueError:
-        known = ", ".join(c.value for c in Category)
-        raise place.error("data_type", values["data_type"], f"write one of {known}") from None
+def _note_and_category(place: RowPlace, values: dict[str, str]) -> tuple[str, Category]:
+    known = [category.value for category in Category]
+    if values["data_type"] not in known:
+        raise place.error("data_type", values["data_type"], f"write one of {', '.join(known)}")
+    category = Category(values["data_type"])
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
     if values["completion"].strip() not in ("", expected):
         instead = f"the completion of a {category.value} row is {expected!r}"
         raise place.error("completion", values["completion"], instead)
-    return category
-
-
-def _key_of_the_note(place: RowPlace, values: dict[str, str], category: Category) -> str:
     if "prompt" in values:
-        return "prompt"
+        return _note(place, "prompt", values), category
     key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
     if values[other].strip():
         raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
-    return key
+    return _note(place, key, values), category
 
 
 def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | str:

@@ -238,25 +238,21 @@ def _usable(
             serves -= set(bar.categories or ())
         if any(bar.categories is None for bar in bars):
             continue
-        reasons = {
-            "not a harmful seed: its two notes differ in letter case or white space only": (
-                Label.HARMFUL in labels and vignette.edit_tag is EditTag.NO_OP
-            ),
-            "not a harmful seed: it has no error note": Label.HARMFUL in labels and vignette.error_note is None,
-            "not a benign seed: it has no clean note": Label.SAFE in labels and vignette.clean_note is None,
+        no_harmful_seed = {
+            "its two notes differ in letter case or white space only": vignette.edit_tag is EditTag.NO_OP,
+            "it has no error note": vignette.error_note is None,
         }
-        for reason, holds in reasons.items():
-            if holds:
-                exclusions[reason].append((vignette.vignette_id, None))
+        for reason, holds in no_harmful_seed.items():
+            if holds and Label.HARMFUL in labels:
+                exclusions[f"not a harmful seed: {reason}"].append((vignette.vignette_id, None))
+        if Label.SAFE in labels and vignette.clean_note is None:
+            exclusions["not a benign seed: it has no clean note"].append((vignette.vignette_id, None))
         if vignette.twin_text_id and vignette.twin_text_id != vignette.clean_text_id:
             reason = "twin whose own text is not used: the pair's corrected text is the clean note"
             exclusions[reason].append((vignette.twin_text_id, None))
         cases.append(_Case(number, vignette, serves))
-    return sorted(cases, key=lambda case: _hash(case.vignette.vignette_id))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    # The digest as a little-endian number.
+    return sorted(cases, key=lambda c: hashlib.blake2b(c.vignette.vignette_id.encode(), digest_size=8).digest()[::-1])
 
 
 def _split(cases: list[_Case], plan: RowPlan, exclusions: Exclusions) -> tuple[dict[str, list[_Case]], int]:
@@ -265,31 +261,26 @@ def _split(cases: list[_Case], plan: RowPlan, exclusions: Exclusions) -> tuple[d
     Where validation input was given, training cases that share a note with it are left out.
     """
     groups = _sharing_a_note(cases)
-    several = sorted((group for group in groups if len(group) > 1), key=lambda group: group[1])
-    in_val: set[int] = set()
-    left_out: set[int] = set()
+    several = [group for group in groups if len(group) > 1]
+    val: set[int] = set()
     if plan.val_from is None:
         random.Random(plan.seed).shuffle(groups)
         wanted = int(len(cases) * plan.val_fraction + 0.5)
         for group in groups:
-            if len(in_val) + len(group) <= wanted:
-                in_val.update(group)
+            if len(val) + len(group) <= wanted:
+                val.update(group)
+        train = set(range(len(cases))) - val
     else:
-        in_val = {at for at, case in enumerate(cases) if case.number >= plan.val_from}
+        val = {at for at, case in enumerate(cases) if case.number >= plan.val_from}
+        train = set(range(len(cases))) - val
         reason = "not for training: it shares a note with a case that was given for validation"
         for group in several:
-            validation = [at for at in group if at in in_val]
+            validation = [cases[at].vignette.vignette_id for at in group if at in val]
             for at in group:
-                if validation and at not in in_val:
-                    left_out.add(at)
-                    exclusions[reason].append(
-                        (cases[at].vignette.vignette_id, cases[validation[0]].vignette.vignette_id)
-                    )
-    not_in_train = in_val | left_out
-    splits = {
-        "train": [case for at, case in enumerate(cases) if at not in not_in_train],
-        "val": [case for at, case in enumerate(cases) if at in in_val],
-    }
+                if validation and at in train:
+                    exclusions[reason].append((cases[at].vignette.vignette_id, validation[0]))
+                    train.remove(at)
+    splits = {name: [cases[at] for at in sorted(members)] for name, members in (("train", train), ("val", val))}
     return splits, sum(map(len, several))
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from medec.builders import assert_one_sentence
 
 from medserl_agentloop.data import rows as game_rows
-from medserl_agentloop.data.cli import parse_split
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
 from medserl_agentloop.data.writing import SCHEMA, to_table
@@ -230,9 +230,9 @@ def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
 
 
 @pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
-def test_split_that_is_not_two_shares_of_one_is_an_error(text):
-    with pytest.raises(ValueError, match=r"^split: .* not two shares that add up to 1; write train=0.9,val=0.1"):
-        parse_split(text)
+def test_split_that_is_not_two_shares_of_one_is_an_error(convert, pairs, text):
+    result = convert("--input", pairs, "--split", text)
+    assert_one_sentence(result, "error: split: ", "not two shares that add up to 1; write train=0.9,val=0.1")
 
 
 def test_rows_too_few_for_the_mix_are_an_error(vignettes):
