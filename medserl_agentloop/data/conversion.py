@@ -61,11 +61,7 @@ def prepare(
 def write(prepared: Prepared, folder: Path, command: str, options: dict[str, Any]) -> None:
     """Write all three files into ``folder``, or none; the same data set gives the same bytes.
 
-    Args:
-        prepared: What to write.
-        folder: Where.
-        command: The command line, for the manifest; paths stand as the user typed them.
-        options: Every option with its value, for the manifest.
+    ``command`` and ``options`` are for the manifest; paths stand in them as the user typed them.
 
     Raises:
         ValueError: They cannot be written, or a prompt lacks its note.

@@ -56,7 +56,7 @@ def read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Int
         if twin := twin_of.get(text_id):
             row = replace(row, twin_text_id=twin.vignette_id, twin_note=twin.clean_note)
             if row.clean_note is None:
-                row = replace(row, clean_note=twin.clean_note, clean_text_id=twin.vignette_id)
+                row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
         if text_id not in error_row_of:
             yield row
 
@@ -113,14 +113,11 @@ def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> V
             raise place.error(column, cells[column], "the row's flag says that it has no error: write NA, or flag 1")
     # The corrected text goes before the twin's: it differs from the error note in the error only,
     # while a twin often has its sentences in another order, which would tell the two labels apart.
-    clean_note = texts["Corrected Text"] if has_error else note
     return Vignette(
         vignette_id=text_id,
         error_note=note if has_error else None,
-        clean_note=clean_note,
+        clean_note=texts["Corrected Text"] if has_error else note,
         source_sha256=sha256,
-        error_text_id=text_id if has_error else None,
-        clean_text_id=None if clean_note is None else text_id,
         error_type=error_type,
         error_sentence=texts["Error Sentence"],
         corrected_sentence=texts["Corrected Sentence"],

@@ -42,8 +42,6 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
             vignette_id=text_id,
             error_note=_note(place, "incorrect_note", values),
             clean_note=_note(place, "correct_note", values),
-            error_text_id=text_id,
-            clean_text_id=text_id,
             error_sentence=cell.optional_text(place, "error_sentence", values["error_sentence"]),
             corrected_sentence=cell.optional_text(place, "corrected_sentence", values["corrected_sentence"]),
             error_type=cell.error_type(place, "error_type", values["error_type"]),
@@ -85,8 +83,6 @@ def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | Non
                 vignette_id=name,
                 error_note=note if harmful else None,
                 clean_note=None if harmful else note,
-                error_text_id=name if harmful else None,
-                clean_text_id=None if harmful else name,
                 source_sha256=source.sha256,
                 categories=(category,),
             )

@@ -93,7 +93,7 @@ def _count(report: ReadReport, found: list[Vignette]) -> None:
     pairs = [v for v in wrong if v.clean_note is not None]
     types = Counter(v.error_type.value if v.error_type else "unknown" for v in wrong)
     report.pairs = len(pairs)
-    report.pairs_by_twin = sum(v.clean_text_id != v.error_text_id for v in pairs)
+    report.pairs_by_twin = sum(v.clean_from_twin for v in pairs)
     report.twins = sum(v.twin_text_id is not None for v in found)
     report.clean_only = len(found) - len(wrong)
     report.error_only = len(wrong) - len(pairs)

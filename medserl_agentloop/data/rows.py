@@ -100,11 +100,7 @@ class _Case(NamedTuple):
 
 
 def parse_mix(text: str) -> dict[Category, int]:
-    """Read ``category=share,...``; categories left out, or with share 0, get no rows.
-
-    Raises:
-        ValueError: It makes no sense; the message says what to write instead.
-    """
+    """Read ``category=share,...``, or raise ValueError; categories left out, or with share 0, get no rows."""
     known = [category.value for category in Category]
     shares: dict[str, Fraction] = {}
     for part in text.split(","):
@@ -193,7 +189,7 @@ def game_row(
     vignette: Vignette, category: Category, role: Role, note: str, split: str, index: int, profile: PromptProfile
 ) -> Row:
     """The row of a game that starts from ``note``, with ``role``'s turn first."""
-    from_error = category.seed_label is Label.HARMFUL
+    from_twin = vignette.clean_from_twin and category.seed_label is Label.SAFE
     label = category.default_target_label.value
     return {
         "data_source": f"{vignette.subset}/{category.value}",
@@ -205,7 +201,7 @@ def game_row(
             "index": index,
             "split": split,
             "subset": vignette.subset,
-            "text_id": vignette.error_text_id if from_error else vignette.clean_text_id,
+            "text_id": vignette.twin_text_id if from_twin else vignette.vignette_id,
             "vignette_id": vignette.vignette_id,
             "category": category.value,
             "target_label": label,
@@ -247,7 +243,7 @@ def _usable(
                 exclusions[f"not a harmful seed: {reason}"].append((vignette.vignette_id, None))
         if Label.SAFE in labels and vignette.clean_note is None:
             exclusions["not a benign seed: it has no clean note"].append((vignette.vignette_id, None))
-        if vignette.twin_text_id and vignette.twin_text_id != vignette.clean_text_id:
+        if vignette.twin_text_id and not vignette.clean_from_twin:
             reason = "twin whose own text is not used: the pair's corrected text is the clean note"
             exclusions[reason].append((vignette.twin_text_id, None))
         cases.append(_Case(number, vignette, serves))

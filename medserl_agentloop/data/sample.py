@@ -28,12 +28,8 @@ def sample_rows(
 ) -> list[list[str]]:
     """Distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
 
-    Args:
-        vignettes: How many.
-        seed: Of all choices.
-        split: Which wordings and facts they use.
-        overlap: Share of 4-grams from which on two notes are too much alike to stand in one sample;
-            1 leaves out only the same notes again.
+    ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are
+    too much alike to stand in one sample, and 1 leaves out only the same notes again.
 
     Raises:
         ValueError: The world is too small for that many distinct vignettes.

@@ -61,14 +61,8 @@ def build_sft_rows(
     """Conversations of one user's and one assistant's message each, shuffled.
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
-    input, fraction and seed, a case is in the same split as ``build_rows`` puts it.
-
-    Args:
-        vignettes: The cases.
-        val_fraction: Share of vignettes that goes to the validation split, 0 to 1.
-        seed: Seed of the split and the order.
-        profile: Prompt profile of both roles.
-        split_of: Split of each vignette id, from ``read_splits``, in place of ``val_fraction``; others are left out.
+    input, fraction and seed, a case is in the same split as ``build_rows`` puts it; ``split_of``, from
+    ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name.
 
     Raises:
         ValueError: A note or sentence holds text that the game would read as part of its format; the vignettes

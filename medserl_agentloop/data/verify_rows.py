@@ -116,14 +116,15 @@ def truth_of(row: dict[str, Any]) -> Any:
 def messages_of(row: dict[str, Any]) -> list[dict[str, str]] | None:
     """The row's prompt; None if it is not a native list of messages that ends with the user's."""
     prompt = row.get("prompt")
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
         return None
-    for message in prompt:
-        if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            return None
-        if message["role"] not in _ROLES or not isinstance(message["content"], str):
-            return None
     return prompt if prompt[-1]["role"] == "user" else None
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"role", "content"}:
+        return False
+    return value["role"] in _ROLES and isinstance(value["content"], str)
 
 
 def _why_not_native(prompt: Any) -> str:

@@ -57,10 +57,9 @@ class Vignette:
     error_note: str | None
     clean_note: str | None
     source_sha256: str  # of the file it was read from
-    error_text_id: str | None = None  # the row that the error note was read from
-    clean_text_id: str | None = None
     twin_text_id: str | None = None  # the clean row of the same case, where the file has one
     twin_note: str | None = None  # its text, often with its sentences in another order
+    clean_from_twin: bool = False  # the error row has no corrected text: the twin's text stands in
     error_type: ErrorType | None = None
     error_sentence: str | None = None
     corrected_sentence: str | None = None
@@ -89,7 +88,7 @@ class Vignette:
         """Where the clean note was read."""
         if self.error_note is None or self.clean_note is None:
             return PairSource.UNPAIRED
-        return PairSource.IN_ROW if self.clean_text_id == self.error_text_id else PairSource.TWIN
+        return PairSource.TWIN if self.clean_from_twin else PairSource.IN_ROW
 
     @property
     def edit_tag(self) -> EditTag:
