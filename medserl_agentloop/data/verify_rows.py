@@ -289,14 +289,13 @@ def _tail(hits: int, drawn: int, marked: int, rows: int) -> float:
     """Probability of a hypergeometric count at least as far from its mean, on the same side, as ``hits``."""
     if hits * rows < drawn * marked:  # below the mean: count the unmarked rows instead
         hits, marked = drawn - hits, rows - marked
-    log_first = _log_choose(marked, hits) + _log_choose(rows - marked, drawn - hits) - _log_choose(rows, drawn)
-    total = term = 1.0
-    for k in range(hits, min(drawn, marked)):
-        term *= (marked - k) * (drawn - k) / ((k + 1) * (rows - marked - drawn + k + 1))
+    total = 0.0
+    for k in range(hits, min(drawn, marked) + 1):
+        term = math.exp(_log_choose(marked, k) + _log_choose(rows - marked, drawn - k) - _log_choose(rows, drawn))
         total += term
         if term < total * 1e-12:
             break
-    return math.exp(min(0.0, log_first + math.log(total)))
+    return min(1.0, total)
 
 
 def _log_choose(n: int, k: int) -> float:
