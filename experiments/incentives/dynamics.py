@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.payoffs import ATTACKS, BEFORE, Attack, Terms, earned
-from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
+from medserl_agentloop.data.rows import DEFAULT_MIX, parse_mix
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Category, Label, Role
 

@@ -1,37 +1,60 @@
-"""The ``medserl data`` commands. The scripts of ``data_prep`` are the same commands under names of their own."""
+"""The ``medserl data`` commands and what they print. The scripts of ``data_prep`` are the same commands."""
 
 from __future__ import annotations
 
+import re
 import shlex
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
 
-from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
-from medserl_agentloop.data.eval_rows import FIRST_INDEX, build_eval_rows
-from medserl_agentloop.data.reader import ReadOptions, read_files, refuse_uw
-from medserl_agentloop.data.rows import RowPlan
-from medserl_agentloop.data.sample import NEAR_DUPLICATE, SEED, VIGNETTES, write_sample
+from medserl_agentloop.core.manifest import MANIFEST
+from medserl_agentloop.data.intake import ReadReport
+from medserl_agentloop.data.reader import ReadResult, read_files
+from medserl_agentloop.data.rows import DEFAULT_MIX, FIRST_INDEX, RowPlan, build_eval_rows, format_mix, parse_mix
+from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
+from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
 
+if TYPE_CHECKING:
+    from medserl_agentloop.data.conversion import Prepared
+    from medserl_agentloop.data.verify import Report
+
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
 
-Profile = Annotated[str, typer.Option(help="Prompt profile: a name, or the path of a folder.")]
+Profile = Annotated[str, Option(help="Prompt profile: a name, or the path of a folder.")]
 UwAgreement = Annotated[
     bool,
-    typer.Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
+    Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
 ]
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
-_SECONDS_WITHOUT_BAR = 1.0
-_ITEMS_PER_UPDATE = 50
+_INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
+    "records read": lambda r: r.records,
+    "= empty records, dropped": lambda r: r.dropped_empty,
+    "+ pairs (error note and clean note)": lambda r: r.pairs,
+    "+ clean rows that are a pair's twin": lambda r: r.twins,
+    "+ clean notes without an error note": lambda r: r.clean_only,
+    "+ error notes without a clean note": lambda r: r.error_only,
+    "pairs whose clean note is the twin's": lambda r: r.pairs_by_twin,
+    "pairs edited in more than one place": lambda r: r.non_local_edits,
+    "pairs without a real edit (no-op)": lambda r: r.no_op_edits,
+    "error sentence number not in the list": lambda r: r.unlisted_error_sentences,
+    "OpenRLHF rows joined with their case": lambda r: r.joined,
+    "OpenRLHF rows not joined: no error type": lambda r: len(r.not_joined),
+    "rows in which misread characters were put right": lambda r: r.repaired,
+}
 
 
 class OnOverlong(str, Enum):
@@ -62,39 +85,34 @@ def _errors_in_one_line() -> Iterator[None]:
 @app.command()
 def convert(
     context: typer.Context,
-    inputs: Annotated[list[str], typer.Option("--input", help=_INPUTS)],
-    output: Annotated[Path, typer.Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
+    inputs: Annotated[list[str], Option("--input", help=_INPUTS)],
+    output: Annotated[Path, Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
     val_inputs: Annotated[
-        list[str] | None, typer.Option("--val-input", help="Input whose cases all go to the validation split.")
+        list[str] | None, Option("--val-input", help="Input whose cases all go to the validation split.")
     ] = None,
     join: Annotated[
-        list[Path] | None, typer.Option(help="File in which the cases of OpenRLHF rows are looked up. Repeatable.")
+        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
     ] = None,
-    mix: Annotated[str, typer.Option(help="Share of each category.")] = DEFAULT_MIX,
-    rows: Annotated[
-        int | None, typer.Option(help="Rows of both splits together; default: as many as the mix allows.")
-    ] = None,
-    val_fraction: Annotated[
-        float | None, typer.Option(help="Share of cases for validation, 0 to 1; default 0.1.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the choice and the order.")] = 42,
+    mix: Annotated[str, Option(help="Share of each category.")] = DEFAULT_MIX,
+    rows: Annotated[int | None, Option(help="Rows of both splits; default: as many as the mix allows.")] = None,
+    val_fraction: Annotated[float | None, Option(help="Share of cases for validation, 0 to 1; default 0.1.")] = None,
+    split: Annotated[str | None, Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
+    seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
     profile: Profile = "medserl",
     vanilla_attacker: Annotated[
         VanillaAttacker,
-        typer.Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
+        Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
     ] = VanillaAttacker.SKIP,
     exclude_near_duplicates_of: Annotated[
-        list[Path] | None,
-        typer.Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
+        list[Path] | None, Option(help="Leave out cases that are nearly the same as one of this file. Repeatable.")
     ] = None,
     repair_encoding: Annotated[
-        bool, typer.Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
+        bool, Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
     ] = False,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest first prompt, in tokens.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Name or folder of the tokenizer that counts.")] = None,
-    on_overlong: Annotated[OnOverlong, typer.Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the summary and write nothing.")] = False,
+    max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
+    tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,
+    on_overlong: Annotated[OnOverlong, Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write training and validation rows for medical-error self-play.
@@ -102,76 +120,68 @@ def convert(
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
     from medserl_agentloop.data import conversion
-    from medserl_agentloop.data.summaries import print_conversion
 
     console, exclude_overlong = Console(), on_overlong is OnOverlong.EXCLUDE
     with _errors_in_one_line():
         fraction = _val_fraction(val_fraction, split, val_inputs)
-        read_as = ReadOptions(tuple(join or ()), repair_encoding)
-        read = read_files([*inputs, *(val_inputs or ())], read_as)
-        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
-        val_from = sum(report.cases for report in read.reports[: len(inputs)]) if val_inputs else None
+        read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
+        _refuse_uw(read, i_have_the_uw_agreement)
+        given = read.reports[: len(inputs)]
+        val_from = sum(r.pairs + r.clean_only + r.error_only for r in given) if val_inputs else None
         plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_from)
         screens = []
         if exclude_near_duplicates_of:
-            screens.append(conversion.near_duplicates_of(read_files(exclude_near_duplicates_of, read_as).vignettes))
+            others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
+            screens.append(conversion.near_duplicates_of(others.vignettes))
         if max_prompt_tokens is not None:
             screens.append(conversion.prompt_length(max_prompt_tokens, exclude_overlong, tokenizer, plan))
-        prepared = conversion.prepare(read, plan, screens, exclude_overlong, _progress(console))
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        vignettes = track(read.vignettes, "looking at cases", **bar)
+        prepared = conversion.prepare(read, vignettes, plan, screens, exclude_overlong)
         if not dry_run:
-            options = _options(context)
-            conversion.write(prepared, output, _command_line(context, options), options)
-    print_conversion(console, prepared, plan, output, dry_run)
+            conversion.write(prepared, output, *_command_line(context))
+    _print_conversion(console, prepared, plan, output, dry_run)
 
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(help="Parquet files that are used together.")],
+    files: Annotated[list[Path], Argument(help="Parquet files that are used together.")],
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed."),
+        str | None, Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed.")
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
+        int | None, Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Prompt profile the files were written with.")] = "medserl",
-    vanilla_attacker: Annotated[
-        VanillaAttacker, typer.Option(help="What the files were written with.")
-    ] = VanillaAttacker.SKIP,
+    profile: Annotated[str, Option(help="Prompt profile the files were written with.")] = "medserl",
+    vanilla_attacker: Annotated[VanillaAttacker, Option(help="What they were written with.")] = VanillaAttacker.SKIP,
 ) -> None:
     """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks.
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.summaries import print_report
-    from medserl_agentloop.data.verify import count_rows, load_tokenizer, verify_files
+    from medserl_agentloop.data.verify import tokenizer_of, verify_files
 
-    with _errors_in_one_line(), Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("checking rows", total=count_rows(files))
+    with _errors_in_one_line():
         report = verify_files(
             files,
-            load_tokenizer(tokenizer),
+            tokenizer_of(tokenizer),
             profile=profile,
             vanilla_attacker=vanilla_attacker,
             max_prompt_tokens=max_prompt_tokens,
-            on_row=lambda: progress.advance(task),
         )
-    print_report(Console(), report)
+    _print_report(Console(), report)
     raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command()
 def sft(
-    inputs: Annotated[
-        list[Path], typer.Option("--input", help="MEDEC's CSV or a .jsonl of pairs; give it again for more files.")
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
-    val_fraction: Annotated[float, typer.Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 42,
+    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")],
+    output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
+    val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
+    seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
     splits_of: Annotated[
-        Path | None,
-        typer.Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there."),
+        Path | None, Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there.")
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -182,80 +192,98 @@ def sft(
     for validation, give its folder with --splits-of.
     """
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
-    from medserl_agentloop.data.summaries import print_conversations
     from medserl_agentloop.data.writing import all_or_none, write_parquet
 
     with _errors_in_one_line():
         read = read_files(inputs)
-        refuse_uw(sum(report.uw_rows for report in read.reports), i_have_the_uw_agreement)
+        _refuse_uw(read, i_have_the_uw_agreement)
         split_of = read_splits(splits_of) if splits_of else None
         made = build_sft_rows(read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         with all_or_none(output) as place:
             for name, rows in files.items():
                 write_parquet(rows, place / name, SFT_SCHEMA)
-    print_conversations(Console(), made, output, {name: len(rows) for name, rows in files.items()})
+    console = Console()
+    train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
+    lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
+    _show(console, "Conversations", ["role", "game"], ["train", "val"], lessons)
+    if made.left_out:
+        _show_left_out(console, dict(sorted(made.left_out.items())))
+    for name, rows in files.items():
+        _say(console, f"{output / name}: {len(rows)} conversations")
 
 
 @app.command("eval")
 def evaluation_rows(
-    inputs: Annotated[list[Path], typer.Option("--input", help="MEDEC's CSV; give it again for more files.")],
-    output: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
+    output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    split: Annotated[str, typer.Option(help="What extra_info.split says.")] = EVAL_SPLIT,
+    split: Annotated[str, Option(help="What extra_info.split says.")] = EVAL_SPLIT,
     first_index: Annotated[
-        int, typer.Option(min=0, help="Index of the first row; indices of files used together must differ.")
+        int, Option(min=0, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
-    from medserl_agentloop.data.summaries import print_eval_rows
     from medserl_agentloop.data.writing import all_or_none, write_parquet
 
     with _errors_in_one_line():
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
-        refuse_uw(sum(row["extra_info"]["subset"] == "medec_uw" for row in made.rows), i_have_the_uw_agreement)
+        _refuse_uw(made.read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)
-    print_eval_rows(Console(), made, output)
+    console, sources = Console(), Counter(row["data_source"] for row in made.rows)
+    _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
+    dropped = sum(report.dropped_empty for report in made.read.reports)
+    _say(console, f"{output}: {len(made.rows)} rows; {dropped} empty records dropped")
 
 
 @app.command()
 def sample(
-    output: Annotated[Path, typer.Option(help="CSV file to write.")],
-    vignettes: Annotated[int, typer.Option(help="Number of distinct cases.")] = VIGNETTES,
-    seed: Annotated[int, typer.Option(help="Seed of all choices.")] = SEED,
-    split: Annotated[Split, typer.Option(help="Wordings and facts to use.")] = Split.ANY,
+    output: Annotated[Path, Option(help="CSV file to write.")],
+    vignettes: Annotated[int, Option(help="Number of distinct cases.")] = VIGNETTES,
+    seed: Annotated[int, Option(help="Seed of all choices.")] = SEED,
+    split: Annotated[Split, Option(help="Wordings and facts to use.")] = Split.ANY,
     overlap: Annotated[
-        float, typer.Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
+        float, Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
     ] = NEAR_DUPLICATE,
 ) -> None:
     """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
     with _errors_in_one_line():
-        rows = write_sample(output, vignettes, seed, split=split, overlap=overlap)
+        rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
     typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
 
 
+def _refuse_uw(read: ReadResult, agreed: bool) -> None:
+    rows = sum(report.uw_rows for report in read.reports)
+    if rows and not agreed:
+        raise ValueError(
+            f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
+            "if you have signed it, add --i-have-the-uw-agreement."
+        )
+
+
 def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[str] | None) -> float:
+    """The share of cases for validation, of which ``train=0.9,val=0.1`` is another spelling."""
     given = {"--val-fraction": fraction is not None, "--split": split is not None, "--val-input": bool(val_inputs)}
     names = [name for name, is_given in given.items() if is_given]
     if len(names) > 1:
-        raise AllocationError(f"{' and '.join(names)} contradict each other; give one of them.")
-    if split is not None:
-        return parse_split(split)
-    return 0.1 if fraction is None else fraction
+        raise ValueError(f"{' and '.join(names)} contradict each other; give one of them.")
+    if split is None:
+        return 0.1 if fraction is None else fraction
+    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", split)
+    with suppress(ValueError):
+        if shares and Fraction(shares[1]) + Fraction(shares[2]) == 1:
+            return float(shares[2])
+    raise ValueError(f"split: {split!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
 
 
-def _options(context: typer.Context) -> dict[str, Any]:
-    """Every option by its name on the command line, as the user typed it."""
+def _command_line(context: typer.Context) -> tuple[str, dict[str, Any]]:
+    """The command for the manifest, the script's or that of ``medserl``, and its options with their values."""
     names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    return {names[name]: value for name, value in sorted(context.params.items()) if name in names}
-
-
-def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
-    """The command for the manifest: the script's, or that of ``medserl``."""
+    options = {names[name]: value for name, value in sorted(context.params.items()) if name in names}
     words = ["medserl", "data", "convert"] if context.parent else ["python", "data_prep/medec_to_parquet.py"]
     for name, value in options.items():
         if value is True:
@@ -263,27 +291,90 @@ def _command_line(context: typer.Context, options: dict[str, Any]) -> str:
         elif value is not None and value is not False:
             for item in value if isinstance(value, (list, tuple)) else [value]:
                 words += [name, str(item.value if isinstance(item, Enum) else item)]
-    return shlex.join(words)
+    return shlex.join(words), options
 
 
-def _progress(console: Console) -> Callable[[Iterable[Any], str, int | None], Iterator[Any]]:
-    """Shows a bar on a terminal for whatever takes more than a second."""
+def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
+    """Input, rows, what was left out, near-duplicates, files."""
+    reports, games = prepared.read.reports, prepared.games
+    measured = ([name, *map(measure, reports)] for name, measure in _INPUT_MEASURES.items())
+    _show(console, "Input", [""], [report.file for report in reports], measured)
+    types = sum((Counter(report.error_types) for report in reports), Counter[str]())
+    _show(console, "Error types", ["type"], ["vignettes"], types.most_common())
+    splits = games.reports.values()
+    rows: list[list[Any]] = [
+        [category.value, category.default_target_label.value]
+        + [f"{split.rows[category]} ({split.eligible[category]})" for split in splits]
+        for category in plan.mix
+    ]
+    total = ["total", "", *(sum(split.rows.values()) for split in splits)]
+    title = "Rows (in brackets: vignettes that could serve)"
+    _show(console, title, ["category", "presented note"], games.reports, rows, total)
+    counts = {
+        "records dropped: every field is empty": sum(report.dropped_empty for report in reports),
+        **{reason: len(rows) for reason, rows in games.exclusions.items()},
+        "vignettes kept in one split because they share a note": games.sharing_a_note,
+    }
+    _show_left_out(console, counts)
+    for report in reports:
+        for text_id, reason in report.not_joined:
+            _say(console, f"not joined: {report.file}, {text_id}: {reason}")
+    for pair in prepared.near_duplicates:
+        found = f"near-duplicates across the splits: train {pair['train']}, val {pair['val']}"
+        _say(console, f"{found} (4-gram Jaccard {pair['similarity']:.2f})")
+    _say(console, f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
+    for split, written in (("train", games.train), ("val", games.val)):
+        of = games.labels(split)
+        labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
+        _say(console, f"{output / split}.parquet: {len(written)} rows, {labels}")
+    _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
-    def watch(stream: Iterable[Any], what: str, length: int | None) -> Iterator[Any]:
-        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        task = bar.add_task(what, total=length)
-        # A timer, because the first item alone may take long: a CSV is read whole before it.
-        timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
-        timer.daemon = True
-        timer.start()
-        try:
-            for done, item in enumerate(stream, start=1):
-                yield item
-                if done % _ITEMS_PER_UPDATE == 0:
-                    bar.update(task, completed=done)
-        finally:
-            timer.cancel()
-            timer.join()
-            bar.stop()
 
-    return watch
+def _print_report(console: Console, report: Report) -> None:
+    """Problems in words, files, checks."""
+    from medserl_agentloop.data.verify_rows import Check
+
+    for problem in report.problems:
+        _say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")
+    shown = sum(1 for problem in report.problems if not problem.warning)
+    if hidden := sum(report.failures.values()) - shown:
+        _say(console, f"and {hidden} more failures of the same kinds")
+    files = ([f.file, f.rows, f.labels["harmful"], f.labels["safe"], f.longest_prompt] for f in report.files)
+    _show(console, "Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"], files)
+    results = []
+    for check in Check:
+        counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
+        results.append([check.value, ", ".join(f"{name}: {n}" for name, n in counts.items() if n) or "holds"])
+    _show(console, "Checks", ["check", "result"], [], results)
+
+
+def _say(console: Console, line: str) -> None:
+    # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
+    console.print(Text(line), soft_wrap=True)
+
+
+def _show(
+    console: Console,
+    title: str,
+    words: Iterable[str],
+    numbers: Iterable[str],
+    rows: Iterable[Sequence[Any]],
+    total: Sequence[Any] = (),
+) -> None:
+    """Prints a table with columns of words, then columns of numbers."""
+    table = Table(title=title, title_justify="left")
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(Text(heading), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    if total:
+        table.add_section()
+        table.add_row(*map(str, total))
+    console.print(table)
+
+
+def _show_left_out(console: Console, counts: Mapping[str, int]) -> None:
+    """What gives no row, or not every row it could, and why; the manifest has the ids."""
+    _show(console, "Left out", ["what and why"], ["count"], [item for item in counts.items() if item[1]])

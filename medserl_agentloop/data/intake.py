@@ -1,16 +1,17 @@
 """An input file on its way to a reader: its text, the account of its rows, and their cells.
 
-``reader.py`` makes a ``SourceFile`` and an ``Intake`` for each input and hands both to the format's reader. The readers
-of all formats read single values here, so that all of them accept and refuse the same things.
+``reader.py`` makes an ``Intake`` for each input and hands it to the format's reader. The readers of all formats
+read single values here, so that all of them accept and refuse the same things.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from medserl_agentloop.data.vignettes import Sentence
@@ -39,6 +40,10 @@ class RowPlace:
     def __str__(self) -> str:
         return f"{self.file}, row {self.row}" + (f" ({_shown(self.text_id)})" if self.text_id else "")
 
+    def of(self, text_id: str) -> RowPlace:
+        """The same place, with the id of its row."""
+        return replace(self, text_id=text_id)
+
     def error(self, column: str, found: str, instead: str) -> MedecFormatError:
         """An error about one value; a long value is described, because it may be a patient's note."""
         return MedecFormatError(f"{self}, column {column!r}: found {_shown(found)}; {instead}.")
@@ -61,47 +66,62 @@ def read_source(path: Path) -> SourceFile:
     """Read a file and make sure that it is UTF-8."""
     try:
         content = path.read_bytes()
-        # Surrogates pass here so that the row they stand in can be named; usable_text refuses them.
+        # Surrogates pass here so that the row they stand in can be named; optional_text refuses them.
         text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
     except OSError as error:
-        raise MedecFormatError(
-            f"{path}: cannot be read ({error.strerror or error}); give the path of a MEDEC file."
-        ) from error
+        reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
+        raise MedecFormatError(f"{path}: {reason}.") from error
     except UnicodeDecodeError as error:
-        raise MedecFormatError(
-            f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; "
-            "save the file as UTF-8 and try again."
-        ) from error
+        reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8 and try again"
+        raise MedecFormatError(f"{path}: {reason}.") from error
     if not content.strip():
         raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
     return SourceFile(path.name, hashlib.sha256(content).hexdigest(), text)
 
 
 @dataclass
-class Intake:
-    """What a format's reader tells about the rows of one input.
+class ReadReport:
+    """What became of one input's records; the readers count, ``reader.py`` adds what the vignettes say.
 
-    Attributes:
-        claims: The row of every text id in all inputs so far.
-        repair: Whether misread UTF-8 is put right.
-        records: Rows with content.
-        dropped_empty: Records without any content.
-        repaired: Rows in which a misread character was put right.
-        joined: OpenRLHF rows whose case was found.
-        not_joined: Text ids of OpenRLHF rows whose note is in no ``--join`` file, and why.
+    ``records == dropped_empty + pairs + twins + clean_only + error_only``: nothing else is lost. OpenRLHF
+    files are the exception: up to four of their rows are about one case.
     """
+
+    file: str = ""
+    records: int = 0  # after the header, empty ones included
+    dropped_empty: int = 0  # records without any content
+    pairs: int = 0  # vignettes with both notes
+    pairs_by_twin: int = 0  # of these, those whose error row has no corrected text: the twin's text stands in
+    twins: int = 0  # clean rows recognised as the same case as an error row
+    clean_only: int = 0
+    error_only: int = 0
+    no_op_edits: int = 0  # pairs whose notes differ in letter case or white space only
+    non_local_edits: int = 0  # pairs that differ in more than one sentence in its place
+    unlisted_error_sentences: int = 0  # error rows whose sentence number is not in their sentence list
+    error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
+    sha256: str = ""  # of the file; of the rows where the input is a data set
+    joined: int = 0  # OpenRLHF rows whose case was found in a ``--join`` file
+    not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
+    repaired: int = 0  # rows in which misread UTF-8 was put right
+    uw_rows: int = 0  # rows of MEDEC-UW
+
+
+@dataclass
+class Intake:
+    """One input: its report, the row of every text id in all inputs so far, whether misread UTF-8 is put right."""
 
     claims: dict[str, RowPlace]
     repair: bool = False
-    records: int = 0
-    dropped_empty: int = 0
-    repaired: int = 0
-    joined: int = 0
-    not_joined: list[tuple[str, str]] = field(default_factory=list)
+    report: ReadReport = field(default_factory=ReadReport)
+
+    def drop_empty(self) -> None:
+        """Count a row without any content."""
+        self.report.records += 1
+        self.report.dropped_empty += 1
 
     def claim(self, place: RowPlace) -> None:
         """Count a row with content."""
-        self.records += 1
+        self.report.records += 1
         first = self.claims.setdefault(place.text_id, place)
         if first is not place:
             raise MedecFormatError(
@@ -109,17 +129,17 @@ class Intake:
                 "give every row its own id, and do not pass the same notes twice."
             )
 
-    def text_of(self, cells: Mapping[str, str], columns: Iterable[str]) -> dict[str, str]:
-        """The cells, with misread UTF-8 in ``columns`` put right where that was asked for."""
+    def text_of(self, cells: dict[str, str]) -> dict[str, str]:
+        """The cells, with misread UTF-8 put right where that was asked for."""
         if not self.repair:
-            return dict(cells)
-        repaired = {name: repair_encoding(value) if name in columns else value for name, value in cells.items()}
-        self.repaired += repaired != cells
+            return cells
+        repaired = {name: repair_encoding(value) for name, value in cells.items()}
+        self.report.repaired += repaired != cells
         return repaired
 
 
-def usable_text(place: RowPlace, column: str, value: str) -> str:
-    """``value`` with LF line ends and no outer white space.
+def optional_text(place: RowPlace, column: str, value: str) -> str | None:
+    """The text of a cell, with LF line ends and no outer white space; None where it is empty or the literal ``NA``.
 
     Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes
     and would give the label away.
@@ -130,12 +150,7 @@ def usable_text(place: RowPlace, column: str, value: str) -> str:
             f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
             "which no tokenizer can read; write the intended character or remove it."
         )
-    return value.replace("\r\n", "\n").replace("\r", "\n").strip()
-
-
-def optional_text(place: RowPlace, column: str, value: str) -> str | None:
-    """The text of a cell; None where it is empty or the literal ``NA``."""
-    text = usable_text(place, column, value)
+    text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
     return None if text in ("", "NA") else text
 
 
@@ -149,10 +164,8 @@ def required_text(place: RowPlace, column: str, value: str, what: str) -> str:
 
 def error_flag(place: RowPlace, column: str, value: str) -> bool:
     """Whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
-    text = value.strip()
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    number = _whole_number(text)
+    text = value.strip().lower()
+    number = {"true": 1, "false": 0}.get(text, _whole_number(text))
     if number not in (0, 1):
         raise place.error(column, value, "write 1 for a note with an error and 0 for a correct one")
     return number == 1
@@ -160,9 +173,8 @@ def error_flag(place: RowPlace, column: str, value: str) -> bool:
 
 def sentence_number(place: RowPlace, column: str, value: str) -> int:
     """The number of a sentence; -1 where there is none."""
-    if value.strip() in ("", "NA"):
-        return -1
-    number = _whole_number(value.strip())
+    text = value.strip()
+    number = -1 if text in ("", "NA") else _whole_number(text)
     if number is None or number < -1:
         raise place.error(column, value, "write the number of a sentence (0, 1, ...), or -1 for none")
     return number
@@ -171,10 +183,8 @@ def sentence_number(place: RowPlace, column: str, value: str) -> int:
 def error_type(place: RowPlace, column: str, value: str) -> ErrorType | None:
     """The canonical error type; None where the cell is absent."""
     text = optional_text(place, column, value)
-    if text is None:
-        return None
-    found = ErrorType.parse(text)
-    if found is None:
+    found = None if text is None else ErrorType.parse(text)
+    if text is not None and found is None:
         raise place.error(column, value, "write one of " + ", ".join(t.value for t in ErrorType) + ", or NA")
     return found
 
@@ -193,18 +203,19 @@ def numbered_sentences(text: str | None) -> tuple[Sentence, ...]:
         number = int(match[1]) if match else -1
         previous = found[-1][0] if found else -1
         skipped = range(previous + 1, number)
-        if (
-            match
-            and number > previous
-            and len(skipped) <= _LARGEST_ID_GAP
-            and all(last_line_of.get(n, -1) < at for n in skipped)
-        ):
+        missing = len(skipped) <= _LARGEST_ID_GAP and all(last_line_of.get(n, -1) < at for n in skipped)
+        if match and number > previous and missing:
             found.append((number, [match[2] or ""]))
         elif found:
             found[-1][1].append(line)
         elif line.strip():
             found.append((-1, [line]))
     return tuple(Sentence(number, "\n".join(parts).strip()) for number, parts in found)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _whole_number(text: str) -> int | None:
@@ -218,30 +229,25 @@ def _shown(value: str) -> str:
     return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
 
 
-def _as_misread(byte: int) -> str:
-    try:
-        return bytes([byte]).decode("cp1252")
-    except UnicodeDecodeError:  # five bytes have no cp1252 character; readers pass them as controls
-        return chr(byte)
+def _as_misread(data: bytes) -> str:
+    """``data`` as cp1252 shows it; readers pass the five bytes without a cp1252 character as controls."""
+    return "".join(bytes([byte]).decode("cp1252", "replace").replace("\ufffd", chr(byte)) for byte in data)
 
 
-def _class(first: int, last: int) -> str:
-    return "[" + "".join(re.escape(_as_misread(byte)) for byte in range(first, last + 1)) + "]"
+def _keep_misread(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _as_misread(error.object[error.start : error.end]), error.end
 
 
-_BYTE_OF = {_as_misread(byte): byte for byte in range(0x80, 0x100)}
-_NEXT = _class(0x80, 0xBF)
-# Only a lead byte with all of its continuation bytes is a span, so a genuine µ, ³ or é stays.
-_SPAN = re.compile(f"{_class(0xC2, 0xDF)}{_NEXT}|{_class(0xE0, 0xEF)}{_NEXT}{{2}}|{_class(0xF0, 0xF4)}{_NEXT}{{3}}")
+codecs.register_error("medserl_keep_misread", _keep_misread)
+_BYTE_OF = {_as_misread(bytes([byte])): byte for byte in range(0x80, 0x100)}
+_SPAN = re.compile(f"[{re.escape(''.join(_BYTE_OF))}]+")
 
 
 def repair_encoding(text: str) -> str:
-    """``text`` with every span of UTF-8 that was read as cp1252 (``â€“`` for a dash) put right."""
-    return _SPAN.sub(_meant, text)
+    """``text`` with UTF-8 that was read as cp1252 (``â€“`` for a dash) put right; a genuine µ, ³ or é stays."""
 
+    def meant(span: re.Match[str]) -> str:
+        return bytes(_BYTE_OF[character] for character in span[0]).decode("utf-8", "medserl_keep_misread")
 
-def _meant(span: re.Match[str]) -> str:
-    try:
-        return bytes(_BYTE_OF[character] for character in span[0]).decode("utf-8")
-    except UnicodeDecodeError:  # an overlong form or a surrogate: not misread UTF-8
-        return span[0]
+    return _SPAN.sub(meant, text)

@@ -1,17 +1,22 @@
-"""MEDEC's own CSV: nine columns, one row per note, error rows and their clean twins.
+"""MEDEC's nine columns, one row per note, error rows and their clean twins: its own CSV, or a Hugging Face data set.
 
-Called by ``reader.py``, and by ``hf_dataset.py`` for rows that have the same columns.
+Called by ``reader.py``. A data set is a local folder, or ``hf:NAME`` from the hub; ``hf:NAME:SPLIT`` takes one
+split, otherwise all of them are read.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from medserl_agentloop.data import intake as cell
-from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
+from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile, first_line
 from medserl_agentloop.data.vignettes import Vignette, same_case
 
 COLUMNS = (
@@ -25,43 +30,34 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
-TEXT_COLUMNS = ("Text", "Sentences", "Error Sentence", "Corrected Sentence", "Corrected Text")
+_COLUMNS_OF_AN_ERROR = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _LARGEST_CELL = 1 << 24
+_HUB = "hf:"
+_HUB_SECONDS = 10.0
 
 
-def read_official_csv(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
-    """Read the rows and join every error row with its clean twin."""
-    return read_official_records(csv_records(source), source.sha256, intake)
-
-
-def read_official_records(
-    records: Iterable[tuple[RowPlace, dict[str, str]]], sha256: str, intake: Intake
-) -> Iterator[Vignette]:
-    """The vignettes of rows that have MEDEC's columns, wherever they come from; no cells is an empty record."""
+def read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Intake) -> Iterator[Vignette]:
+    """The vignettes of rows that have MEDEC's columns, every error row joined with its clean twin."""
     rows: dict[str, Vignette] = {}
     for place, cells in records:
-        if any(cell.strip() for cell in cells.values()):
-            vignette = vignette_of_row(place, intake.text_of(cells, TEXT_COLUMNS), sha256)
-            intake.claim(RowPlace(place.file, place.row, vignette.vignette_id))
-            rows[vignette.vignette_id] = vignette
-        else:
-            intake.dropped_empty += 1
+        if not any(cell.strip() for cell in cells.values()):
+            intake.drop_empty()
+            continue
+        vignette = vignette_of_row(place, intake.text_of(cells), intake.report.sha256)
+        intake.claim(place.of(vignette.vignette_id))
+        rows[vignette.vignette_id] = vignette
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
-    twins: dict[str, Vignette] = {}
-    used: set[str] = set()
+    error_row_of: dict[str, str] = {}
     for text_id, row in rows.items():
-        twin = None if row.error_note is None else _twin(row, rows)
-        if twin is not None and twin.vignette_id not in used:
-            twins[text_id] = twin
-            used.add(twin.vignette_id)
+        if twin := _twin(row, rows):
+            error_row_of.setdefault(twin.vignette_id, text_id)
+    twin_of = {text_id: rows[twin_id] for twin_id, text_id in error_row_of.items()}
     for text_id, row in rows.items():
-        if text_id in twins:
-            twin = twins[text_id]
+        if twin := twin_of.get(text_id):
             row = replace(row, twin_text_id=twin.vignette_id, twin_note=twin.clean_note)
             if row.clean_note is None:
-                row = replace(row, clean_note=twin.clean_note, clean_text_id=twin.vignette_id)
-            yield row
-        elif text_id not in used:
+                row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
+        if text_id not in error_row_of:
             yield row
 
 
@@ -76,81 +72,157 @@ def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]
         check_header(source.name, header)
         for row, cells in enumerate(reader, start=1):
             place = RowPlace(source.name, row)
-            if not any(cell.strip() for cell in cells):
-                yield place, {}
-            elif len(cells) != len(header):
+            empty = not any(cell.strip() for cell in cells)
+            if not empty and len(cells) != len(header):
                 raise MedecFormatError(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
                     "put cells that contain commas, quotes or line breaks in double quotes."
                 )
-            else:
-                yield place, dict(zip(header, cells, strict=True))
+            yield place, {} if empty else dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise MedecFormatError(
-            f"{source.name}, row {row + 1}: not valid CSV ({error}); "
-            'close every quoted cell and write a quote inside it as "".'
-        ) from error
+        instead = 'close every quoted cell and write a quote inside it as ""'
+        raise MedecFormatError(f"{source.name}, row {row + 1}: not valid CSV ({error}); {instead}.") from error
 
 
 def check_header(file: str, header: list[str]) -> None:
     """Raise MedecFormatError where one of MEDEC's columns is missing or occurs twice."""
-    missing = [name for name in COLUMNS if name not in header]
-    repeated = sorted({name for name in header if name and header.count(name) > 1})
-    if missing or repeated:
-        problem = f"column {missing[0]!r} is missing" if missing else f"column {repeated[0]!r} occurs twice"
+    missing = [f"column {name!r} is missing" for name in COLUMNS if name not in header]
+    repeated = [f"column {name!r} occurs twice" for name in sorted(filter(None, header)) if header.count(name) > 1]
+    if problems := missing + repeated:
         raise MedecFormatError(
-            f"{file}, header: {problem}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."
+            f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."
         )
 
 
 def vignette_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
     """One row as a case of its own, its twin aside."""
     text_id = cell.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
-    place = RowPlace(place.file, place.row, text_id)
+    place = place.of(text_id)
     note = cell.required_text(place, "Text", cells["Text"], "the text of the note")
     sentences = cell.numbered_sentences(cell.optional_text(place, "Sentences", cells["Sentences"]))
     has_error = cell.error_flag(place, "Error Flag", cells["Error Flag"])
     error_type = cell.error_type(place, "Error Type", cells["Error Type"])
-    error_sentence_id = cell.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
-    error_sentence, corrected_sentence, corrected_note = (
-        cell.optional_text(place, column, cells[column])
-        for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
-    )
-    if has_error and error_sentence_id < 0:
-        instead = "the row's flag says that it has an error: write the number of the wrong sentence, or flag 0"
+    number = cell.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
+    texts = {column: cell.optional_text(place, column, cells[column]) for column in _COLUMNS_OF_AN_ERROR}
+    if has_error != (number >= 0):
+        what = "an error: write the number of the wrong sentence, or flag 0"
+        instead = f"the row's flag says that it has {what if has_error else 'no error: write -1, or flag 1'}"
         raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
-    if not has_error and error_sentence_id >= 0:
-        instead = "the row's flag says that it has no error: write -1, or flag 1"
-        raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
-    for column in ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text"):
-        if not has_error and cell.optional_text(place, column, cells[column]) is not None:
-            instead = "the row's flag says that it has no error: write NA, or flag 1"
-            raise place.error(column, cells[column], instead)
+    for column, text in texts.items():
+        if not has_error and text is not None:
+            raise place.error(column, cells[column], "the row's flag says that it has no error: write NA, or flag 1")
     # The corrected text goes before the twin's: it differs from the error note in the error only,
     # while a twin often has its sentences in another order, which would tell the two labels apart.
-    error_note, clean_note = (note, corrected_note) if has_error else (None, note)
     return Vignette(
         vignette_id=text_id,
-        error_note=error_note,
-        clean_note=clean_note,
+        error_note=note if has_error else None,
+        clean_note=texts["Corrected Text"] if has_error else note,
         source_sha256=sha256,
-        error_text_id=text_id if has_error else None,
-        clean_text_id=None if clean_note is None else text_id,
         error_type=error_type,
-        error_sentence=error_sentence,
-        corrected_sentence=corrected_sentence,
-        error_sentence_id=error_sentence_id,
+        error_sentence=texts["Error Sentence"],
+        corrected_sentence=texts["Corrected Sentence"],
+        error_sentence_id=number,
         sentences=sentences,
     )
 
 
 def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
-    """The clean row of the same case: the next id of the same series, if the text agrees."""
+    """The clean row of the same case as an error row: the next id of the same series, if the text agrees."""
     numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.vignette_id, re.DOTALL)
-    if not numbered:
+    if row.error_note is None or not numbered:
         return None
     prefix, digits = numbered.groups()
     twin = rows.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
     if twin is None or twin.error_note is not None or twin.clean_note is None:
         return None
-    return twin if same_case(twin.clean_note, row.clean_note or row.error_note or "") else None
+    return twin if same_case(twin.clean_note, row.clean_note or row.error_note) else None
+
+
+def is_dataset(path: Path | str) -> bool:
+    """Whether an input is a data set: a folder, or a name on the hub."""
+    return str(path).startswith(_HUB) or Path(path).is_dir()
+
+
+def read_dataset(path: Path | str, intake: Intake) -> Iterator[Vignette]:
+    """The vignettes of a data set; its hash is that of its rows."""
+    name = str(path) if str(path).startswith(_HUB) else Path(path).name
+    digest = hashlib.sha256()
+    records: list[tuple[RowPlace, dict[str, str]]] = []
+    for split, data in _load(str(path)).items():
+        check_header(f"{name} ({split})", list(data.column_names))
+        for row in data.select_columns(list(COLUMNS)):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+            cells = {column: _cell(row[column]) for column in COLUMNS}
+            records.append((RowPlace(name, len(records) + 1), cells))  # counted over all splits
+    intake.report.file, intake.report.sha256 = name, digest.hexdigest()
+    return read_records(records, intake)
+
+
+def _cell(value: Any) -> str:
+    """A value as the CSV would spell it; an absent one is an empty cell. NaN is what differs from itself."""
+    return "" if value is None or value != value else str(value)
+
+
+def _load(path: str) -> dict[str, Any]:
+    """The data set's splits by name."""
+    # Imported here: it takes a second, and most inputs are files.
+    import datasets
+
+    folder = Path(path)
+    try:
+        if path.startswith(_HUB):
+            found = _from_hub(path)
+        elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            found = datasets.load_from_disk(path)
+        else:
+            found = _from_files(folder)
+    except MedecFormatError:
+        raise
+    except Exception as error:  # the library's errors have no common base
+        raise MedecFormatError(
+            f"{path}: cannot be loaded as a data set ({first_line(error)}); give a folder written by "
+            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub."
+        ) from error
+    return dict(found) if isinstance(found, dict) else {"all": found}
+
+
+def _from_hub(path: str) -> Any:
+    import datasets
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    repository, _, split = path.removeprefix(_HUB).partition(":")
+    try:
+        # Asked once before: load_dataset goes on trying for half a minute and more.
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            huggingface_hub.HfApi().dataset_info(repository, timeout=_HUB_SECONDS)
+    except HFValidationError:
+        raise
+    except RepositoryNotFoundError:
+        reason = "has no such data set, or it is not open to you; check the name, or log in with `hf auth login`"
+        raise MedecFormatError(f"{path}: the hub {reason}.") from None
+    except Exception as error:  # whatever the network does
+        raise MedecFormatError(
+            f"{path}: the hub does not answer ({first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
+            "to use a data set that was loaded before, or give a local folder."
+        ) from error
+    return datasets.load_dataset(repository, split=split or None)
+
+
+def _from_files(folder: Path) -> Any:
+    import datasets
+
+    for suffix, loader in {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}.items():
+        files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
+        options: dict[str, Any] = {}
+        if files and loader == "csv":
+            # Everything as text: inference would read the flag as a number and NA as nothing.
+            with Path(files[0]).open(encoding="utf-8-sig", newline="") as file:
+                text = datasets.Features({name: datasets.Value("string") for name in next(csv.reader(file), ())})
+            options = {"features": text, "keep_default_na": False}
+        if files:
+            return datasets.load_dataset(loader, data_files=files, split="train", **options)
+    raise MedecFormatError(
+        f"{folder}: the folder has no data set; give a folder written by datasets.save_to_disk, "
+        "or one with .parquet, .csv or .jsonl files."
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -23,10 +23,9 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
 
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
-OPTIONAL_KEYS = ("error_type", "error_sentence", "corrected_sentence")
-TEXT_KEYS = ("incorrect_note", "correct_note", "error_sentence", "corrected_sentence")
-ONE_TEXT_KEYS = ("prompt", "completion", "data_type")
-TWO_TEXT_KEYS = ("vanilla", "adversarial", "completion", "data_type")
+_OPTIONAL_KEYS = ("error_type", "error_sentence", "corrected_sentence")
+_ONE_TEXT_KEYS = ("prompt", "completion", "data_type")
+_TWO_TEXT_KEYS = ("vanilla", "adversarial", "completion", "data_type")
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
 
 NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the first case that has it
@@ -34,42 +33,20 @@ NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the fi
 
 def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """Read one vignette per line."""
-    for place, found in _objects(source, intake, REQUIRED_KEYS + OPTIONAL_KEYS):
-        values = _text_values(place, found, "a pair", REQUIRED_KEYS, OPTIONAL_KEYS)
+    for place, found in _objects(source, intake, REQUIRED_KEYS + _OPTIONAL_KEYS):
+        values = intake.text_of(_text_values(place, found, "a pair", REQUIRED_KEYS, _OPTIONAL_KEYS))
         text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
-        named = RowPlace(place.file, place.row, text_id)
-        intake.claim(named)
-        yield _pair(named, intake.text_of(values, TEXT_KEYS), source.sha256)
-
-
-def _pair(place: RowPlace, values: dict[str, str], sha256: str) -> Vignette:
-    error_note, clean_note = (
-        cell.required_text(place, key, values[key], "the text of the note")
-        for key in ("incorrect_note", "correct_note")
-    )
-    error_sentence, corrected_sentence = (
-        cell.optional_text(place, key, values[key]) for key in ("error_sentence", "corrected_sentence")
-    )
-    return Vignette(
-        vignette_id=place.text_id,
-        error_note=error_note,
-        clean_note=clean_note,
-        error_text_id=place.text_id,
-        clean_text_id=place.text_id,
-        error_type=cell.error_type(place, "error_type", values["error_type"]),
-        error_sentence=error_sentence,
-        corrected_sentence=corrected_sentence,
-        source_sha256=sha256,
-    )
-
-
-def note_join(vignettes: Sequence[Vignette]) -> NoteJoin:
-    """The cases by the text of their notes."""
-    cases: dict[str, Vignette] = {}
-    for vignette in vignettes:
-        for note in vignette.notes:
-            cases.setdefault(one_line(note), vignette)
-    return cases
+        place = place.of(text_id)
+        intake.claim(place)
+        yield Vignette(
+            vignette_id=text_id,
+            error_note=_note(place, "incorrect_note", values),
+            clean_note=_note(place, "correct_note", values),
+            error_sentence=cell.optional_text(place, "error_sentence", values["error_sentence"]),
+            corrected_sentence=cell.optional_text(place, "corrected_sentence", values["corrected_sentence"]),
+            error_type=cell.error_type(place, "error_type", values["error_type"]),
+            source_sha256=source.sha256,
+        )
 
 
 def is_openrlhf(source: SourceFile) -> bool:
@@ -84,46 +61,51 @@ def is_openrlhf(source: SourceFile) -> bool:
 
 def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | None) -> Iterator[Vignette]:
     """Read the rows and give each the case that its note belongs to."""
-    cases: dict[str, tuple[Vignette, set[Category]]] = {}
-    for place, found in _objects(source, intake, TWO_TEXT_KEYS):
-        keys = TWO_TEXT_KEYS if "prompt" not in found else ONE_TEXT_KEYS
-        values = _text_values(place, found, "an OpenRLHF row", keys)
-        note, category = _openrlhf_row(place, intake.text_of(values, ("prompt", "vanilla", "adversarial")), found)
+    cases: dict[str, Vignette] = {}
+    asked: dict[str, set[Category]] = {}
+    stem = re.sub(r"[^0-9A-Za-z]+", "_", PurePath(source.name).stem).strip("_") or "openrlhf"
+    for place, found in _objects(source, intake, _TWO_TEXT_KEYS):
+        keys = _ONE_TEXT_KEYS if "prompt" in found else _TWO_TEXT_KEYS
+        values = intake.text_of(_text_values(place, found, "an OpenRLHF row", keys))
+        note, category = _note_and_category(place, values)
         case = _case(note, category, join)
         if isinstance(case, Vignette):
-            intake.claim(RowPlace(place.file, place.row, f"{case.vignette_id}/{category.value}"))
-            intake.joined += 1
-            cases.setdefault(case.vignette_id, (case, set()))[1].add(category)
+            intake.claim(place.of(f"{case.vignette_id}/{category.value}"))
+            intake.report.joined += 1
+            cases[case.vignette_id] = case
+            asked.setdefault(case.vignette_id, set()).add(category)
         else:
-            stem = re.sub(r"[^0-9A-Za-z]+", "_", PurePath(place.file).stem).strip("_")
-            name = f"{stem or 'openrlhf'}-{place.row}"
-            intake.claim(RowPlace(place.file, place.row, name))
-            intake.not_joined.append((name, case))
-            yield _lone(note, category, name, source.sha256)
-    for case, asked in cases.values():
-        in_order = tuple(category for category in Category if category in asked)
+            name = f"{stem}-{place.row}"
+            intake.claim(place.of(name))
+            intake.report.not_joined.append((name, case))
+            harmful = category.seed_label is Label.HARMFUL
+            yield Vignette(
+                vignette_id=name,
+                error_note=note if harmful else None,
+                clean_note=None if harmful else note,
+                source_sha256=source.sha256,
+                categories=(category,),
+            )
+    for vignette_id, case in cases.items():
+        in_order = tuple(category for category in Category if category in asked[vignette_id])
         yield replace(case, categories=in_order, source_sha256=source.sha256)
 
 
-def _openrlhf_row(place: RowPlace, values: dict[str, str], found: dict[str, Any]) -> tuple[str, Category]:
-    """The row's note and category."""
-    try:
-        category = Category(values["data_type"])
-    except ValueError:
-        known = ", ".join(c.value for c in Category)
-        raise place.error("data_type", values["data_type"], f"write one of {known}") from None
+def _note_and_category(place: RowPlace, values: dict[str, str]) -> tuple[str, Category]:
+    known = [category.value for category in Category]
+    if values["data_type"] not in known:
+        raise place.error("data_type", values["data_type"], f"write one of {', '.join(known)}")
+    category = Category(values["data_type"])
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
     if values["completion"].strip() not in ("", expected):
-        raise place.error(
-            "completion", values["completion"], f"the completion of a {category.value} row is {expected!r}"
-        )
-    if "prompt" in found:
-        key = "prompt"
-    else:
-        key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
-        if values[other].strip():
-            raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
-    return cell.required_text(place, key, values[key], "the text of the note"), category
+        instead = f"the completion of a {category.value} row is {expected!r}"
+        raise place.error("completion", values["completion"], instead)
+    if "prompt" in values:
+        return _note(place, "prompt", values), category
+    key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
+    if values[other].strip():
+        raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
+    return _note(place, key, values), category
 
 
 def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | str:
@@ -139,26 +121,13 @@ def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | st
     return case
 
 
-def _lone(note: str, category: Category, name: str, sha256: str) -> Vignette:
-    harmful = category.seed_label is Label.HARMFUL
-    return Vignette(
-        vignette_id=name,
-        error_note=note if harmful else None,
-        clean_note=None if harmful else note,
-        error_text_id=name if harmful else None,
-        clean_text_id=None if harmful else name,
-        source_sha256=sha256,
-        categories=(category,),
-    )
-
-
 def _objects(source: SourceFile, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[RowPlace, dict[str, Any]]]:
     """The object of every line; blank lines are counted and passed over."""
     # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
     for row, line in enumerate(source.lines(newline="\n"), start=1):
         place = RowPlace(source.name, row)
         if not line.strip():
-            intake.dropped_empty += 1
+            intake.drop_empty()
             continue
         try:
             found = json.loads(line)
@@ -175,7 +144,6 @@ def _text_values(
     place: RowPlace, found: dict[str, Any], what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """The object's values as text, absent ones as ``""``."""
-    values: dict[str, str] = {}
     for key in required + optional:
         value = found.get(key)
         if value is None and key in required:
@@ -183,5 +151,8 @@ def _text_values(
             raise MedecFormatError(f"{place}: key {key!r} is missing; {what} needs {', '.join(required)}{may}.")
         if value is not None and not isinstance(value, str):
             raise place.error(key, str(value), "write a JSON string")
-        values[key] = value or ""
-    return values
+    return {key: found.get(key) or "" for key in required + optional}
+
+
+def _note(place: RowPlace, key: str, values: dict[str, str]) -> str:
+    return cell.required_text(place, key, values[key], "the text of the note")

@@ -1,56 +1,58 @@
-"""Vignettes -> the rows of ``train.parquet`` and ``val.parquet``.
+"""Vignettes -> the rows of ``train.parquet`` and ``val.parquet``; official sets -> evaluation rows.
 
-Called by ``conversion.py``. Everything here is a function of the vignettes and the
-plan: the same ones give the same rows in the same order.
+Called by the ``medserl data`` commands, evaluation rows also by scoring. Everything here is a function of the
+vignettes and the plan: the same ones give the same rows in the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import gcd, lcm
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
-from medserl_agentloop.data.allocation import AllocationError, Mix, exactly, largest_exact
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace, read_source
+from medserl_agentloop.data.official_csv import csv_records, vignette_of_row
+from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Label, Role, VanillaAttacker
 
-ABILITY = "medical_error_detection"
+# Three of the four categories present a harmful note, so the safe one has three shares.
+DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"
+# Far above the indices of training files, so that evaluation rows can be used with them in one run.
+FIRST_INDEX = 1_000_000_000
 
 Row = dict[str, Any]  # one parquet row, as ``writing.SCHEMA`` declares it
+Mix = Mapping[Category, int]  # shares in the smallest whole numbers
+Exclusions = defaultdict[str, list[tuple[str, str | None]]]
+"""What gives no row, or not every row it could: reason -> id and detail of each."""
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What to make.
-
-    Attributes:
-        mix: Share of each category.
-        rows: Rows of both splits together; None for as many as the vignettes allow.
-        val_fraction: Share of vignettes (and of ``rows``) that goes to the validation split, 0 to 1.
-        seed: Seed of the split, of the choice of vignettes and of the row order.
-        profile: Prompt profile of the first turn.
-        vanilla_attacker: What the attacker does in vanilla games; with copy, theirs is the first turn.
-        val_from: Number of the first vignette that was given for validation: it and all after it are the
-            validation split, whatever ``val_fraction``. None to split by ``val_fraction``.
-    """
+    """What to make."""
 
     mix: Mix
-    rows: int | None = None
-    val_fraction: float = 0.1
-    seed: int = 42
+    rows: int | None = None  # of both splits together; None for as many as the vignettes allow
+    val_fraction: float = 0.1  # share of vignettes (and of ``rows``) that goes to the validation split, 0 to 1
+    seed: int = 42  # of the split, of the choice of vignettes and of the row order
     profile: str = "medserl"
-    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP  # with copy, the first turn of vanilla games is its
+    # Number of the first vignette that was given for validation: it and all after it are the
+    # validation split, whatever ``val_fraction``. None to split by ``val_fraction``.
     val_from: int | None = None
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A vignette may not serve ``categories``: None keeps it out altogether, () only notes it."""
 
     reason: str
@@ -59,18 +61,6 @@ class Bar:
 
 
 Screen = Callable[[Vignette], Iterable[Bar]]
-
-
-class Exclusions(dict[str, list[tuple[str, str | None]]]):
-    """What gives no row, or not every row it could: reason -> id and detail of each."""
-
-    def add(self, reason: str, text_id: str, detail: str | None = None) -> None:
-        """Note that ``text_id`` is left out; ``detail`` says more about this one."""
-        self.setdefault(reason, []).append((text_id, detail))
-
-    def counts(self) -> dict[str, int]:
-        """Number of ids by reason, in the order in which the reasons came up."""
-        return {reason: len(rows) for reason, rows in self.items()}
 
 
 @dataclass(frozen=True)
@@ -85,72 +75,103 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class GameRows:
-    """The rows of both splits, and an account of what was made and what was left out.
-
-    Attributes:
-        train: Rows of the training split.
-        val: Rows of the validation split.
-        reports: Account per split name.
-        sharing_a_note: Vignettes that share a note with another one; they went to one split together.
-        exclusions: What gives no row, or not every row it could, with the reason.
-    """
+    """The rows of both splits, and an account of what was made and what was left out."""
 
     train: list[Row]
     val: list[Row]
     reports: dict[str, SplitReport]
-    sharing_a_note: int
+    sharing_a_note: int  # vignettes that share a note with another one; they went to one split together
     exclusions: Exclusions
 
+    def labels(self, split: str) -> dict[str, int]:
+        """Rows of a split by the label of the note that is presented."""
+        counts = Counter({label.value: 0 for label in Label})
+        for category, rows in self.reports[split].rows.items():
+            counts[category.default_target_label.value] += rows
+        return dict(counts)
 
-@dataclass(frozen=True)
-class _Case:
+
+class _Case(NamedTuple):
     """A vignette that may be used, its number in the input, and the categories of the mix it may serve."""
 
     number: int
     vignette: Vignette
-    serves: frozenset[Category]
+    serves: set[Category]
+
+
+def parse_mix(text: str) -> dict[Category, int]:
+    """Read ``category=share,...``, or raise ValueError; categories left out, or with share 0, get no rows."""
+    known = [category.value for category in Category]
+    shares: dict[str, Fraction] = {}
+    for part in text.split(","):
+        name, _, share = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            raise ValueError(
+                f"mix: {name!r} is not a category; write shares such as {DEFAULT_MIX} (categories: {', '.join(known)})."
+            )
+        if name in shares:
+            raise ValueError(f"mix: {name} is given twice; write each category once.")
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share):
+            raise ValueError(f"mix: the share of {name} is {share!r}; write a number such as {name}=1 or {name}=0.5.")
+        shares[name] = Fraction(share)
+    if not any(shares.values()):
+        raise ValueError(f"mix: every share is 0; write shares such as {DEFAULT_MIX}.")
+    scale = Fraction(lcm(*(s.denominator for s in shares.values())), gcd(*(s.numerator for s in shares.values())))
+    return {category: int(shares[category.value] * scale) for category in Category if shares.get(category.value)}
+
+
+def format_mix(mix: Mix) -> str:
+    """The mix as ``--mix`` would read it, in whole numbers."""
+    return ",".join(f"{category.value}={share}" for category, share in mix.items())
 
 
 def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[Screen] = ()) -> GameRows:
     """Split the vignettes, choose those that serve each category, and make their rows.
 
-    Args:
-        vignettes: The cases.
-        plan: What to make.
-        screens: What else keeps a vignette out of some categories, or out of the files.
+    ``screens`` keep further vignettes out of some categories, or out of the files.
 
     Raises:
-        AllocationError: The plan cannot be met exactly; the message says what to change.
-        ValueError: The prompt profile does not exist or cannot be rendered.
+        ValueError: The plan cannot be met exactly, and the message says what to change; or the prompt profile
+            does not exist or cannot be rendered.
     """
     if not 0 <= plan.val_fraction <= 1:
-        raise AllocationError(f"val fraction is {plan.val_fraction}; write a number from 0 to 1.")
+        raise ValueError(f"val fraction is {plan.val_fraction}; write a number from 0 to 1.")
     if plan.rows is not None and plan.rows < 1:
-        raise AllocationError(f"rows is {plan.rows}; write a positive number, or leave it out.")
+        raise ValueError(f"rows is {plan.rows}; write a positive number, or leave it out.")
     profile = load_profile(plan.profile)
-    exclusions = Exclusions()
+    exclusions: Exclusions = defaultdict(list)
     splits, sharing = _split(_usable(vignettes, plan, screens, exclusions), plan, exclusions)
     total = sum(map(len, splits.values()))
     val_share = plan.val_fraction if plan.val_from is None else len(splits["val"]) / max(1, total)
-    val_rows = None if plan.rows is None else int(plan.rows * val_share + 0.5)
-    made: dict[str, list[Row]] = {}
+    val_rows = int((plan.rows or 0) * val_share + 0.5)
+    rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
+    made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, SplitReport] = {}
+    index = 0
     for name, members in splits.items():
         eligible = {category: sum(category in case.serves for case in members) for category in plan.mix}
-        rows = val_rows if val_rows is None or name == "val" else (plan.rows or 0) - val_rows
-        share = val_share if name == "val" else 1 - val_share
-        counts = _counts(name, plan, share, len(members), eligible, rows)
+        if plan.val_from is None and plan.val_fraction == (0 if name == "val" else 1):
+            counts = dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
+        elif not members:
+            given = f"--val-fraction {plan.val_fraction}" if plan.val_from is None else "what was left out"
+            raise ValueError(
+                f"split {name}: {given} leaves it without a vignette; "
+                "change the fraction (0 or 1 ask for one split only) or give more input."
+            )
+        else:
+            counts = _counts(name, plan.mix, eligible, None if plan.rows is None else rows_of[name])
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
         used = {case.number for case, _ in chosen}
         unused = sorted((case for case in members if case.number not in used), key=lambda case: case.number)
         for case in unused:
-            exclusions.add(f"without any row in {name}: the mix has no place for it", case.vignette.vignette_id)
+            reason = f"without any row in {name}: the mix has no place for it"
+            exclusions[reason].append((case.vignette.vignette_id, None))
         reports[name] = SplitReport(len(members), len(unused), eligible, counts)
-        made[name] = []
-        for index, (case, category) in enumerate(chosen, start=sum(map(len, made.values()))):
+        for case, category in chosen:
             role = category.first_role(plan.vanilla_attacker)
             note = seed_note(case.vignette, category) or ""
             made[name].append(game_row(case.vignette, category, role, note, name, index, profile))
+            index += 1
     return GameRows(made["train"], made["val"], reports, sharing, exclusions)
 
 
@@ -168,19 +189,19 @@ def game_row(
     vignette: Vignette, category: Category, role: Role, note: str, split: str, index: int, profile: PromptProfile
 ) -> Row:
     """The row of a game that starts from ``note``, with ``role``'s turn first."""
-    from_error = category.seed_label is Label.HARMFUL
+    from_twin = vignette.clean_from_twin and category.seed_label is Label.SAFE
     label = category.default_target_label.value
     return {
         "data_source": f"{vignette.subset}/{category.value}",
         "agent_name": AGENT_NAME,
         "prompt": profile.messages(role, category, note),
-        "ability": ABILITY,
+        "ability": "medical_error_detection",
         "reward_model": {"style": "rule", "ground_truth": label},
         "extra_info": {
             "index": index,
             "split": split,
             "subset": vignette.subset,
-            "text_id": vignette.error_text_id if from_error else vignette.clean_text_id,
+            "text_id": vignette.twin_text_id if from_twin else vignette.vignette_id,
             "vignette_id": vignette.vignette_id,
             "category": category.value,
             "target_label": label,
@@ -209,26 +230,25 @@ def _usable(
         serves = {category for category in plan.mix if seed_note(vignette, category) is not None}
         bars = [bar for screen in screens for bar in screen(vignette)]
         for bar in bars:
-            exclusions.add(bar.reason, vignette.vignette_id, bar.detail)
+            exclusions[bar.reason].append((vignette.vignette_id, bar.detail))
             serves -= set(bar.categories or ())
         if any(bar.categories is None for bar in bars):
             continue
-        if Label.HARMFUL in labels and vignette.edit_tag is EditTag.NO_OP:
-            reason = "not a harmful seed: its two notes differ in letter case or white space only"
-            exclusions.add(reason, vignette.vignette_id)
-        if Label.HARMFUL in labels and vignette.error_note is None:
-            exclusions.add("not a harmful seed: it has no error note", vignette.vignette_id)
+        no_harmful_seed = {
+            "its two notes differ in letter case or white space only": vignette.edit_tag is EditTag.NO_OP,
+            "it has no error note": vignette.error_note is None,
+        }
+        for reason, holds in no_harmful_seed.items():
+            if holds and Label.HARMFUL in labels:
+                exclusions[f"not a harmful seed: {reason}"].append((vignette.vignette_id, None))
         if Label.SAFE in labels and vignette.clean_note is None:
-            exclusions.add("not a benign seed: it has no clean note", vignette.vignette_id)
-        if vignette.twin_text_id and vignette.twin_text_id != vignette.clean_text_id:
+            exclusions["not a benign seed: it has no clean note"].append((vignette.vignette_id, None))
+        if vignette.twin_text_id and not vignette.clean_from_twin:
             reason = "twin whose own text is not used: the pair's corrected text is the clean note"
-            exclusions.add(reason, vignette.twin_text_id)
-        cases.append(_Case(number, vignette, frozenset(serves)))
-    return sorted(cases, key=lambda case: _hash(case.vignette.vignette_id))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+            exclusions[reason].append((vignette.twin_text_id, None))
+        cases.append(_Case(number, vignette, serves))
+    # The digest as a little-endian number.
+    return sorted(cases, key=lambda c: hashlib.blake2b(c.vignette.vignette_id.encode(), digest_size=8).digest()[::-1])
 
 
 def _split(cases: list[_Case], plan: RowPlan, exclusions: Exclusions) -> tuple[dict[str, list[_Case]], int]:
@@ -237,28 +257,26 @@ def _split(cases: list[_Case], plan: RowPlan, exclusions: Exclusions) -> tuple[d
     Where validation input was given, training cases that share a note with it are left out.
     """
     groups = _sharing_a_note(cases)
-    several = sorted((group for group in groups if len(group) > 1), key=lambda group: group[1])
-    left_out: set[int] = set()
+    several = [group for group in groups if len(group) > 1]
+    val: set[int] = set()
     if plan.val_from is None:
         random.Random(plan.seed).shuffle(groups)
-        in_val: set[int] = set()
         wanted = int(len(cases) * plan.val_fraction + 0.5)
         for group in groups:
-            if len(in_val) + len(group) <= wanted:
-                in_val.update(group)
+            if len(val) + len(group) <= wanted:
+                val.update(group)
+        train = set(range(len(cases))) - val
     else:
-        in_val = {at for at, case in enumerate(cases) if case.number >= plan.val_from}
+        val = {at for at, case in enumerate(cases) if case.number >= plan.val_from}
+        train = set(range(len(cases))) - val
         reason = "not for training: it shares a note with a case that was given for validation"
         for group in several:
-            validation = [at for at in group if at in in_val]
+            validation = [cases[at].vignette.vignette_id for at in group if at in val]
             for at in group:
-                if validation and at not in in_val:
-                    left_out.add(at)
-                    exclusions.add(reason, cases[at].vignette.vignette_id, cases[validation[0]].vignette.vignette_id)
-    splits = {
-        "train": [case for at, case in enumerate(cases) if at not in in_val and at not in left_out],
-        "val": [case for at, case in enumerate(cases) if at in in_val],
-    }
+                if validation and at in train:
+                    exclusions[reason].append((cases[at].vignette.vignette_id, validation[0]))
+                    train.remove(at)
+    splits = {name: [cases[at] for at in sorted(members)] for name, members in (("train", train), ("val", val))}
     return splits, sum(map(len, several))
 
 
@@ -277,20 +295,40 @@ def _sharing_a_note(cases: list[_Case]) -> list[list[int]]:
     return [groups[first] for first in sorted(groups)]
 
 
-def _counts(
-    name: str, plan: RowPlan, share: float, size: int, eligible: dict[Category, int], rows: int | None
-) -> dict[Category, int]:
-    if share == 0 and plan.val_from is None:
-        return dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
-    if size == 0:
-        given = f"--val-fraction {plan.val_fraction}" if plan.val_from is None else "what was left out"
-        raise AllocationError(
-            f"split {name}: {given} leaves it without a vignette; "
-            "change the fraction (0 or 1 ask for one split only) or give more input."
-        )
+def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:
+    """How many rows of each category a split gets; ``capacity`` is how many vignettes can serve a category.
+
+    Without ``rows`` the most that capacity allows at this very mix; else exactly ``rows``, each category
+    within one row of its share (largest remainders).
+    """
+    total = sum(mix.values())
     if rows is None:
-        return largest_exact(name, plan.mix, eligible)
-    return exactly(name, plan.mix, eligible, rows)
+        scarcest = min(mix, key=lambda category: Fraction(capacity[category], mix[category]))
+        if capacity[scarcest] < mix[scarcest]:
+            raise ValueError(
+                f"split {split}: the mix {format_mix(mix)} needs at least {mix[scarcest]} vignettes for "
+                f"{scarcest.value} and there are {capacity[scarcest]}; give more input, change --val-fraction, "
+                "or write a mix with smaller whole numbers."
+            )
+        return {category: capacity[scarcest] // mix[scarcest] * share for category, share in mix.items()}
+    counts = {category: rows * share // total for category, share in mix.items()}
+    by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
+    for category in by_remainder[: rows - sum(counts.values())]:
+        counts[category] += 1
+    if empty := [category.value for category, count in counts.items() if count == 0]:
+        raise ValueError(
+            f"split {split}: {rows} rows are too few for the mix {format_mix(mix)}, {empty[0]} would get "
+            "none; ask for more --rows or leave that category out of --mix."
+        )
+    scarcest = max(counts, key=lambda category: counts[category] - capacity[category])
+    if counts[scarcest] > capacity[scarcest]:
+        possible = min(capacity[category] * total // share for category, share in mix.items())
+        raise ValueError(
+            f"split {split}: {rows} rows at the mix {format_mix(mix)} need {counts[scarcest]} vignettes for "
+            f"{scarcest.value} and there are {capacity[scarcest]}; this split can have at most about "
+            f"{possible} rows: ask for fewer --rows, give more input or change --mix."
+        )
+    return counts
 
 
 def _choose(members: list[_Case], counts: dict[Category, int], rng: random.Random) -> list[tuple[_Case, Category]]:
@@ -305,3 +343,57 @@ def _choose(members: list[_Case], counts: dict[Category, int], rng: random.Rando
         times_used.update(case.number for case in eligible[:count])
     rng.shuffle(chosen)  # order in the source goes with the label
     return chosen
+
+
+class EvalRows(NamedTuple):
+    """The rows in the order of the files, and the account of the files."""
+
+    rows: list[Row]
+    read: ReadResult
+
+
+def build_eval_rows(
+    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, split: str = EVAL_SPLIT
+) -> EvalRows:
+    """One assessor turn for every row of MEDEC's CSV files; ``split`` is what ``extra_info.split`` says.
+
+    Published figures are computed on the text as it was published, so unlike in training rows nothing is
+    stripped, repaired or left out here.
+
+    Raises:
+        MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.
+        ValueError: The profile does not exist.
+    """
+    prompts = load_profile(profile)
+    for path in paths:
+        if path.suffix.lower() != ".csv":
+            raise MedecFormatError(f"{path}: evaluation rows are made from MEDEC's .csv files; give such a file.")
+    # The reader refuses whatever is wrong and knows which rows are one case, but it cleans the text.
+    read = read_files(paths)
+    case_of = {text_id: vignette.vignette_id for vignette in read.vignettes for text_id in vignette.text_ids}
+    rows: list[Row] = []
+    for path in paths:
+        source = read_source(path)
+        for place, cells in csv_records(source):
+            if cells:
+                published = _as_published(place, cells, source.sha256)
+                category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
+                index = first_index + len(rows)
+                row = game_row(published, category, Role.ASSESSOR, cells["Text"], split, index, prompts)
+                row["data_source"] = f"{published.subset}_eval/{category.value}"
+                row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
+                rows.append(row)
+    return EvalRows(rows, read)
+
+
+def _as_published(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
+    """The row as a case of its own, with its texts exactly as they stand in the file."""
+    cleaned = vignette_of_row(place, cells, sha256)
+    columns = {
+        "error_note": "Text",
+        "clean_note": "Text" if cleaned.error_note is None else "Corrected Text",
+        "error_sentence": "Error Sentence",
+        "corrected_sentence": "Corrected Sentence",
+    }
+    raw = {name: cells[column] for name, column in columns.items() if getattr(cleaned, name) is not None}
+    return replace(cleaned, **raw)  # type: ignore[arg-type]

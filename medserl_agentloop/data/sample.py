@@ -9,61 +9,37 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.vignettes import NEAR_DUPLICATE, NearDuplicateIndex
 from medserl_agentloop.games.medical.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.types import ErrorType
 
 VIGNETTES = 160
 SEED = 20250
 TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in MEDEC
-NEAR_DUPLICATE = 0.5  # 4-gram overlap at which MEDEC preparation calls two notes near-duplicates
 _MAX_TRIES = 200
 
 
-@dataclass(frozen=True)
-class Vignette:
-    """One case: its error note, its clean note, and which sentence differs and how."""
+def sample_rows(
+    vignettes: int = VIGNETTES, seed: int = SEED, split: Split = Split.ANY, overlap: float = NEAR_DUPLICATE
+) -> list[list[str]]:
+    """Distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
 
-    error: Note
-    clean: Note
-    index: int
-    kind: ErrorType
-
-
-def _four_grams(text: str) -> frozenset[tuple[str, ...]]:
-    words = text.lower().split()
-    return frozenset(zip(words, words[1:], words[2:], words[3:], strict=False))
-
-
-def _overlap(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> float:
-    return len(a & b) / len(a | b)
-
-
-def sample_vignettes(
-    count: int, seed: int, *, split: Split = Split.ANY, overlap: float = NEAR_DUPLICATE
-) -> Iterator[Vignette]:
-    """Distinct vignettes whose error types take turns.
-
-    Args:
-        count: How many.
-        seed: Of all choices.
-        split: Which wordings and facts they use.
-        overlap: Share of 4-grams from which on two notes are too much alike to stand in one sample;
-            1 leaves out only the same notes again, in time that does not grow with the sample.
+    ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are
+    too much alike to stand in one sample, and 1 leaves out only the same notes again.
 
     Raises:
-        ValueError: The world is too small for ``count`` distinct vignettes.
+        ValueError: The world is too small for that many distinct vignettes.
     """
-    rng = random.Random(seed)
+    rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)
-    known: list[frozenset[tuple[str, ...]]] = []
+    known = NearDuplicateIndex()
     texts: set[str] = set()
-    for number in range(count):
+    rows: list[list[str]] = []
+    for number in range(vignettes):
         kind = kinds[number % len(kinds)]
         for _ in range(_MAX_TRIES):
             clean = sample_clean_note(rng, split, split)
@@ -71,51 +47,32 @@ def sample_vignettes(
             if index is None:
                 continue
             error = with_error(rng, clean, index)
-            if {clean.text, error.text} & texts:
-                continue
-            grams = [_four_grams(clean.text), _four_grams(error.text)] if overlap < 1 else []
-            if all(_overlap(a, b) < overlap for a in grams for b in known):
+            notes = {clean.text, error.text}
+            if not notes & texts and (overlap >= 1 or not any(known.find(note, overlap) for note in notes)):
                 break
         else:
             raise ValueError(
                 f"no vignette {number} that differs enough from the others was found in {_MAX_TRIES} "
-                f"tries; ask for fewer than {count} vignettes"
+                f"tries; ask for fewer than {vignettes} vignettes"
             )
-        known += grams
-        texts |= {clean.text, error.text}
-        yield Vignette(error, clean, index, kind)
-
-
-def _error_row(text_id: str, vignette: Vignette) -> list[str]:
-    wrong, right = vignette.error.sentences[vignette.index], vignette.clean.sentences[vignette.index]
-    note = vignette.error
-    location = [vignette.kind.value, str(vignette.index)]
-    return [text_id, note.text, _numbered(note), "1", *location, wrong.text, right.text, vignette.clean.text]
-
-
-def _clean_row(text_id: str, note: Note) -> list[str]:
-    return [text_id, note.text, _numbered(note), "0", "NA", "-1", "NA", "NA", "NA"]
+        texts |= notes
+        for note in notes:
+            known.add(note)
+        change = [str(index), error.sentences[index].text, clean.sentences[index].text]
+        rows.append([f"toy-train-{len(rows)}", error.text, _numbered(error), "1", kind.value, *change, clean.text])
+        if twins.random() < TWIN_SHARE:
+            no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
+            rows.append([f"toy-train-{len(rows)}", clean.text, _numbered(clean), *no_error])
+    return rows
 
 
 def _numbered(note: Note) -> str:
     return "\n".join(f"{i} {s.text}" for i, s in enumerate(note.sentences))
 
 
-def sample_rows(vignettes: Iterable[Vignette], seed: int) -> Iterator[list[str]]:
-    """The rows of a sample: every vignette's error note, most followed by the clean twin."""
-    rng = random.Random(f"twins of {seed}")
-    number = 0
-    for vignette in vignettes:
-        yield _error_row(f"toy-train-{number}", vignette)
-        number += 1
-        if rng.random() < TWIN_SHARE:
-            yield _clean_row(f"toy-train-{number}", vignette.clean)
-            number += 1
-
-
-def write_sample(output: Path, vignettes: int = VIGNETTES, seed: int = SEED, **choices: Any) -> int:
-    """Write a sample, with :func:`sample_vignettes`' ``choices``; returns its number of rows."""
-    rows = list(sample_rows(sample_vignettes(vignettes, seed, **choices), seed))
+def write_sample(output: Path, **choices: Any) -> int:
+    """Write a sample, with :func:`sample_rows`' ``choices``; returns its number of rows."""
+    rows = sample_rows(**choices)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -6,10 +6,9 @@ before it is written: a model can only learn turns that count. An answer begins 
 ``assistant_prefix``, which self-play puts into the prompt.
 
 verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's
-message that follows no question. verl then stops with "apply_chat_template to each turn separately";
-its own advice, ``ignore_input_ids_mismatch=True``, would train on answers without reasoning. Give such
-a model a plain template for the warm start instead, with
-``data.apply_chat_template_kwargs.chat_template``, as ``recipes/warm_start_base.yaml`` does.
+message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers
+without reasoning. Give such a model a plain ``data.apply_chat_template_kwargs.chat_template`` for the warm start,
+as ``recipes/warm_start_base.yaml`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +41,6 @@ SFT_SCHEMA: Any = pa.schema(
 )
 
 
-class UnreadableAnswer(ValueError):
-    """An answer could not be read back by the game; the message is a sentence."""
-
-
 @dataclass(frozen=True)
 class SftRows:
     """The conversations of both splits, and reason -> number of vignettes (or attacks) left out."""
@@ -54,19 +48,6 @@ class SftRows:
     train: list[Row]
     val: list[Row]
     left_out: dict[str, int]
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A pair whose error is located and named."""
-
-    vignette_id: str
-    subset: str
-    error_note: str
-    clean_note: str
-    error_type: ErrorType
-    wrong: str
-    right: str
 
 
 def build_sft_rows(
@@ -80,41 +61,32 @@ def build_sft_rows(
     """Conversations of one user's and one assistant's message each, shuffled.
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
-    input, fraction and seed, a case is in the same split as ``build_rows`` puts it.
-
-    Args:
-        vignettes: The cases.
-        val_fraction: Share of vignettes that goes to the validation split, 0 to 1.
-        seed: Seed of the split and the order.
-        profile: Prompt profile of both roles.
-        split_of: Split of each vignette id, from ``read_splits``, in place of ``val_fraction``; a case
-            that is not in it is left out.
+    input, fraction and seed, a case is in the same split as ``build_rows`` puts it; ``split_of``, from
+    ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name.
 
     Raises:
-        UnreadableAnswer: A note or sentence holds text that the game would read as part of its
-            format; names the vignette.
-        AllocationError: The vignettes cannot be split as asked.
-        ValueError: The profile does not exist.
+        ValueError: A note or sentence holds text that the game would read as part of its format; the vignettes
+            cannot be split as asked; the profile does not exist.
     """
     prompts = load_profile(profile)
-    left_out: Counter[str] = Counter()
-    cases = []
-    for vignette in vignettes:
-        case = _case(vignette)
-        if isinstance(case, _Case):
-            cases.append(case)
-        else:
-            left_out[case] += 1
+    reasons = [_why_not(vignette) for vignette in vignettes]
+    left_out = Counter(filter(None, reasons))
+    cases = [vignette for vignette, reason in zip(vignettes, reasons, strict=True) if not reason]
     if not cases:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
-    given = split_of is not None
-    split_of = _splits(vignettes, val_fraction, seed, profile) if split_of is None else split_of
+    why = "vignettes that are in neither file of --splits-of"
+    if split_of is None:
+        why = "vignettes that have a source that asks for other games only"
+        # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
+        # benign row for every vignette with a clean note and leaves none out.
+        plan = RowPlan({Category.VANILLA_BENIGN: 1}, val_fraction=val_fraction, seed=seed, profile=profile)
+        games = build_rows(vignettes, plan)
+        split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: dict[str, list[Row]] = {"train": [], "val": []}
     for case in cases:
         split = split_of.get(case.vignette_id)
         if split is None:
-            why = "are in neither file of --splits-of" if given else "have a source that asks for other games only"
-            left_out[f"vignettes that {why}"] += 1
+            left_out[why] += 1
             continue
         answers = _answers(case, prompts)
         if Category.ADVERSARIAL_BENIGN not in answers:
@@ -122,12 +94,10 @@ def build_sft_rows(
         rows[split] += [_row(case, category, answer, split, prompts) for category, answer in answers.items()]
     if not rows["train"] and not rows["val"]:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
-    index = 0
     for name, members in rows.items():
         random.Random(f"{seed}/sft/{name}").shuffle(members)
-        for row in members:
-            row["index"] = index
-            index += 1
+    for index, row in enumerate(rows["train"] + rows["val"]):
+        row["index"] = index
     return SftRows(rows["train"], rows["val"], dict(left_out))
 
 
@@ -154,8 +124,8 @@ def read_splits(folder: Path) -> dict[str, str]:
     return found
 
 
-def _case(vignette: Vignette) -> _Case | str:
-    """The vignette as a case to teach, or why it cannot be one."""
+def _why_not(vignette: Vignette) -> str:
+    """Why the vignette cannot be taught; empty if it can."""
     v = vignette
     if v.error_note is None or v.clean_note is None:
         return "vignettes with only one note"
@@ -165,79 +135,59 @@ def _case(vignette: Vignette) -> _Case | str:
         return "vignettes without an error type or without the two sentences"
     if one_line(v.error_sentence) not in one_line(v.error_note):
         return "vignettes whose error sentence is not in the error note"
-    return _Case(
-        v.vignette_id, v.subset, v.error_note, v.clean_note, v.error_type, v.error_sentence, v.corrected_sentence
-    )
+    return ""
 
 
-def _splits(vignettes: Sequence[Vignette], val_fraction: float, seed: int, profile: str) -> dict[str, str]:
-    """Vignette id -> split, as the rows for self-play have it: nothing taught here is validated on there."""
-    # One benign row for every vignette with a clean note, of which this plan leaves none out.
-    plan = RowPlan({Category.VANILLA_BENIGN: Fraction(1)}, val_fraction=val_fraction, seed=seed, profile=profile)
-    games = build_rows(vignettes, plan)
-    return {
-        row["extra_info"]["vignette_id"]: row["extra_info"]["split"]
-        for rows in (games.train, games.val)
-        for row in rows
-    }
-
-
-def _answers(case: _Case, profile: PromptProfile) -> dict[Category, str]:
+def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
     """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
+    error_type, wrong, right = case.error_type, case.error_sentence, case.corrected_sentence
+    assert error_type and wrong and right and case.error_note and case.clean_note  # see _why_not
     prefix = profile.settings.assistant_prefix
-    kind = "causal organism" if case.error_type is ErrorType.CAUSAL_ORGANISM else case.error_type.value
-    nothing_wrong = (
+    kind = "causal organism" if error_type is ErrorType.CAUSAL_ORGANISM else error_type.value
+    nothing = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    found = (
-        f'The sentence "{case.wrong}" does not fit the rest of the note: the {kind} is wrong. '
-        f"It should read: {case.right}"
-    )
+    found = f'The sentence "{wrong}" does not fit the rest of the note: the {kind} is wrong. It should read: {right}'
     changed = (
-        f'I change the sentence "{case.right}" to "{case.wrong}". '
+        f'I change the sentence "{right}" to "{wrong}". '
         f"That makes the {kind} wrong, and the rest of the note stays as it is."
     )
-    role = Role.ASSESSOR
+    write, role = profile.parser.write_assessment, Role.ASSESSOR
     try:
-        safe = profile.parser.write_assessment(nothing_wrong, Label.SAFE, prefill=prefix)
-        harmful = profile.parser.write_assessment(
-            found, Label.HARMFUL, case.wrong, case.error_type, case.right, prefill=prefix
-        )
+        safe = write(nothing, Label.SAFE, prefill=prefix)
+        harmful = write(found, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
         role = Role.ATTACKER
         attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
-        raise UnreadableAnswer(
+        raise ValueError(
             f"vignette {case.vignette_id!a}: the {role.value}'s answer would break the output format "
             f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
-    game = Game(
-        GameSpec(
-            category=Category.ADVERSARIAL_BENIGN,
-            target_label=Label.HARMFUL,
-            seed_note=case.clean_note,
-            error_note=case.error_note,
-            clean_note=case.clean_note,
-            error_type=case.error_type,
-            error_sentence=case.wrong,
-            corrected_sentence=case.right,
-            vignette_id=case.vignette_id,
-        ),
-        EditLimits(),
-        profile.parser,
+    spec = GameSpec(
+        category=Category.ADVERSARIAL_BENIGN,
+        target_label=Label.HARMFUL,
+        seed_note=case.clean_note,
+        error_note=case.error_note,
+        clean_note=case.clean_note,
+        error_type=error_type,
+        error_sentence=wrong,
+        corrected_sentence=right,
+        vignette_id=case.vignette_id,
     )
+    game = Game(spec, EditLimits(), profile.parser)
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
     return answers
 
 
-def _row(case: _Case, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
-    role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
+def _row(case: Vignette, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
+    role = category.first_role()
     note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
     return {
-        "messages": [*profile.messages(role, category, note), {"role": "assistant", "content": answer}],
+        "messages": [*profile.messages(role, category, note or ""), {"role": "assistant", "content": answer}],
         "data_source": f"{case.subset}_sft/{category.value}",
         "game_role": role.value,
         "category": category.value,

@@ -1,7 +1,7 @@
 """Is a parquet file fit to train on? Opened as verl opens it, every row checked.
 
-Called by ``medserl data verify``. ``verify_rows.py`` looks at single rows, ``verify_leaks.py``
-at labels that can be told without reading the note; here is what concerns whole files and several.
+Called by ``medserl data verify``. ``verify_rows.py`` looks at the rows of one file; here is what concerns whole
+files and several.
 """
 
 from __future__ import annotations
@@ -12,17 +12,29 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+from rich.console import Console
+from rich.progress import track
 
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
-from medserl_agentloop.data.verify_leaks import LeakTest
-from medserl_agentloop.data.verify_rows import REMAKE, Check, Finding, check_row, facts_of, messages_of
+from medserl_agentloop.data.conversion import load_tokenizer
+from medserl_agentloop.data.verify_rows import (
+    REMAKE,
+    Check,
+    Finding,
+    LabelledRow,
+    check_row,
+    facts_of,
+    find_leaks,
+    messages_of,
+    truth_of,
+)
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
@@ -32,10 +44,6 @@ from medserl_agentloop.paths import resource
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
 _FACTS_THAT_VARY = ("category", "seed_note", "vignette_id", "text_id", "index")
-
-
-class UnreadableFile(ValueError):
-    """A file cannot be opened as verl would; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,11 @@ class Report:
         """Whether every check holds; warnings do not count."""
         return not self.failures
 
-    def add(self, problem: Problem) -> None:
+    def add(self, check: Check, file: str, row: int | None, message: str, *, warning: bool = False) -> None:
         """Count a problem, and keep its words if there are few of its kind so far."""
-        (self.warnings if problem.warning else self.failures)[problem.check] += 1
-        kept = sum((known.check, known.file) == (problem.check, problem.file) for known in self.problems)
-        if kept < SHOWN_PER_CHECK:
-            self.problems.append(problem)
+        (self.warnings if warning else self.failures)[check] += 1
+        if sum((known.check, known.file) == (check, file) for known in self.problems) < SHOWN_PER_CHECK:
+            self.problems.append(Problem(check, file, row, message, warning))
 
 
 def verify_files(
@@ -91,132 +98,111 @@ def verify_files(
     profile: str = "medserl",
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
     max_prompt_tokens: int | None = None,
-    on_row: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Check every row of every file.
+    """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
     Args:
-        paths: Parquet files that are used together, e.g. train, validation and evaluation rows.
+        paths: The parquet files.
         tokenizer: The tokenizer of the model to train.
         profile: Prompt profile that the files were written with.
-        vanilla_attacker: What it was told of the attacker in vanilla games.
+        vanilla_attacker: What they were written with.
         max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
-        on_row: Called after each row, for a progress bar.
 
     Raises:
-        UnreadableFile: A file is missing, is not parquet, or verl cannot open it.
-        ValueError: The profile does not exist.
+        ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
     """
     report, seen = Report(), _Seen()
     prompts = load_profile(profile)
     encoder = ProfileEncoder(tokenizer, prompts)
+    console = Console(stderr=True)
     same_name = len({path.name for path in paths}) < len(paths)
-    for path in paths:
+    for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
-        for check, message in _wrong_columns(path):
-            report.add(Problem(check, name, None, message))
+        for message in _wrong_columns(schema):
+            report.add(Check.SCHEMA, name, None, message)
         if differs_from_manifest(path):
-            report.add(Problem(Check.MANIFEST, name, None, DIFFERS))
-        with _open_as_verl(path, tokenizer) as dataset:
-            summary = FileSummary(name, len(dataset))
-            report.files.append(summary)
-            rows: list[dict[str, Any]] = []
-            for number in range(summary.rows):
-                findings: list[Finding] = []
-                try:
-                    row = dataset[number]
-                except Exception as error:  # whatever verl raises on a damaged row is the finding
-                    message = f"verl cannot hand out the row ({type(error).__name__}: {error}); {REMAKE}"
-                    findings.append((Check.OPENS, message))
-                    row = dataset.dataframe[number]
-                findings += check_row(row, prompts, vanilla_attacker)
-                findings += seen.before(facts_of(row), f"{name}, row {number}")
-                tokens = _prompt_tokens(row, tokenizer, encoder, vanilla_attacker)
-                summary.longest_prompt = max(summary.longest_prompt, tokens)
-                if max_prompt_tokens is not None and tokens > max_prompt_tokens:
-                    message = (
-                        f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not be "
-                        f"played; set data.max_prompt_length to at least {tokens}, or leave the row out"
-                    )
-                    findings.append((Check.LENGTH, message))
-                for check, message in findings:
-                    report.add(Problem(check, name, number, message))
-                rows.append(row)
-                on_row()
-        for problem in (*_constant_columns(name, rows), *_tells_labels(summary, rows)):
-            report.add(problem)
+            report.add(Check.MANIFEST, name, None, DIFFERS)
+        dataset = _open_as_verl(path, tokenizer)
+        summary = FileSummary(name, len(dataset))
+        report.files.append(summary)
+        rows: list[dict[str, Any]] = []
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        for number in track(range(summary.rows), f"checking {path.name}", **bar):
+            findings: list[Finding] = []
+            try:
+                row = dataset[number]
+            except Exception as error:  # whatever verl raises on a damaged row is the finding
+                message = f"verl cannot hand out the row ({type(error).__name__}: {error}); {REMAKE}"
+                findings.append((Check.OPENS, message))
+                row = dataset.dataframe[number]
+            findings += check_row(row, prompts, vanilla_attacker)
+            findings += seen.before(facts_of(row), f"{name}, row {number}")
+            tokens = _prompt_tokens(row, tokenizer, encoder, vanilla_attacker)
+            summary.longest_prompt = max(summary.longest_prompt, tokens)
+            if max_prompt_tokens is not None and tokens > max_prompt_tokens:
+                message = (
+                    f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not be "
+                    f"played; set data.max_prompt_length to at least {tokens}, or leave the row out"
+                )
+                findings.append((Check.LENGTH, message))
+            for check, message in findings:
+                report.add(check, name, number, message)
+            rows.append(row)
+        for message in _constant_columns(rows):
+            report.add(Check.CONSTANT, name, None, message)
+        _check_labels(report, summary, rows)
     return report
 
 
-def count_rows(paths: Sequence[Path]) -> int:
-    """Rows of all files together, from their footers.
-
-    Raises:
-        UnreadableFile: A file is missing or is not parquet.
-    """
-    return sum(_parquet_file(path).metadata.num_rows for path in paths)
-
-
-def load_tokenizer(path: str | None) -> Any:
+def tokenizer_of(path: str | None) -> Any:
     """The tokenizer in a folder; without one the tiny player's.
 
     Raises:
         ValueError: It cannot be loaded.
     """
-    from verl.utils import hf_tokenizer
-
     try:
-        return hf_tokenizer(path or str(resource("assets/tiny_player")))
+        return load_tokenizer(path or str(resource("assets/tiny_player")))
     except FileNotFoundError:
         raise ValueError("the tiny player is not installed; give the model's tokenizer with --tokenizer.") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path}: no tokenizer can be loaded from it ({error}); give a folder with tokenizer.json."
-        ) from error
 
 
-def _parquet_file(path: Path) -> Any:
+def _schema_of(path: Path) -> Any:
     if path.suffix != ".parquet":
-        raise UnreadableFile(f"{path}: verl reads files that end in .parquet; give such a file.")
+        raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
     if not path.is_file():
-        raise UnreadableFile(f"{path}: there is no such file; give one written by data_prep/medec_to_parquet.py.")
+        raise ValueError(f"{path}: there is no such file; give one written by data_prep/medec_to_parquet.py.")
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise UnreadableFile(
+        raise ValueError(
             f"{path}: cannot be read as parquet ({reason}); give a file written by data_prep/medec_to_parquet.py."
         ) from error
-
-
-def _wrong_columns(path: Path) -> Iterator[Finding]:
-    """Every column that is not as ``SCHEMA`` declares it."""
-    file = _parquet_file(path)
     if file.metadata.num_rows == 0:
-        raise UnreadableFile(
-            f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it again."
-        )
-    schema = file.schema_arrow
+        raise ValueError(f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it again.")
+    return file.schema_arrow
+
+
+def _wrong_columns(schema: Any) -> Iterator[str]:
+    """Every column that is not as ``SCHEMA`` declares it."""
     for column in SCHEMA:
         if column.name not in schema.names:
-            yield Check.SCHEMA, f"column {column.name!r} is missing; {REMAKE}"
+            yield f"column {column.name!r} is missing; {REMAKE}"
         elif (found := schema.field(column.name).type) != column.type:
             yield (
-                Check.SCHEMA,
                 f"column {column.name!r} is of type {found}, expected {column.type}; {REMAKE}, because files of "
-                "different types cannot be trained on together",
+                "different types cannot be trained on together"
             )
-    for name in (name for name in schema.names if name not in SCHEMA.names):
-        yield (
-            Check.SCHEMA,
-            f"column {name!r} is not part of the format, and verl hands every column to the agent loop; "
-            "take it out of the file",
-        )
+    for name in schema.names:
+        if name not in SCHEMA.names:
+            yield (
+                f"column {name!r} is not part of the format, and verl hands every column to the agent loop; "
+                "take it out of the file"
+            )
 
 
-@contextlib.contextmanager
-def _open_as_verl(path: Path, tokenizer: Any) -> Iterator[Any]:
-    """verl's own dataset of one file, nothing filtered, its cache thrown away afterwards."""
+def _open_as_verl(path: Path, tokenizer: Any) -> Any:
+    """verl's own dataset of one file, nothing filtered."""
     import datasets
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -229,43 +215,41 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Iterator[Any]:
         datasets.disable_progress_bars()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                dataset = RLHFDataset(os.fspath(path), tokenizer, config)
+                return RLHFDataset(os.fspath(path), tokenizer, config)
         except Exception as error:  # datasets raises many kinds; all mean that training could not start
-            raise UnreadableFile(f"{path}: verl's RLHFDataset cannot open it ({error}); {REMAKE}.") from error
+            raise ValueError(f"{path}: verl's RLHFDataset cannot open it ({error}); {REMAKE}.") from error
         finally:
             datasets.config.HF_DATASETS_CACHE = usual
             if bars:
                 datasets.enable_progress_bars()
-        yield dataset
 
 
-@dataclass
 class _Seen:
-    """Where each index, case and note of all files was seen first; of the last two also in which split."""
+    """Where each index, case and note of all files was seen first, and in which split."""
 
-    index: dict[int, str] = field(default_factory=dict)
-    case: dict[str, tuple[str, str]] = field(default_factory=dict)
-    note: dict[str, tuple[str, str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, Any], tuple[str, str]] = {}
 
     def before(self, facts: dict[str, Any], place: str) -> Iterator[Finding]:
+        """What an earlier row has that only this one may have."""
         index, split = facts.get("index"), facts.get("split")
         case, note = facts.get("vignette_id"), facts.get("seed_note")
-        if isinstance(index, int) and (first := self.index.setdefault(index, place)) != place:
-            yield Check.INDEX, f"index {index} is already that of {first}; give every row of all files its own"
+        if isinstance(index, int):
+            _, first = self._first.setdefault(("index", index), ("", place))
+            if first != place:
+                yield Check.INDEX, f"index {index} is already that of {first}; give every row of all files its own"
         if not isinstance(split, str):
             return
-        remedy = "split by vignette, or leave one of the files out"
-        if isinstance(case, str) and case:
-            first_split, first = self.case.setdefault(case, (split, place))
+        keys = {"case": case, "note": one_line(note).casefold() if isinstance(note, str) else None}
+        for kind, key in keys.items():
+            if not isinstance(key, str) or not key:
+                continue
+            first_split, first = self._first.setdefault((kind, key), (split, place))
             if first_split != split:
-                message = f"vignette {case!a} is in split {split!r} here and in {first_split!r} at {first}; {remedy}"
-                yield Check.SPLITS, message
+                who, by = (f"vignette {case!a}", "") if kind == "case" else ("its note", ", under another id,")
+                message = f"{who} is in split {split!r} here and{by} in {first_split!r} at {first}"
+                yield Check.SPLITS, f"{message}; split by vignette, or leave one of the files out"
                 return
-        if isinstance(note, str) and note:
-            first_split, first = self.note.setdefault(one_line(note).casefold(), (split, place))
-            if first_split != split:
-                here = f"its note is in split {split!r} here and, under another id,"
-                yield Check.SPLITS, f"{here} in {first_split!r} at {first}; {remedy}"
 
 
 def _prompt_tokens(
@@ -279,30 +263,28 @@ def _prompt_tokens(
         role = spec.category.first_role(vanilla_attacker.on(facts_of(row)))
         return len(encoder.of(role, spec.task, spec.seed_note).ids)
     except (ValueError, TypeError):  # a row that cannot be played still has a length for verl
-        return len(
-            tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return len(tokenizer.encode(text))
 
 
-def _constant_columns(file: str, rows: list[dict[str, Any]]) -> Iterator[Problem]:
-    facts, rewards = [facts_of(row) for row in rows], [row.get("reward_model") for row in rows]
+def _constant_columns(rows: list[dict[str, Any]]) -> Iterator[str]:
+    facts = [facts_of(row) for row in rows]
     columns: dict[str, list[Any]] = {
         "prompt": [row.get("prompt") for row in rows],
-        "ground_truth": [reward.get("ground_truth") if isinstance(reward, dict) else None for reward in rewards],
+        "ground_truth": [truth_of(row) for row in rows],
         **{name: [fact[name] for fact in facts if name in fact] for name in _FACTS_THAT_VARY},
     }
     for name, values in columns.items():
         if len(rows) > 1 and len({json.dumps(value, sort_keys=True, default=str) for value in values}) == 1:
-            message = (
+            yield (
                 f"{name} is the same in all {len(rows)} rows, so that nothing can be learned from it; write the file "
                 "again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
             )
-            yield Problem(Check.CONSTANT, file, None, message)
 
 
-def _tells_labels(summary: FileSummary, rows: list[dict[str, Any]]) -> Iterator[Problem]:
-    """Counts the labels, and yields what would let a player guess them."""
-    leaks = LeakTest()
+def _check_labels(report: Report, summary: FileSummary, rows: list[dict[str, Any]]) -> None:
+    """Counts the labels, and reports what would let a player guess them."""
+    labelled: list[LabelledRow] = []
     for facts in map(facts_of, rows):
         try:
             target, category = Label(facts.get("target_label")), Category(facts.get("category"))
@@ -311,20 +293,20 @@ def _tells_labels(summary: FileSummary, rows: list[dict[str, Any]]) -> Iterator[
         summary.labels[target.value] += 1
         text_id, note = facts.get("text_id"), facts.get("seed_note")
         if isinstance(text_id, str) and isinstance(note, str):
-            leaks.add(text_id=text_id, seed_note=note, target_label=target, seed_label=category.seed_label)
+            labelled.append(LabelledRow(text_id, note, target, category.seed_label))
     harmful, safe = summary.labels["harmful"], summary.labels["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
             f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so that one constant "
             "answer wins most games; change --mix"
         )
-        yield Problem(Check.BALANCE, summary.file, None, message, warning=True)
+        report.add(Check.BALANCE, summary.file, None, message, warning=True)
     only_eval = all("_eval/" in str(row.get("data_source")) for row in rows)
-    for leak in leaks.leaks():
+    for leak in find_leaks(labelled):
         message = (
             f"{leak.feature} tells the {leak.label} in {leak.accuracy:.0%} of the rows without reading the note "
             f"(chance: 50%, both labels weighed alike; p = {leak.chance:.1g}); {leak.remedy}"
         )
         if only_eval:  # official text stays as published, and nothing is trained on it
             message += ", or keep in mind that a model may profit from it here"
-        yield Problem(Check.LEAKS, summary.file, None, message, warning=only_eval)
+        report.add(Check.LEAKS, summary.file, None, message, warning=only_eval)

@@ -1,4 +1,4 @@
-"""What one MEDEC case is, whatever file it came from, and what kind of edit made its error.
+"""What one MEDEC case is, whatever file it came from: its edit, its twin, its near-duplicates.
 
 The readers of this package write these types; ``rows.py`` turns them into game rows.
 """
@@ -6,7 +6,8 @@ The readers of this package write these types; ``rows.py`` turns them into game 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,8 +17,10 @@ from medserl_agentloop.games.medical.types import Category, ErrorType
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 TWIN_OVERLAP = 0.7
+NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 
 _SUBSETS = {"ms": "medec_ms", "uw": "medec_uw"}
+_WORDS_PER_GRAM = 4
 
 
 class PairSource(str, Enum):
@@ -48,39 +51,21 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Vignette:
-    """One case: its error note, its clean note, or both. The unit of splitting.
+    """One case: its error note, its clean note, or both. The unit of splitting."""
 
-    Attributes:
-        vignette_id: Identifier of the case: that of its error row, else of its only row.
-        error_note: The note with its error.
-        clean_note: The correct note.
-        source_sha256: Hash of the file the vignette was read from.
-        error_text_id: Row that the error note was read from.
-        clean_text_id: Row that the clean note was read from.
-        twin_text_id: The clean row of the same case, where the file has one.
-        twin_note: Text of that row: the same case, often with its sentences in another order.
-        error_type: Type of the error.
-        error_sentence: The wrong sentence of the error note.
-        corrected_sentence: That sentence put right.
-        error_sentence_id: Number of the wrong sentence in ``sentences``; 0 is one, -1 is none.
-        sentences: The source's numbered sentences of the note named by ``vignette_id``.
-        categories: The categories that the source asks for; None where it leaves them open.
-    """
-
-    vignette_id: str
+    vignette_id: str  # that of its error row, else of its only row
     error_note: str | None
     clean_note: str | None
-    source_sha256: str
-    error_text_id: str | None = None
-    clean_text_id: str | None = None
-    twin_text_id: str | None = None
-    twin_note: str | None = None
+    source_sha256: str  # of the file it was read from
+    twin_text_id: str | None = None  # the clean row of the same case, where the file has one
+    twin_note: str | None = None  # its text, often with its sentences in another order
+    clean_from_twin: bool = False  # the error row has no corrected text: the twin's text stands in
     error_type: ErrorType | None = None
     error_sentence: str | None = None
     corrected_sentence: str | None = None
-    error_sentence_id: int = -1
-    sentences: tuple[Sentence, ...] = ()
-    categories: tuple[Category, ...] | None = None
+    error_sentence_id: int = -1  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
+    sentences: tuple[Sentence, ...] = ()  # those of the note named by ``vignette_id``, with the source's numbers
+    categories: tuple[Category, ...] | None = None  # those that the source asks for; None where it leaves them open
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,26 +79,31 @@ class Vignette:
 
     @property
     def subset(self) -> str:
-        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its ids."""
-        return subset_of(self.vignette_id)
+        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its id."""
+        prefix = re.split(r"[-_]", self.vignette_id, maxsplit=1)[0].lower()
+        return _SUBSETS.get(prefix, prefix or "unnamed")
 
     @property
     def pair_source(self) -> PairSource:
         """Where the clean note was read."""
         if self.error_note is None or self.clean_note is None:
             return PairSource.UNPAIRED
-        return PairSource.IN_ROW if self.clean_text_id == self.error_text_id else PairSource.TWIN
+        return PairSource.TWIN if self.clean_from_twin else PairSource.IN_ROW
 
     @property
     def edit_tag(self) -> EditTag:
-        """How the two notes differ."""
-        return tag_edit(self.error_note, self.clean_note, self.error_sentence, self.corrected_sentence)
-
-
-def subset_of(text_id: str) -> str:
-    """Name of the collection that an id such as ``ms-train-0`` belongs to."""
-    prefix = re.split(r"[-_]", text_id, maxsplit=1)[0].lower()
-    return _SUBSETS.get(prefix, prefix or "unnamed")
+        """How the two notes differ; differences in white space do not count."""
+        if self.error_note is None or self.clean_note is None:
+            return EditTag.NO_PAIR
+        wrong, right = one_line(self.error_note), one_line(self.clean_note)
+        if wrong.casefold() == right.casefold():
+            return EditTag.NO_OP
+        if self.error_sentence is None or self.corrected_sentence is None:
+            return EditTag.UNLOCATED
+        old, new = one_line(self.error_sentence), one_line(self.corrected_sentence)
+        places = (match.start() for match in re.finditer(f"(?={re.escape(old)})", wrong))
+        exchanged = any(wrong[:at] + new + wrong[at + len(old) :] == right for at in places)
+        return EditTag.LOCAL if exchanged else EditTag.NON_LOCAL
 
 
 def same_case(clean_note: str, corrected_note: str) -> bool:
@@ -124,24 +114,33 @@ def same_case(clean_note: str, corrected_note: str) -> bool:
     return overlap >= TWIN_OVERLAP
 
 
-def tag_edit(
-    error_note: str | None,
-    clean_note: str | None,
-    error_sentence: str | None,
-    corrected_sentence: str | None,
-) -> EditTag:
-    """Say how ``clean_note`` differs from ``error_note``; differences in white space do not count."""
-    if error_note is None or clean_note is None:
-        return EditTag.NO_PAIR
-    wrong, right = one_line(error_note), one_line(clean_note)
-    if wrong.casefold() == right.casefold():
-        return EditTag.NO_OP
-    if error_sentence is None or corrected_sentence is None:
-        return EditTag.UNLOCATED
-    old, new = one_line(error_sentence), one_line(corrected_sentence)
-    at = wrong.find(old)
-    while at >= 0:
-        if wrong[:at] + new + wrong[at + len(old) :] == right:
-            return EditTag.LOCAL
-        at = wrong.find(old, at + 1)
-    return EditTag.NON_LOCAL
+def four_grams(text: str) -> frozenset[str]:
+    """The text's runs of four words, in lower case and without punctuation; a shorter text is one run."""
+    words = re.findall(r"\w+", text.casefold())
+    runs = range(max(1, len(words) - _WORDS_PER_GRAM + 1))
+    return frozenset(" ".join(words[i : i + _WORDS_PER_GRAM]) for i in runs)
+
+
+class NearDuplicateIndex:
+    """Finds the indexed note that is most like another one. Exact: no pair of near-duplicates is missed."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._sizes: list[int] = []
+        self._texts_of: defaultdict[str, list[int]] = defaultdict(list)
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: str) -> None:
+        """Index one more note, under the next number from 0."""
+        grams = four_grams(text)
+        for gram in grams:
+            self._texts_of[gram].append(len(self._sizes))
+        self._sizes.append(len(grams))
+
+    def find(self, text: str, threshold: float = NEAR_DUPLICATE) -> tuple[int, float] | None:
+        """Number and Jaccard similarity of the most similar note, the first of several; None below ``threshold``."""
+        grams = four_grams(text)
+        common = Counter(number for gram in grams for number in self._texts_of.get(gram, ()))
+        found = [(shared / (len(grams) + self._sizes[n] - shared), -n) for n, shared in common.items()]
+        similarity, number = max(found, default=(0.0, 0))
+        return (-number, similarity) if found and similarity >= threshold else None

@@ -1,4 +1,4 @@
-"""The files of a data set: parquet with declared columns, ``manifest.json``, and all of them put in place as one.
+"""The files of a data set: parquet with declared columns, and all files of a folder put in place as one.
 
 Called by the ``medserl data`` commands; whoever reads a data set asks ``differs_from_manifest`` whether its files
 are whole.
@@ -6,22 +6,17 @@ are whole.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-FORMAT = 1
-_PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
-ROW_GROUP = 2000
+_ROW_GROUP = 2000
 
 
 # Declared, not inferred: inference gives a column that is empty in one file the null type, and files
@@ -74,7 +69,7 @@ def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) 
     """Write rows; no rows give a file with the columns alone."""
     with pq.ParquetWriter(path, schema) as writer:
         if rows:
-            writer.write_table(to_table(rows, schema), row_group_size=ROW_GROUP)
+            writer.write_table(to_table(rows, schema), row_group_size=_ROW_GROUP)
 
 
 @contextmanager
@@ -104,74 +99,19 @@ def all_or_none(folder: Path) -> Iterator[Path]:
             f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may write to."
         ) from error
     finally:
-        with suppress(OSError):
-            shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _exchange(temporary: Path, folder: Path) -> None:
     names = sorted(path.name for path in temporary.iterdir())
-    kept = temporary / "before"
-    kept.mkdir()
-    replaced: list[str] = []
-    try:
+    before = temporary / "before"
+    before.mkdir()
+    with ExitStack() as undo:
         for name in names:
             if (folder / name).exists():
-                _keep(folder / name, kept / name)
-            os.replace(temporary / name, folder / name)
-            replaced.append(name)
-    except OSError:
-        for name in replaced:
-            if (kept / name).exists():
-                os.replace(kept / name, folder / name)
+                shutil.copy2(folder / name, before)  # a copy, so that the file is never out of its place
+                undo.callback(os.replace, before / name, folder / name)
             else:
-                (folder / name).unlink()
-        raise
-
-
-def _keep(path: Path, copy: Path) -> None:
-    """A second name for the file, so that it is never out of its place."""
-    try:
-        os.link(path, copy)
-    except OSError:  # not every file system has hard links
-        shutil.copy2(path, copy)
-
-
-def write_manifest(
-    path: Path,
-    command: str,
-    options: Mapping[str, Any],
-    account: Mapping[str, Any],
-    exclusions: Mapping[str, list[tuple[str, str | None]]],
-) -> None:
-    """Write the file; the same data set gives the same bytes.
-
-    Args:
-        path: The file.
-        command: The command line; paths stand as the user typed them.
-        options: Every option with its value.
-        account: Of inputs, outputs and splits.
-        exclusions: Reason -> id and detail of what was left out.
-    """
-    versions = {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}}
-    head = {"format": FORMAT, "command": command, "options": options, "versions": versions, **account}
-    # One line for each excluded id, so that a long list can be read and searched.
-    reasons = [
-        f'{{"reason": {_json(reason)}, "count": {len(rows)}, "rows": [\n   '
-        + ",\n   ".join(_json({"id": i} if detail is None else {"id": i, "detail": detail}) for i, detail in rows)
-        + "]}"
-        for reason, rows in exclusions.items()
-    ]
-    listed = "".join(f"\n  {reason}," for reason in reasons).rstrip(",")
-    text = json.dumps(head, indent=1, ensure_ascii=False, default=str)[:-2] + f',\n "exclusions": [{listed}\n ]\n}}\n'
-    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "not installed"
+                undo.callback((folder / name).unlink, missing_ok=True)
+            os.replace(temporary / name, folder / name)
+        undo.pop_all()

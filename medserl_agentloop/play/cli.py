@@ -21,6 +21,7 @@ from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.batch import draw_games, play_batch
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer

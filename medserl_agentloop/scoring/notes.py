@@ -16,8 +16,8 @@ from typing import Any
 
 from rapidfuzz import fuzz
 
-from medserl_agentloop.data.eval_rows import build_eval_rows
 from medserl_agentloop.data.intake import MedecFormatError, RowPlace, error_flag, sentence_number
+from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import ParsedAssessment
@@ -56,7 +56,7 @@ class ReferenceNote:
 
     @classmethod
     def from_extra_info(cls, facts: Mapping[str, Any]) -> ReferenceNote:
-        """The note of an evaluation row (``data/eval_rows.py``)."""
+        """The note of an evaluation row (``data/rows.py``)."""
         return cls(
             text_id=facts["text_id"],
             text=facts["seed_note"],
@@ -85,9 +85,10 @@ def read_reference(paths: Sequence[Path]) -> Reference:
     Raises:
         MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.
     """
-    read = build_eval_rows(paths)
-    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in read.rows)
-    return Reference(notes, read.dropped_empty, read.sha256)
+    rows, read = build_eval_rows(paths)
+    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
+    dropped = sum(report.dropped_empty for report in read.reports)
+    return Reference(notes, dropped, {report.file: report.sha256 for report in read.reports})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """verl's validation on MEDEC's own notes, scored by the official rules. Called by the trainer.
 
 verl can only average numbers of single games, and F1, floors and votes are not such averages. The notes are the
-evaluation rows (``data/eval_rows.py``) of ``data.val_files``. ``medserl evaluate`` gives the same scores.
+evaluation rows (``data/rows.py``) of ``data.val_files``. ``medserl evaluate`` gives the same scores.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def old_and_new(tmp_path_factory, source):
         ("open", ".tmp/manifest.json", 1, 0),
         ("os.rename", ".tmp", 1, 0),
         ("os.rename", ".tmp", 2, 1),
-        ("os.link", "out", 3, 2),
+        ("shutil.copyfile", "out", 3, 2),
         ("os.rename", ".tmp", 3, 2),
         ("shutil.rmtree", ".tmp", 1, 3),
     ],

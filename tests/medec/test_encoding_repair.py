@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 
 from medserl_agentloop.data.intake import repair_encoding
-from medserl_agentloop.data.reader import ReadOptions, read_files
+from medserl_agentloop.data.reader import read_files
 
 
 def test_only_complete_misread_spans_are_repaired():
@@ -37,7 +37,7 @@ def test_every_text_of_a_row_is_repaired_and_the_row_is_counted_once(write_csv, 
     """Case 11: the error sentence must still be found in its note."""
     dash = "\u2013".encode().decode("cp1252")
     row = {name: cell.replace("for it", f"2{dash}3 times for it") for name, cell in error_row(0).items()}
-    result = read_files([write_csv(row, error_row(2))], ReadOptions(repair_encoding=True))
+    result = read_files([write_csv(row, error_row(2))], repair_encoding=True)
     vignette = result.vignettes[0]
     texts = [vignette.error_note, vignette.clean_note, vignette.error_sentence, vignette.corrected_sentence]
     assert all("2\u20133 times" in text for text in [*texts, vignette.sentences[1].text])

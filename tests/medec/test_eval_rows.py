@@ -15,7 +15,7 @@ from medec.builders import (
     run,
 )
 
-from medserl_agentloop.data.eval_rows import FIRST_INDEX
+from medserl_agentloop.data.rows import FIRST_INDEX
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import datasets
@@ -21,10 +18,8 @@ from medec.builders import (
     assert_one_sentence,
     manifest_of,
 )
-from rich.console import Console
 
-from medserl_agentloop.data import writing
-from medserl_agentloop.data.cli import _progress
+from medserl_agentloop.data import conversion
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.verify_rows import Check
 from medserl_agentloop.data.writing import SCHEMA
@@ -215,43 +210,6 @@ def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
             assert GameSpec.from_extra_info(row["extra_info"]).seed_note in row["prompt"][0]["content"]
 
 
-# The progress bar: on a terminal, for what takes more than a second.
-
-
-def shown(items, *, seconds, terminal=True):
-    """What a terminal sees of a stream whose first item takes ``seconds``."""
-    screen = io.StringIO()
-
-    def stream():
-        for number in range(items):
-            time.sleep(seconds if number == 0 else 0)
-            yield number
-
-    watch = _progress(Console(file=screen, force_terminal=terminal))
-    assert list(watch(stream(), "reading notes", items)) == list(range(items))
-    return screen.getvalue()
-
-
-def test_bar_appears_only_for_what_takes_more_than_a_second():
-    assert shown(200, seconds=0.2) == ""
-    assert "reading notes" in shown(3, seconds=1.5)
-    assert shown(3, seconds=1.1, terminal=False) == ""
-
-
-def test_bar_goes_away_where_the_work_fails():
-    screen = io.StringIO()
-
-    def stream():
-        yield 1
-        time.sleep(1.2)
-        raise ValueError("row 2")
-
-    with pytest.raises(ValueError, match="row 2"):
-        list(_progress(Console(file=screen, force_terminal=True))(stream(), "reading", None))
-    assert screen.getvalue().endswith("\x1b[2K")  # the bar's line is erased
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-
-
 def profile(folder, template):
     for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -272,6 +230,6 @@ def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_pat
 
 
 def test_version_of_a_package_that_is_not_installed_is_said_in_the_manifest(convert, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_PACKAGES", ("pyarrow", "no-such-package"))
+    monkeypatch.setattr(conversion, "_PACKAGES", ("pyarrow", "no-such-package"))
     convert("--input", pairs)
     assert manifest_of(tmp_path / "out")["versions"]["no-such-package"] == "not installed"

@@ -35,7 +35,7 @@ def test_clean_row_is_the_twin_of_one_error_row_only(write_csv, error_row, clean
 def test_twin_stands_in_where_the_corrected_text_is_absent(write_csv, error_row, clean_row):
     vignette = read_one(write_csv(error_row(0, Corrected_Text="NA"), clean_row(1)))
     assert vignette.pair_source is PairSource.TWIN
-    assert (vignette.clean_note, vignette.clean_text_id) == (clean_row(1)["Text"], "ms-test-1")
+    assert (vignette.clean_note, vignette.twin_text_id) == (clean_row(1)["Text"], "ms-test-1")
 
 
 def test_twin_is_found_by_id_not_by_row_order(write_csv, error_row, clean_row):

@@ -15,10 +15,8 @@ from medec.builders import (
     run,
 )
 
-from medserl_agentloop.data.allocation import DEFAULT_MIX, parse_mix
-from medserl_agentloop.data.eval_rows import build_eval_rows
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import RowPlan, build_rows
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_eval_rows, build_rows, parse_mix
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from medec.builders import assert_one_sentence
 
 from medserl_agentloop.data import rows as game_rows
-from medserl_agentloop.data.allocation import DEFAULT_MIX, AllocationError, parse_mix, parse_split
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import RowPlan
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
 from medserl_agentloop.data.writing import SCHEMA, to_table
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -60,17 +60,17 @@ def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
 
 def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
     """Case 15: more rows asked than exist."""
-    with pytest.raises(AllocationError, match=r"need .* for vanilla_benign .* at most about 60 rows"):
+    with pytest.raises(ValueError, match=r"need .* for vanilla_benign .* at most about 60 rows"):
         build_rows(vignettes, plan(rows=1000))
 
 
 def test_split_too_small_for_the_mix_is_an_error(vignettes):
-    with pytest.raises(AllocationError, match=r"split val: the mix .* needs at least 3 vignettes"):
+    with pytest.raises(ValueError, match=r"split val: the mix .* needs at least 3 vignettes"):
         build_rows(vignettes, plan(val_fraction=0.05))
 
 
 def test_split_that_would_be_empty_unasked_is_an_error(vignettes):
-    with pytest.raises(AllocationError, match="leaves it without a vignette"):
+    with pytest.raises(ValueError, match="leaves it without a vignette"):
         build_rows(vignettes, plan(val_fraction=0.001))
 
 
@@ -178,14 +178,14 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     games = build_rows(vignettes, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
     harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
     assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
-    assert [(n, "letter case" in reason) for reason, n in games.exclusions.counts().items()] == [(1, True)]
+    assert [(len(rows), "letter case" in reason) for reason, rows in games.exclusions.items()] == [(1, True)]
 
 
 def test_clean_only_vignette_serves_benign_categories_only(write_csv, clean_row):
     vignettes = read_files([write_csv(clean_row(3), clean_row(5))]).vignettes
     row = build_rows(vignettes, plan("adversarial_benign=1", val_fraction=0)).train[0]
     assert (row["extra_info"]["error_note"], row["extra_info"]["pair_source"]) == (None, "unpaired")
-    with pytest.raises(AllocationError, match="vignettes for vanilla_harmful and there are 0"):
+    with pytest.raises(ValueError, match="vignettes for vanilla_harmful and there are 0"):
         build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0))
 
 
@@ -214,30 +214,30 @@ def test_braces_in_a_note_reach_the_prompt_unrendered(write_pairs, pair):
     "text", ["", "vanilla=1", "vanilla_benign", "vanilla_benign=-1", "vanilla_benign=nan", "vanilla_benign=0"]
 )
 def test_mix_that_makes_no_sense_is_an_error(text):
-    with pytest.raises(AllocationError, match=r"^mix: "):
+    with pytest.raises(ValueError, match=r"^mix: "):
         parse_mix(text)
 
 
 def test_category_given_twice_is_an_error():
-    with pytest.raises(AllocationError, match="given twice"):
+    with pytest.raises(ValueError, match="given twice"):
         parse_mix("vanilla_benign=1,vanilla_benign=2")
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
-    with pytest.raises(AllocationError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match="from 0 to 1"):
         build_rows(vignettes, plan(val_fraction=fraction))
 
 
 @pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
-def test_split_that_is_not_two_shares_of_one_is_an_error(text):
-    with pytest.raises(AllocationError, match=r"^split: .* not two shares that add up to 1; write train=0.9,val=0.1"):
-        parse_split(text)
+def test_split_that_is_not_two_shares_of_one_is_an_error(convert, pairs, text):
+    result = convert("--input", pairs, "--split", text)
+    assert_one_sentence(result, "error: split: ", "not two shares that add up to 1; write train=0.9,val=0.1")
 
 
 def test_rows_too_few_for_the_mix_are_an_error(vignettes):
     with pytest.raises(
-        AllocationError, match=r"split train: 3 rows are too few for the mix .*, adversarial_\w+ would get none"
+        ValueError, match=r"split train: 3 rows are too few for the mix .*, adversarial_\w+ would get none"
     ):
         build_rows(vignettes, plan(rows=4))
 
@@ -246,4 +246,6 @@ def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv
     vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).vignettes
     games = build_rows(vignettes, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
     assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
-    assert games.exclusions.counts() == {"not a benign seed: it has no clean note": 1}
+    assert {reason: len(rows) for reason, rows in games.exclusions.items()} == {
+        "not a benign seed: it has no clean note": 1
+    }

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.data import writing
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, UnreadableAnswer, build_sft_rows
+from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, build_sft_rows
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -138,11 +138,11 @@ def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pai
     bad = pair(
         3, incorrect_note=f"Fever. {wrong}", error_sentence=wrong, correct_note="Fever. Diagnosis 3 is pneumonia."
     )
-    with pytest.raises(UnreadableAnswer, match=r"vignette 'ms-train-3': the assessor's answer .* take the row out"):
+    with pytest.raises(match=r"vignette 'ms-train-3': the assessor's answer .* take the row out"):
         build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
     sentence = "Findings.\ncorrection: gout."
     bad = pair(4, incorrect_note=f"Fever. {sentence}", error_sentence=sentence)
-    with pytest.raises(UnreadableAnswer, match="vignette 'ms-train-4'"):
+    with pytest.raises(match="vignette 'ms-train-4'"):
         build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
 
 
@@ -289,5 +289,5 @@ def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any,
     """Case 13: where escaping is not possible, the case is named instead of taught wrongly."""
     notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
     path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
-    with pytest.raises(UnreadableAnswer, match=r"vignette 'ms-train-1': the attacker's answer .* take the row out"):
+    with pytest.raises(match=r"vignette 'ms-train-1': the attacker's answer .* take the row out"):
         build_sft_rows(read_files([path]).vignettes)

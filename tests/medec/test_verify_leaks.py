@@ -15,8 +15,7 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.verify_leaks import LeakTest, _tail
-from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.verify_rows import Check, LabelledRow, _tail, find_leaks
 from medserl_agentloop.games.medical.types import Label
 
 
@@ -63,32 +62,32 @@ def test_leaks_of_an_official_set_are_warnings(tmp_path: Path) -> None:
 def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None:
     """60 % of the error notes against 47 % of the clean ones, and labels drawn at random."""
     rng = random.Random(1)
-    leaky = LeakTest()
+    leaky = []
     alarms = 0
     for _ in range(2000):
         label = rng.choice(list(Label))
         blank = rng.random() < (0.6 if label is Label.HARMFUL else 0.47)
-        leaky.add(text_id=f"x-{rng.random()}", seed_note="a b" + " " * blank, target_label=label, seed_label=label)
+        leaky.append(LabelledRow(f"x-{rng.random()}", "a b" + " " * blank, label, label))
     for _ in range(30):
-        test = LeakTest()
+        test = []
         for n in range(300):
             label = rng.choices(list(Label), [0.7, 0.3])[0]
             note = "a  " * rng.randrange(20) + "b" + " " * rng.randrange(2)
-            test.add(text_id=f"x-{n}", seed_note=note, target_label=label, seed_label=rng.choice(list(Label)))
-        alarms += len(list(test.leaks()))
-    assert [leak.feature for leak in leaky.leaks()] == ["white space after the note"]
+            test.append(LabelledRow(f"x-{n}", note, label, rng.choice(list(Label))))
+        alarms += len(list(find_leaks(test)))
+    assert [leak.feature for leak in find_leaks(leaky)] == ["white space after the note"]
     assert alarms == 0
 
 
 def test_copies_of_a_row_do_not_make_a_leak() -> None:
-    test = LeakTest()
+    test = []
     notes = [
         (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0))) for n in range(30) for label in Label
     ]
     for number in range(50 * len(notes)):
         n, label, blanks = notes[number * 7 % len(notes)]
-        test.add(text_id=f"x-{n}", seed_note=f"Note {n}.{blanks}", target_label=label, seed_label=label)
-    assert list(test.leaks()) == []
+        test.append(LabelledRow(f"x-{n}", f"Note {n}.{blanks}", label, label))
+    assert list(find_leaks(test)) == []
 
 
 def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:

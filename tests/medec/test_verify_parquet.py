@@ -47,7 +47,7 @@ def test_exit_code_is_2_for_what_cannot_be_read(tokenizer: str, tmp_path: Path) 
         ([tmp_path / "bad.parquet"], "bad.parquet: cannot be read as parquet"),
         ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
         ([tmp_path / "empty.parquet", "--tokenizer", tokenizer], "has no rows"),
-        ([good, "--tokenizer", tmp_path / "nowhere"], "no tokenizer can be loaded"),
+        ([good, "--tokenizer", tmp_path / "nowhere"], "nowhere: cannot be loaded"),
         ([good, "--tokenizer", tokenizer, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
     ):
         result = run("verify_parquet", *arguments)

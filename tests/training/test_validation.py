@@ -9,7 +9,7 @@ import pytest
 from game.builders import game, spec
 from medec.builders import SAMPLE
 
-from medserl_agentloop.data.eval_rows import build_eval_rows
+from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
