@@ -35,14 +35,10 @@ LOADED = (
     ("reward.custom_reward_function.path", "reward.custom_reward_function.name"),
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("trainer.v1.sampler.custom_sampler.path", "trainer.v1.sampler.custom_sampler.name"),
-)
-"""Keys of a file, or of a module as ``pkg://module``, and of what verl takes from it."""
-
-IMPORTED = (
     (f"{ACTOR}.optim.optimizer_impl", f"{ACTOR}.optim.optimizer"),
     (f"{CRITIC}.optim.optimizer_impl", f"{CRITIC}.optim.optimizer"),
 )
-"""The same for keys that hold a module's bare name."""
+"""Keys of a file, or of a module as ``pkg://module``, and of what verl takes from it; an optimizer's module is bare."""
 
 CLASSES = ("trainer.checkpoint_callback_class", f"{ROLLOUT}.agent.agent_loop_manager_class")
 """Keys of a class as ``module.Class``."""
@@ -59,7 +55,7 @@ _OPEN_NODES = (
 )
 
 
-def known_names(run: Run) -> Mapping[str, Collection[str]]:
+def _known_names(run: Run) -> Mapping[str, Collection[str]]:
     """All names that verl, or this package, knows for a key of the config."""
     rollouts = [name for name, _ in _ROLLOUT_REGISTRY]
     if run["trainer.device"] == PLATFORM_NAME:  # registered only in processes that run on this platform
@@ -94,7 +90,7 @@ def unknown_names(run: Run) -> Iterator[str]:
         # verl imports it in its workers, where it may register names.
         yield from _cannot_load("actor_rollout_ref.model.external_lib", f"pkg://{library}")
     told: set[str] = set()  # one key may take its value from another
-    for key, known in known_names(run).items():
+    for key, known in _known_names(run).items():
         for name in run.names(key):
             if name not in known and name not in told:
                 told.add(name)
@@ -105,10 +101,8 @@ def unknown_names(run: Run) -> Iterator[str]:
                 )
     for path_key, name_key in LOADED:
         if (path := run[path_key]) is not None:
-            yield from _cannot_load(path_key, path, name_key, run[name_key])
-    for path_key, name_key in IMPORTED:
-        if (path := run[path_key]) is not None:
-            yield from _cannot_load(path_key, f"pkg://{path}", name_key, run[name_key])
+            source = f"pkg://{path}" if path_key.endswith(".optimizer_impl") else path
+            yield from _cannot_load(path_key, source, name_key, run[name_key])
     for key in CLASSES:
         if (path := run[key]) is not None:
             module, _, name = path.rpartition(".")
