@@ -110,8 +110,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
-        from medserl_agentloop.core.run_check.machine import check_machine
-        from medserl_agentloop.core.run_check.models import check_models
+        from medserl_agentloop.core.run_check.machine import check_machine, check_models
 
         if self.platform is not None:
             _choose_platform(self.platform)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
-from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.plain_text import CONTROL_TOKEN
 
 PATH = "/chat/completions"
@@ -57,7 +56,7 @@ class ChatClient:
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
-    async def complete(self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
+    async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
         """The model's turn after ``messages``, which the prompt begins with ``prefix``.
 
         Args:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.credit import CreditSettings
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.paths import did_you_mean, find_object
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.backends.stop_strings import check_stop_strings
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
-from medserl_agentloop.core.checkpoint_pool import build_pool
 from medserl_agentloop.core.columns import (
     context_ids,
     context_leak_metrics,
@@ -39,20 +39,18 @@ from medserl_agentloop.core.columns import (
     write_anchor,
 )
 from medserl_agentloop.core.config import game_class
-from medserl_agentloop.core.dataset_check import check_dataset, check_files
+from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.games_table import log_games
-from medserl_agentloop.core.health import HealthError, HealthMonitor, stop_message
-from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
-from medserl_agentloop.core.mix import apply_mix
+from medserl_agentloop.core.opponent import build_pool
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.replay_buffer import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.models import check_models
+from medserl_agentloop.core.run_check.machine import check_models
 from medserl_agentloop.core.run_state import HasState, load_state, save_state
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.core.step_report import step_line, step_numbers
+from medserl_agentloop.core.step_report import log_games, step_line, step_numbers
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 

@@ -11,8 +11,7 @@ from serving import as_new
 from support import ERROR_NOTE, NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.metrics import opponent_metrics
-from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.opponent import HttpOpponent, OpponentConfig, OpponentError
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.opponents import trained_role_won

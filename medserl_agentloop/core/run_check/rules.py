@@ -1,4 +1,4 @@
-"""The table of rules that a run's config must keep so that self-play is right: what is wrong, and what to write instead.
+"""The rules that a run's config must keep so that self-play is right: what is wrong, and what to write instead.
 
 A row holds the turns of both roles. So the run must know the roles, each role must see its own context only, and a loss
 or a correction that takes one number per row or per batch would couple them. ``tests/run_check/test_coupling.py``
