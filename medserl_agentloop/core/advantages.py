@@ -100,8 +100,8 @@ class RoleTokens:
         self.places = (rows * where.shape[1] + columns)[order]
         self.lengths: list[int] = torch.unique_consecutive(numbers[order], return_counts=True)[1].tolist()
         self.rewards = self.read(batch.rewards)
-        self.earned = torch.stack([rewards.sum() for rewards in self.rewards.split(self.lengths)])
-        games = [int(own[0]) for own in rows[order].split(self.lengths)]
+        self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
+        games = [int(own[0]) for own in torch.split(rows[order], self.lengths)]
         self.groups = [batch.groups[game] for game in games]
         self.kinds = [batch.kinds[game] for game in games]
         self.metrics: dict[str, float] = {}
@@ -133,7 +133,7 @@ class RoleTokens:
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
         """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
-        sums = pad_sequence(signal.split(self.lengths))  # (longest, C), 0 behind each conversation's end
+        sums = pad_sequence(torch.split(signal, self.lengths))  # (longest, C), 0 behind each conversation's end
         for t in range(len(sums) - 2, -1, -1):
             sums[t] += discount * sums[t + 1]
         return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])

@@ -15,6 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
+from medserl_agentloop.core.records import GameRecord
 
 
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
@@ -177,4 +178,25 @@ def role_token_metrics(
             values = column[mask]
             metrics[f"selfplay/{role}/{name}_mean"] = values.mean().item()
             metrics[f"selfplay/{role}/{name}_std"] = values.std(unbiased=False).item()
+    return metrics
+
+
+def turn_metrics(
+    records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
+) -> dict[str, float]:
+    """How many turns the policy took as each role in games that count, and their mean length in tokens.
+
+    Args:
+        records: The games.
+        role_ids: (T,) per game; between two turns there is an observation.
+        roles: Names of the roles.
+    """
+    metrics = {}
+    counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
+    for number, role in enumerate(roles, start=1):
+        own = [(ids == number).int() for ids in counted]
+        turns = sum(int((ids.diff(prepend=ids.new_zeros(1)) > 0).sum()) for ids in own)
+        if turns:
+            metrics[f"selfplay/{role}/turns"] = float(turns)
+            metrics[f"selfplay/{role}/tokens"] = sum(int(ids.sum()) for ids in own) / turns
     return metrics
