@@ -86,17 +86,11 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         self._encoder, self._opponent = bench.encoder, bench.opponent
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
-        """Play the game of one row.
+        """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
 
-        Args:
-            sampling_params: verl's; the token budget of each turn is added here. ``logprobs`` says
-                whether the trajectory has log-probs.
-            **row: The row's columns; ``extra_info`` holds the facts of the game.
-
-        Returns:
-            The trajectory with the game's record, not yet scored. A turn that does not fit, that the
-            engine aborts, that takes too long or that lacks its log-probs makes the game void; it
-            never raises.
+        Returns the trajectory with the game's record, not yet scored. A turn that does not fit, that the engine aborts,
+        that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game void; it never
+        raises.
         """
         interaction = self._interaction
         game = await interaction.start_interaction(extra_info=row["extra_info"])
@@ -175,10 +169,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             return None
 
     async def _opponents_turn(self, game: str, turn: Turn) -> None:
-        """Have the opponent take a turn. Nothing of it enters the trajectory: only its text plays.
+        """Have the opponent take a turn, of which nothing but its text enters the game.
 
-        The roles' contexts are separate, so the trained role's tokens are the same as against the
-        live policy, and there is nothing to mask.
+        The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
         assert self._opponent is not None
         interaction = self._interaction

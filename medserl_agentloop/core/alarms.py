@@ -188,12 +188,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What one step gave.
-
-    Attributes:
-        firing: Alarms that fire in this step.
-        lines: One line per alarm that begins or ends with this step.
-    """
+    """The alarms that fire in a step, and a line for each alarm that begins or ends with it."""
 
     firing: tuple[Alarm, ...]
     lines: tuple[str, ...]
@@ -238,15 +233,11 @@ class _State(BaseModel):
 
 
 class HealthMonitor:
-    """Watches the metrics of a run, step by step.
+    """Watches the metrics of a run, step by step, by the ``selfplay.alarms`` node and the game's rules.
 
     An alarm begins after ``patience`` steps in a row beyond its limit (some at once) and is over after as many within
     it; in between it fires in the steps that are beyond. A number that a step lacks, or that rests on
     too few games, changes nothing.
-
-    Args:
-        thresholds: The ``selfplay.alarms`` node.
-        rules: The game's alarms.
     """
 
     def __init__(self, thresholds: Alarms, rules: Sequence[Rule]) -> None:
@@ -290,15 +281,11 @@ class HealthMonitor:
         return HealthReport(tuple(firing), tuple(lines))
 
     def to_dict(self) -> dict[str, Any]:
-        """The state between two steps, JSON-able, for the checkpoint."""
+        """The state between two steps for the checkpoint, JSON-able."""
         return self._state.model_dump()
 
     def load_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as :meth:`to_dict` left it.
-
-        Raises:
-            ValueError: This is not such a state.
-        """
+        """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
         self._state = _State.model_validate(dict(state))
 
     def _known_references(self) -> dict[str, float]:

@@ -53,13 +53,9 @@ class CertificateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Certificate:
-    """All measures of one start of a run.
+    """All measures of one start of a run, from ``games`` two-turn games, and why the other claims were not measured.
 
-    Attributes:
-        step: Step of the checkpoint that was measured; 0 at the start of training.
-        games: How many two-turn games were measured.
-        seconds: Wall time it took.
-        not_claimed: Why a claim was not measured, by its name.
+    ``step`` is that of the checkpoint, 0 at the start of training; ``seconds`` is wall time.
     """
 
     measures: Sequence[Measure]
@@ -181,11 +177,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
 
 
 def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int) -> tuple[GameRecord, list[list[Turn]]]:
-    """A record, and the pairs of opening turns of ``count`` of the shortest rows, repeated if there are too few.
-
-    Raises:
-        CertificateError: The game has no second conversation.
-    """
+    """A record, and the pairs of opening turns of ``count`` of the shortest rows, repeated if there are too few."""
     rows = list(zip(dataset.dataframe["prompt"], dataset.dataframe["extra_info"], strict=True))
     rows.sort(key=lambda row: (len(str(row[0])), str(row[0])))
     samples = [_pair(interaction.sample_turns(facts)) for _, facts in rows[: 8 * count]]
@@ -220,11 +212,7 @@ def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
 
 
 def forward(compute: Callable[[TensorDict], Any], batch: TensorDict) -> Any:
-    """What workers answer to a batch.
-
-    Raises:
-        CertificateError: They raise; models with positions of several dimensions (MRoPE) do.
-    """
+    """What workers answer to a batch. They raise for models with positions of several dimensions (MRoPE)."""
     try:
         output = compute(batch)
         return output.get() if hasattr(output, "futures") else output

@@ -33,13 +33,10 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Measure:
-    """One claim (``isolation``, ``credit`` or ``loss``), measured.
+    """One claim (``isolation``, ``credit`` or ``loss``), measured on e.g. the actor.
 
-    Attributes:
-        of: What was measured, e.g. ``actor``.
-        value: A share; the claim holds if it is not above ``limit``.
-        details: The numbers behind ``value``.
-        problem: The sentence to show if the claim does not hold.
+    ``value`` is a share, ``details`` the numbers behind it, ``problem`` the sentence to show if the claim does not
+    hold.
     """
 
     claim: str

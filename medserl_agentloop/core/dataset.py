@@ -22,19 +22,11 @@ from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 
 
 def mixed_rows(kinds: Sequence[str], mix: Mapping[str, float], seed: int) -> list[int]:
-    """Rows of an epoch that is as long as the file and has the shares of ``mix``.
+    """Rows of an epoch that is as long as the file and has the shares of ``mix``, from the kind of each row.
 
     Where a kind has fewer rows than its share, they are used in turn; where it has more, the seed
     chooses. The kinds are interleaved, so that not only the epoch but any stretch of it has these
     shares, to within a row for each kind: so does a batch of a run with ``data.shuffle=False``.
-
-    Args:
-        kinds: The kind of each row of the file.
-        mix: Share of each kind, 0 or more, in any unit.
-        seed: Chooses and orders the rows of a kind.
-
-    Returns:
-        Row numbers, as many as there are rows; some more than once, some not at all.
 
     Raises:
         ConfigError: Every share is 0, or a kind has a share and no rows.
@@ -69,9 +61,6 @@ def apply_mix(
     """Give verl's ``RLHFDataset`` the rows of an epoch with the shares of ``mix``, and say so.
 
     The number of rows stays, so that what verl has planned by it (steps, learning rate) stays true.
-
-    Raises:
-        ConfigError: The mix cannot be had from these rows.
     """
     names = [kind_of(facts) for facts in dataset.dataframe["extra_info"]]
     # A config may hold members of an enum; a kind is its value.
@@ -89,14 +78,7 @@ def apply_mix(
 
 
 def check_files(files: str | Sequence[str]) -> None:
-    """Refuse files of two different conversions, which a killed one may leave side by side.
-
-    Args:
-        files: verl's ``data.train_files`` or ``data.val_files``.
-
-    Raises:
-        ConfigError: A file is not the one its manifest speaks of.
-    """
+    """Refuse data files of two different conversions, which a killed one may leave side by side."""
     for file in [files] if isinstance(files, str) else files:
         if differs_from_manifest(Path(file)):
             raise ConfigError(f"{file}: {DIFFERS}.")
@@ -111,18 +93,9 @@ def check_dataset(
     prompt_length: int,
     response_length: int,
 ) -> str:
-    """Check every row of a dataset.
+    """Check every row of verl's ``RLHFDataset``, which messages call ``name``.
 
-    Args:
-        dataset: verl's ``RLHFDataset``.
-        name: Which one, for messages.
-        interaction: The run's game.
-        encoder: Tokenises the prompts as the agent loop will.
-        prompt_length: verl's ``data.max_prompt_length``.
-        response_length: verl's ``data.max_response_length``.
-
-    Returns:
-        One line that says what will be played and how long the longest row is.
+    Returns one line that says what will be played and how long the longest row is.
 
     Raises:
         ConfigError: Names the row, what is wrong with it and what to do.

@@ -29,12 +29,9 @@ def reasoning_open(text: str) -> bool:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in tokens.
+    """A prompt in tokens, ``data_tokens`` of which are untrusted text.
 
-    Attributes:
-        ids: All token ids.
-        data_tokens: How many of them are untrusted text.
-        prefill: How the prompt begins the player's turn, as text, e.g. ``<think>``.
+    ``prefill`` is how the prompt begins the player's turn, as text, e.g. ``<think>``.
     """
 
     ids: list[int]
@@ -51,11 +48,9 @@ class _Template:
 
 
 class ChatEncoder:
-    """Tokenises prompts with one tokenizer and its chat template.
+    """Tokenises prompts with a Hugging Face tokenizer and its chat template.
 
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-        template_kwargs: verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
+    ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -95,10 +90,7 @@ class ChatEncoder:
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
         """The prompt of a turn as the next user message of a running conversation.
 
-        Args:
-            turn: The turn.
-            previous_token: Last token of the assistant's turn before. Where it is the end-of-turn token
-                already, it is not repeated.
+        If the assistant's turn before ended with the end-of-turn token (``previous_token``), that is not repeated.
         """
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         if previous_token is not None and prompt.ids[:1] == [previous_token]:

@@ -25,10 +25,7 @@ def game_metrics(
 ) -> dict[str, float]:
     """Voids and rewards, ``selfplay/…``. What a batch holds no game for is left out, never 0.
 
-    Args:
-        records: The games.
-        roles: The game's roles.
-        void_classes: More classes of void games: by what the reason contains, the class.
+    ``void_classes`` are more classes of void games: by what the reason contains, the class.
     """
     metrics = {
         "selfplay/games": float(len(records)),
@@ -73,12 +70,7 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
 
 
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
-    """Games that a step asked for and did not get, because the worker that played them crashed.
-
-    Args:
-        expected: Games the step asked for.
-        played: Games it got.
-    """
+    """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
     metrics = {"selfplay/lost_rate": lost / expected} if expected else {}
     return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
@@ -87,9 +79,7 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
     """Metrics ``selfplay/opponent/…`` of a step; empty where the live policy plays all roles.
 
-    Args:
-        records: The games.
-        won: Of each game, whether the trained role won it; None where nothing was decided.
+    ``won`` is of each game whether the trained role won it; None where nothing was decided.
     """
     games = [record for record in records if record.opponent is not None]
     if not games:

@@ -67,22 +67,13 @@ class OpponentConfig(ServerOptions):
     swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
 
     def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
-        """A client of the server.
-
-        Args:
-            path: Base of the requests, under the server's root. ``url`` may or may not name the API's version.
-            timeout_s: As in :meth:`ServerOptions.client`.
-        """
+        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
         root = (self.url or "").rstrip("/").removesuffix("/v1")
         return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
 
 def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: DictConfig) -> None:
-    """Check that the run can play against this opponent.
-
-    Raises:
-        ValueError: Says which key is wrong, why, and what to write instead.
-    """
+    """Check that the run can play against this opponent; ValueError says what to write instead."""
     if opponent.kind == "live":
         return
     kind = f"selfplay.opponent.kind={opponent.kind}"
@@ -124,13 +115,9 @@ class OpponentError(RuntimeError):
 
 @dataclass(frozen=True)
 class OpponentTurn:
-    """One turn of the opponent's.
+    """One turn of the opponent's: its text, its length as the server counts, and whether it was cut.
 
-    Attributes:
-        text: What it wrote; reasoning that the server split off is put back in front.
-        tokens: Its length, as the server counts.
-        truncated: Whether the token budget cut it off.
-        version: What played: the served model's name, or the checkpoint in a pool.
+    ``version`` is what played: the served model's name, or the checkpoint in a pool.
     """
 
     text: str
@@ -140,23 +127,14 @@ class OpponentTurn:
 
 
 class HttpOpponent:
-    """Asks the server for turns.
-
-    Args:
-        config: The run's ``selfplay.opponent`` node.
-        special_tokens: Special tokens of the policy's tokenizer; messages may not smuggle them in.
-    """
+    """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
     def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 
     async def play(self, messages: list[dict[str, str]], *, max_tokens: int, prefix: str = "") -> OpponentTurn:
-        """The opponent's turn, which the prompt begins with ``prefix``.
-
-        Raises:
-            OpponentError: No usable answer after all attempts.
-        """
+        """The opponent's turn, which the prompt begins with ``prefix``; OpponentError if it gives none."""
         fields = {"max_tokens": max_tokens, **self.config.sampling.model_dump()}
         try:
             answer = await self._chat.complete(messages, fields, prefix)
@@ -175,13 +153,8 @@ class HttpOpponent:
 class CheckpointPool:
     """The opponents of a run, their results, and the server that plays one of them.
 
-    The pool is the model the run started from and the checkpoints of earlier steps.
-
-    Args:
-        config: The run's ``selfplay.opponent`` node.
-        folder: ``trainer.default_local_dir``; the server must see it under the same path.
-        first_model: ``actor_rollout_ref.model.path``: what the run started from.
-        keep: ``trainer.max_actor_ckpt_to_keep``: the pool holds the last so many checkpoints.
+    The pool is ``first_model``, which the run started from, and the last ``keep`` checkpoints of earlier steps in
+    ``folder``, ``trainer.default_local_dir``; the server must see it under the same path.
     """
 
     def __init__(self, config: OpponentConfig, folder: str | Path, first_model: str, keep: int | None = None) -> None:
@@ -227,10 +200,7 @@ class CheckpointPool:
         return float((1.0 - win_rate) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
-        """Have the opponent of ``step`` served.
-
-        Returns:
-            Metrics of the step: ``selfplay/opponent/step`` (the checkpoint), ``swap_failed``, ``pool_size``.
+        """Have the opponent of ``step`` served, and return the metrics ``POOL_METRICS`` of the step.
 
         Raises:
             RuntimeError: The first opponent of a process cannot be served: nothing would be played. A
@@ -258,12 +228,7 @@ class CheckpointPool:
         return metrics
 
     def record(self, games: Sequence[GameRecord], results: Sequence[bool | None]) -> None:
-        """Count the results of finished games for the opponents that played them.
-
-        Args:
-            games: The games.
-            results: Of each, whether the trained role won; None where nothing was decided.
-        """
+        """Count, for the opponents of finished games, whether the trained role won; None where nothing was decided."""
         for game, won in zip(games, results, strict=True):
             if won is not None and game.opponent is not None and game.opponent.version is not None:
                 self._games[game.opponent.version] += 1
@@ -274,11 +239,7 @@ class CheckpointPool:
         return {"results": {v: {"games": n, "wins": self._wins[v]} for v, n in sorted(self._games.items())}}
 
     def load_dict(self, state: dict[str, Any]) -> None:
-        """Take up the results of :meth:`to_dict`.
-
-        Raises:
-            ValueError: It is not such a state.
-        """
+        """Take up the results of :meth:`to_dict`; ValueError if it is not such a state."""
         try:
             games = Counter({str(v): int(r["games"]) for v, r in state["results"].items()})
             wins = Counter({str(v): int(r["wins"]) for v, r in state["results"].items()})

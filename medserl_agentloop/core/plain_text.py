@@ -26,11 +26,7 @@ _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
 class PlainText:
-    """Encodes text with a Hugging Face tokenizer, control tokens spelt out as the text they are.
-
-    Args:
-        tokenizer: The tokenizer; it is not changed.
-    """
+    """Encodes text with a Hugging Face tokenizer, control tokens spelt out as the text they are."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -39,13 +39,7 @@ class ProcessDied(RuntimeError):
 def game_processes(
     replicas: Iterable[Any], agent_loop_workers: Iterable[Any], reward_loop_workers: Iterable[Any]
 ) -> Processes:
-    """All processes without which games are lost.
-
-    Args:
-        replicas: verl's rollout replicas.
-        agent_loop_workers: Ray actors of verl's agent-loop manager.
-        reward_loop_workers: Ray actors of verl's reward-loop manager.
-    """
+    """All processes without which games are lost, from verl's rollout replicas and its managers' Ray actors."""
     return [
         *((f"rollout server {replica.replica_rank}", server) for replica in replicas for server in replica.servers),
         *((f"agent-loop worker {number}", worker) for number, worker in enumerate(agent_loop_workers)),
@@ -54,12 +48,7 @@ def game_processes(
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
-    """One line per process that is gone, with what Ray knows of its end.
-
-    Args:
-        processes: Which ones to ask.
-        answer_within_s: Seconds that all of them together have to answer.
-    """
+    """One line per process that is gone, with what Ray knows of its end; all together have some seconds to answer."""
     signs_of_life = {actor.__ray_ready__.remote(): name for name, actor in processes}
     answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
     found = []
@@ -80,7 +69,7 @@ def raise_if_dead(
     cause: Exception | None = None,
     answer_within_s: float = ANSWER_WITHIN_S,
 ) -> None:
-    """End a run one of whose processes is gone.
+    """End a run in ``step``, one of whose processes is gone.
 
     Args:
         processes: Which ones to ask.
@@ -90,7 +79,7 @@ def raise_if_dead(
         answer_within_s: Seconds that all of them together have to answer.
 
     Raises:
-        ProcessDied: One is gone; says which, and how to go on.
+        ProcessDied: Says which is gone, and how to go on.
     """
     if dead := dead_processes(processes, answer_within_s):
         message = (
@@ -103,15 +92,11 @@ def raise_if_dead(
 
 @contextmanager
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
-    """End servers that have outlived their engine, while the block runs.
+    """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.
 
     A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray
     actor that one sleeps. So the server would live on, and whoever waits for its answer, a game or a push
     of weights, would wait for minutes or for ever.
-
-    Args:
-        replicas: verl's rollout replicas.
-        every_s: seconds between two looks.
     """
     servers, done = [server for replica in replicas for server in replica.servers], threading.Event()
 
@@ -156,14 +141,9 @@ def _identity(error: RayActorError) -> str:
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
     """verl's replay buffer for ``trainer_mode`` "sync", with a check of the run while it waits for games.
 
-    verl's own waits for ever for a game whose process was killed: its prompt stays "running".
-
     verl does not tell custom samplers about ``algorithm.filter_groups`` and
-    ``trainer.v1.sampler.sync_refill_failed_groups`` (trainer_base.py, _build_replay_buffer), so neither
-    has an effect with this buffer.
-
-    Attributes:
-        check: Called at most every 5 s while games are awaited; raises to end the run. Set by the trainer.
+    ``trainer.v1.sampler.sync_refill_failed_groups`` (trainer_base.py, _build_replay_buffer), so neither has an effect
+    with this buffer. ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -35,10 +35,7 @@ def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:
 
 
 def load_state(folder: str | Path, parts: Mapping[str, HasState]) -> list[str]:
-    """Give each part the state it had in a checkpoint.
-
-    Returns:
-        Names of the parts that start anew, because the checkpoint holds no state of theirs.
+    """Give each part the state it had in a checkpoint, and return the names of those that it holds no state of.
 
     Raises:
         ValueError: The file is not what ``save_state`` wrote; names it.

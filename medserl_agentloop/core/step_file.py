@@ -17,21 +17,14 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class StepFile:
-    """An append-only file of JSON objects that have a ``step``, in the order of their steps.
-
-    Args:
-        path: Where it is; folders are made as needed.
-    """
+    """An append-only file of JSON objects that have a ``step``, in the order of their steps."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def cut_after(self, step: int) -> int:
-        """Remove what belongs to steps after ``step``, and a half-written last line.
-
-        Returns:
-            How many lines were removed.
+        """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
 
         Raises:
             ValueError: A whole line is not an object with a step; names file and line.

@@ -33,12 +33,7 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
 
 
 def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
-    """The numbers that say whether a step is healthy, on one line; what a step lacks is left out.
-
-    Args:
-        metrics: The step's numbers.
-        of_game: The game's own part of the line: label and metric.
-    """
+    """The numbers that say whether a step is healthy on one line, labels and metrics ``of_game`` between the core's."""
     every = (*_FIRST, *of_game, *_LAST)
     shown = [(label, name) for label, name in every if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
     return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown)
@@ -53,12 +48,7 @@ def log_games(
 ) -> None:
     """Log up to ``count`` games of one step as ``selfplay/games_table``, to the W&B run that verl opened.
 
-    Args:
-        game: Says what a row shows.
-        records: The games of the step.
-        step: The training step, which verl logs its metrics under as well.
-        count: How many games at most.
-        loggers: ``trainer.logger``; without ``wandb`` in it nothing happens.
+    ``loggers`` is ``trainer.logger``; without ``wandb`` in it nothing happens.
     """
     if not count or not records or "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
         return

@@ -119,11 +119,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         return omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
 
     def _certify(self) -> None:
-        """Measure the run's claims before its first update.
-
-        Raises:
-            CertificateError: One of them does not hold, and ``selfplay.certify`` is not ``warn``.
-        """
+        """Measure the run's claims before its first update; CertificateError unless they hold or only warn."""
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         print(f"[medserl] certificate: {certificate} ({path})", flush=True)
@@ -174,11 +170,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's training loop; an error that a dead process is behind names the process.
-
-        Raises:
-            ProcessDied: A rollout server, an agent-loop worker or a reward-loop worker ended.
-        """
+        """verl's training loop; an error that a dead process is behind names the process (ProcessDied)."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
@@ -252,14 +244,11 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         )
 
     def _credit(self, data: DataProto, metrics: dict[str, Any]) -> DataProto:
-        """From a batch's rewards to its advantages and returns.
+        """From a batch's rewards to its advantages and returns; ``metrics`` gets the numbers.
 
-        Also narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights
-        its loss by the latter, so other roles leave the token counts as well.
-
-        Args:
-            data: Of each row ``uid`` and ``kind``; (B, T) verl's columns, ``role_ids`` and ``contexts``.
-            metrics: Gets the metrics of the step.
+        ``data`` has of each row ``uid`` and ``kind``, and (B, T) verl's columns, ``role_ids`` and ``contexts``. Also
+        narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its loss by the latter,
+        so other roles leave the token counts as well.
         """
         algorithm, batch = self.config.algorithm, data.batch
         for number, role in enumerate(self.game.roles, start=1):

@@ -58,10 +58,7 @@ _ISOLATED_LAYERS = {"full_attention", "sliding_attention", "attention", "dense",
 
 
 def check_machine(config: DictConfig) -> list[str]:
-    """Refuse a run that lacks something on this machine. The config has passed ``check_run``.
-
-    Returns:
-        Warnings, one sentence for each.
+    """Warnings of a run that has passed ``check_run``; one that lacks something on this machine is refused.
 
     Raises:
         ConfigError: Says what is missing and how to get it, or how to do without: one line for each.
@@ -210,11 +207,7 @@ def check_models(run: DictConfig) -> None:
 
 
 def leak_of(config: Any) -> str | None:
-    """Why contexts that are packed into one row would leak in a model; None if nothing speaks for it.
-
-    Args:
-        config: A configuration of Transformers.
-    """
+    """Why contexts in one row would leak in a model of this configuration of Transformers; None if not."""
     text = config.get_text_config()
     layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
     if carrying := sorted(set(layers) - _ISOLATED_LAYERS):
