@@ -133,7 +133,7 @@ class RoleTokens:
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
         """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
-        sums = pad_sequence(torch.split(signal, self.lengths))  # (longest, C), 0 behind each conversation's end
+        sums = pad_sequence(list(torch.split(signal, self.lengths)))  # (longest, C), 0 behind each conversation's end
         for t in range(len(sums) - 2, -1, -1):
             sums[t] += discount * sums[t + 1]
         return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])

@@ -12,15 +12,15 @@ from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
+from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Turn
-from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
+from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
@@ -57,11 +57,8 @@ class _Workbench:
 @lru_cache(maxsize=8)
 def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbench:
     config = SelfPlayConfig.from_run(run.held)
-    template_kwargs: Any = OmegaConf.to_container(
-        OmegaConf.create(dict(data.held.get("apply_chat_template_kwargs") or {}))
-    )
     rollout = run.held.actor_rollout_ref.rollout
-    encoder = ChatEncoder(tokenizer.held, template_kwargs)
+    encoder = ChatEncoder.of_run(tokenizer.held, data.held)
     return _Workbench(
         config,
         game_class(config.game)(config, encoder),
@@ -178,12 +175,13 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         opponent = OpponentRecord(role=turn.role, kind=self._selfplay.opponent.kind, version=None)
         interaction.record(game).opponent = opponent
         try:
-            said = await self._opponent.play(turn.prompt.filled(), max_tokens=turn.max_tokens, prefix=turn.prefix)
-        except OpponentError as error:
+            said, opponent.version = await self._opponent.play(
+                turn.prompt.filled(), max_tokens=turn.max_tokens, prefix=turn.prefix
+            )
+        except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
-            interaction.make_void(game, f"opponent failed: {error}")
+            interaction.make_void(game, f"opponent failed: {error.reason}")
             return
-        opponent.version = said.version
         await interaction.generate_response(
             game,
             [{"role": "assistant", "content": said.text}],

@@ -114,23 +114,23 @@ def _rules_of(role: str) -> Iterator[Rule]:
         games=own + "groups",
         role=role,
     )
+    length: dict[str, Any] = {
+        "metric": own + "tokens",
+        "setting": "length_factor",
+        "games": own + "turns",
+        "role": role,
+    }
     yield Rule(
         name=f"{role}_longer",
-        metric=own + "tokens",
-        setting="length_factor",
+        **length,
         advice=f"Look at truncation_rate and at what the {role} pads its turns with.",
-        games=own + "turns",
-        role=role,
         limit=lambda factor, reference: reference * factor,
         compares=True,
     )
     yield Rule(
         name=f"{role}_shorter",
-        metric=own + "tokens",
-        setting="length_factor",
+        **length,
         advice=f"Read a few games: a {role} that stops reasoning often collapses next.",
-        games=own + "turns",
-        role=role,
         above=False,
         limit=lambda factor, reference: reference / factor,
         compares=True,
@@ -254,7 +254,8 @@ class HealthMonitor:
         for rule in self._rules:
             setting = getattr(self._thresholds, rule.setting)
             value = metrics.get(rule.metric, math.nan)
-            if setting is None or not math.isfinite(value) or not self._rests_on_enough(rule, metrics):
+            rests_on = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
+            if setting is None or not math.isfinite(value) or rests_on < self._thresholds.min_games:
                 continue
             if rule.compares and rule.metric not in references:
                 if rule.metric not in learned:  # several rules may share a number
@@ -294,6 +295,3 @@ class HealthMonitor:
             for metric, reference in self._state.references.items()
             if reference.steps >= self._thresholds.reference_steps
         }
-
-    def _rests_on_enough(self, rule: Rule, metrics: Mapping[str, float]) -> bool:
-        return rule.games is None or metrics.get(rule.games, 0.0) >= self._thresholds.min_games

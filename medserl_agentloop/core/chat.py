@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
-from medserl_agentloop.core.plain_text import CONTROL_TOKEN
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
+
+CONTROL_TOKEN = "|".join(
+    (
+        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
+        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
+        r"<</?SYS>>",
+        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
+    )
+)
+"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""

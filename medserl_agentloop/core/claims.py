@@ -33,10 +33,9 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Measure:
-    """One claim (``isolation``, ``credit`` or ``loss``), measured on e.g. the actor.
+    """One claim (``isolation``, ``credit`` or ``loss``), measured ``of`` the actor, the critic, an estimator.
 
-    ``value`` is a share, ``details`` the numbers behind it, ``problem`` the sentence to show if the claim does not
-    hold.
+    ``value`` is a share and ``details`` are the numbers behind it. ``problem`` is said if the claim does not hold.
     """
 
     claim: str

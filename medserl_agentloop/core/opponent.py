@@ -12,14 +12,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.chat import ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
 from medserl_agentloop.core.records import GameRecord
 
@@ -109,23 +108,6 @@ def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: D
         )
 
 
-class OpponentError(RuntimeError):
-    """The opponent gave no answer; the message says why, in a few words."""
-
-
-@dataclass(frozen=True)
-class OpponentTurn:
-    """One turn of the opponent's: its text, its length as the server counts, and whether it was cut.
-
-    ``version`` is what played: the served model's name, or the checkpoint in a pool.
-    """
-
-    text: str
-    tokens: int
-    truncated: bool
-    version: str
-
-
 class HttpOpponent:
     """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
@@ -133,21 +115,26 @@ class HttpOpponent:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 
-    async def play(self, messages: list[dict[str, str]], *, max_tokens: int, prefix: str = "") -> OpponentTurn:
-        """The opponent's turn, which the prompt begins with ``prefix``; OpponentError if it gives none."""
+    async def play(
+        self, messages: list[dict[str, str]], *, max_tokens: int, prefix: str = ""
+    ) -> tuple[ChatAnswer, str]:
+        """The opponent's turn, which the prompt begins with ``prefix``, and what played.
+
+        That is the served model's name, or the checkpoint in a pool.
+
+        Raises:
+            NoAnswer: No usable answer after all attempts.
+        """
         fields = {"max_tokens": max_tokens, **self.config.sampling.model_dump()}
-        try:
-            answer = await self._chat.complete(messages, fields, prefix)
-        except NoAnswer as error:
-            raise OpponentError(error.reason) from None
-        version = answer.model or str(self.config.model)
-        if self.config.kind == "pool":
-            # The answer itself names the weights that gave it. Whatever else a worker could look at (a
-            # file, the row's step) may be older or newer than what the server played with.
-            version = str(answer.weights)
-            if not version.startswith(POOL_VERSION):
-                raise OpponentError(f"the server played with weights {answer.weights!r}, which are not of the pool")
-        return OpponentTurn(answer.text, answer.tokens, answer.truncated, version)
+        answer = await self._chat.complete(messages, fields, prefix)
+        if self.config.kind != "pool":
+            return answer, answer.model or str(self.config.model)
+        # The answer itself names the weights that gave it. Whatever else a worker could look at (a
+        # file, the row's step) may be older or newer than what the server played with.
+        version = str(answer.weights)
+        if not version.startswith(POOL_VERSION):
+            raise BadAnswer(f"the server played with weights {answer.weights!r}, which are not of the pool")
+        return answer, version
 
 
 class CheckpointPool:

@@ -62,34 +62,6 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
     return found
 
 
-def raise_if_dead(
-    processes: Processes,
-    step: int,
-    checkpoints: str,
-    cause: Exception | None = None,
-    answer_within_s: float = ANSWER_WITHIN_S,
-) -> None:
-    """End a run in ``step``, one of whose processes is gone.
-
-    Args:
-        processes: Which ones to ask.
-        step: The step in progress.
-        checkpoints: Folder that the run resumes from.
-        cause: What went wrong because of it, where something has already.
-        answer_within_s: Seconds that all of them together have to answer.
-
-    Raises:
-        ProcessDied: Says which is gone, and how to go on.
-    """
-    if dead := dead_processes(processes, answer_within_s):
-        message = (
-            f"{'; '.join(dead)} in step {step}. The log says above what it said last. The same command resumes "
-            f"from the last checkpoint in {checkpoints}"
-        )
-        print(f"[medserl] {message}", flush=True)
-        raise ProcessDied(message) from cause
-
-
 @contextmanager
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
     """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.

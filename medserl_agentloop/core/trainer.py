@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -43,14 +42,12 @@ from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.metrics import log_games, lost_games_metrics, opponent_metrics, step_line, step_numbers
 from medserl_agentloop.core.opponent import build_pool
-from medserl_agentloop.core.replay_buffer import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
+from medserl_agentloop.core.replay_buffer import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
-from medserl_agentloop.core.run_state import HasState, load_state, save_state
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.core.step_report import log_games, step_line, step_numbers
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, HasState, StepFile, load_state, save_state
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 _CREDIT_COLUMNS = (
@@ -88,10 +85,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         data = self.config.data
         if self.selfplay.mix is not None:
             apply_mix(self.train_dataset, self.selfplay.mix, self.game.kind, seed=data.get("seed") or 0)
-        template_kwargs: Any = OmegaConf.to_container(
-            OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
-        )
-        self.encoder = encoder = ChatEncoder(self.tokenizer, template_kwargs)
+        self.encoder = encoder = ChatEncoder.of_run(self.tokenizer, data)
         self.interaction = self.game(self.selfplay, encoder)
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
         check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
@@ -193,13 +187,19 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         super().on_sample_end()
 
     def _check_processes(self, cause: Exception | None = None, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+        """End the run if a process that plays its games is gone; ``cause`` is what went wrong because of it."""
         processes = game_processes(
             self.llm_server_manager.get_replicas(),
             getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
             self.reward_loop_manager.reward_loop_workers,
         )
-        checkpoints = self.config.trainer.default_local_dir
-        raise_if_dead(processes, self.global_steps, checkpoints, cause, answer_within_s)
+        if dead := dead_processes(processes, answer_within_s):
+            message = (
+                f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
+                f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
+            )
+            print(f"[medserl] {message}", flush=True)
+            raise ProcessDied(message) from cause
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)

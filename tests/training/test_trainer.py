@@ -22,8 +22,8 @@ from medserl_agentloop.core.columns import (
     turn_metrics,
 )
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.metrics import step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.step_report import step_line, step_numbers
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role

@@ -11,9 +11,8 @@ from omegaconf import DictConfig
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.opponent import check_opponent
-from medserl_agentloop.core.run_check.names import unknown_keys, unknown_names
 from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, warnings
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names
 
 __all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
 
