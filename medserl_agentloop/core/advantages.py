@@ -48,7 +48,8 @@ class RoleBatch:
         roles: Names of the roles.
         groups: The prompt group of each of the B rows.
         kinds: The kind of each row's game.
-        conversations: (B, T) which conversation of its row each token belongs to; None where no role has two.
+        conversations: (B, T) which conversation of its row each token belongs to, one after the other; None where no
+            role has two.
         values: (B, T) the critic's values, for estimators that need one.
         gamma: Discount per token of the role.
         lam: Lambda of GAE.
@@ -93,15 +94,16 @@ class RoleTokens:
 
     def __init__(self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization) -> None:
         self.batch, self.role, self.how = batch, role, how
-        rows, columns = where.nonzero().unbind(1)
-        of_rows = torch.zeros_like(rows) if batch.conversations is None else batch.conversations[where]
-        numbers = rows * (int(of_rows.max()) + 1) + of_rows
-        order = torch.argsort(numbers, stable=True)
-        self.places = (rows * where.shape[1] + columns)[order]
-        self.lengths: list[int] = torch.unique_consecutive(numbers[order], return_counts=True)[1].tolist()
+        self.places = where.flatten().nonzero()[:, 0]
+        numbers, of_a_row = self.places // where.shape[1], 1
+        if batch.conversations is not None:
+            of_a_row = int(batch.conversations.max()) + 1
+            numbers = numbers * of_a_row + batch.conversations[where]
+        found, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        self.lengths: list[int] = lengths.tolist()
         self.rewards = self.read(batch.rewards)
         self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
-        games = [int(own[0]) for own in torch.split(rows[order], self.lengths)]
+        games = (found // of_a_row).tolist()
         self.groups = [batch.groups[game] for game in games]
         self.kinds = [batch.kinds[game] for game in games]
         self.metrics: dict[str, float] = {}

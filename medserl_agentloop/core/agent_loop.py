@@ -50,8 +50,6 @@ class _Workbench:
     opponent: HttpOpponent | None
     prompt_length: int
     response_length: int
-    eos_token_id: int
-    pad_token_id: int
 
 
 @lru_cache(maxsize=8)
@@ -68,8 +66,6 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
         else HttpOpponent(config.opponent, list(tokenizer.held.all_special_tokens)),
         prompt_length=rollout.prompt_length,
         response_length=rollout.response_length,
-        eos_token_id=tokenizer.held.eos_token_id,
-        pad_token_id=tokenizer.held.pad_token_id,
     )
 
 
@@ -153,7 +149,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             "max_global_steps": max(versions, default=fallback),
         }
         metrics = AgentLoopMetrics(generate_sequences=timing.get("generate_sequences", 0.0))
-        return trajectory.to_output(record, metrics, extra, self._bench.pad_token_id)
+        return trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
     async def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput | None:
         """One turn by the live policy; None if it takes longer than ``selfplay.turn_timeout_s``."""
@@ -204,7 +200,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     def _decode(self, ids: list[int], turn: Turn) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        if ids[-1] in (self._bench.eos_token_id, *self._encoder.stop(turn.stop).get("stop_token_ids", ())):
+        if ids[-1] in (self.tokenizer.eos_token_id, *self._encoder.stop(turn.stop).get("stop_token_ids", ())):
             ids = ids[:-1]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
@@ -213,7 +209,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if output.stop_reason in ("length", "stop"):
             return bool(output.stop_reason == "length")
-        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._bench.eos_token_id)
+        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self.tokenizer.eos_token_id)
 
 
 def _versions(output: TokenOutput) -> tuple[int | None, int | None]:

@@ -35,15 +35,8 @@ ATTENTION = f"{MODEL}.override_config.attn_implementation"
 PACKAGES = {
     f"{ROLLOUT}.name": {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"},
     "trainer.logger": {
-        "wandb": "wandb",
-        "tracking": "wandb",
-        "mlflow": "mlflow",
-        "swanlab": "swanlab",
-        "vemlp_wandb": "volcengine_ml_platform",
-        "tensorboard": "tensorboard",
-        "clearml": "clearml",
-        "trackio": "trackio",
-        "rl_insight": "rl_insight",
+        **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")},
+        **{"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"},
     },
 }
 """What verl imports for a name of the config, once it gets there."""
