@@ -1,8 +1,8 @@
 """Time of each role-separated estimator beside verl's ``reinforce_plus_plus`` and ``grpo``.
 
 Run by hand: ``python benchmarks/advantages.py``. One thread by default: Ray gives the process that
-computes advantages one. All take turns in every repeat, CPU time counts, and the median of it, so that other load on the
-machine changes little.
+computes advantages one. All take turns in every repeat, and the median of their CPU time counts, so that
+other load on the machine changes little.
 """
 
 from __future__ import annotations
