@@ -90,11 +90,9 @@ class Tokens(Protocol):
     @property
     def special_tokens(self) -> Sequence[str]:
         """Strings that the tokenizer has special tokens for."""
-        ...
 
     def count(self, text: str) -> int:
         """Tokens that an untrusted text takes in a prompt."""
-        ...
 
 
 class Game(Protocol):
@@ -104,11 +102,9 @@ class Game(Protocol):
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Take the turn of whoever's turn it is."""
-        ...
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
-        ...
 
 
 G = TypeVar("G", bound=Game)

@@ -79,11 +79,9 @@ class HasState(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Its state, JSON-able."""
-        ...
 
     def load_dict(self, state: dict[str, Any]) -> None:
         """Take up a state that ``to_dict`` gave."""
-        ...
 
 
 def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:
