@@ -1,8 +1,8 @@
 """Time of each role-separated estimator beside verl's ``reinforce_plus_plus`` and ``grpo``.
 
 Run by hand: ``python benchmarks/advantages.py``. One thread by default: Ray gives the process that
-computes advantages one. All take turns in every repeat, so that other load on the machine hits them
-alike, and the median counts.
+computes advantages one. All take turns in every repeat, and the median of their CPU time counts, so that
+other load on the machine changes little.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def contestants(sparse: RoleBatch) -> dict[str, Callable[[], object]]:
 
 
 def medians(timed: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of wall time of the median of ``repeats`` calls, after one that is not counted."""
+    """Seconds of CPU time of the median of ``repeats`` calls, after one that is not counted."""
     took: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(repeats + 1):
         for name, call in timed.items():
-            started = time.perf_counter()
+            started = time.process_time()
             call()
-            took[name].append(time.perf_counter() - started)
+            took[name].append(time.process_time() - started)
     return {name: statistics.median(all_of_it[1:]) for name, all_of_it in took.items()}
 
 
@@ -106,7 +106,7 @@ def main() -> None:
         title=f"{options.rows} x {options.tokens} tokens, {options.threads} thread(s), {options.repeats} times"
     )
     table.add_column("estimator")
-    for header in ("ms", f"times faster than {FAR}", f"times faster than {NEAR}"):
+    for header in ("CPU ms", f"times faster than {FAR}", f"times faster than {NEAR}"):
         table.add_column(header, justify="right")
     for name, took in seconds.items():
         ratios = [f"{seconds[f'verl {other}'] / took:.2f}" for other in (FAR, NEAR)]

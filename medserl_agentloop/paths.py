@@ -14,12 +14,9 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def resource(name: str) -> Path:
-    """Path of a resource such as ``recipes`` or ``prompts/medserl``.
+    """Path of a resource such as ``recipes`` or ``prompts/medserl``; FileNotFoundError if there is none.
 
     A wheel carries the top-level folders inside the package; a checkout has them beside it.
-
-    Raises:
-        FileNotFoundError: The resource is in neither place.
     """
     candidates = [PACKAGE / name, PACKAGE.parent / name]
     for path in candidates:
@@ -40,16 +37,10 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 def find_object(
     kind: str, name: str, known: Mapping[str, Any], expected: str, fits: Callable[[Any], bool] = lambda found: True
 ) -> Any:
-    """The object called ``name``, or a user's own as ``package.module:attribute``.
+    """The object called ``name`` in ``known``, or a user's own ``package.module:attribute``.
 
-    An import path works in every process that can import the module, Ray's workers included.
-
-    Args:
-        kind: What is looked for, e.g. ``parser``.
-        name: A key of ``known``, or an import path.
-        known: Objects, or their import paths, by name.
-        expected: How a user's own is written.
-        fits: Whether an object is of the right kind.
+    An import path works in every process that can import the module, Ray's workers included. ``kind`` and ``expected``
+    are for messages; ``fits`` says whether an object is of the right kind.
 
     Raises:
         ValueError: There is no such object; lists those there are.
@@ -69,11 +60,7 @@ def find_object(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -37,9 +37,7 @@ def package_version() -> str:
 def check_verl_version(found: str) -> None:
     """Refuse any verl but the one this package is written for.
 
-    Raises:
-        SystemExit: Not an ordinary exception, because verl would swallow that and train without
-            the plugin.
+    By SystemExit, because verl would swallow an ordinary exception and train without the plugin.
     """
     if found != VERL_VERSION:
         raise SystemExit(
@@ -98,8 +96,7 @@ def _register_for_training() -> None:
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     """Hydra callback of the recipes: chooses the platform and checks the run before Ray starts.
 
-    Args:
-        platform: verl platform of the run, for this process and all it starts; None lets verl detect.
+    ``platform`` is verl's platform for this process and all it starts; None lets verl detect it.
     """
 
     def __init__(self, platform: str | None = None) -> None:
@@ -110,8 +107,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
-        from medserl_agentloop.core.run_check.machine import check_machine
-        from medserl_agentloop.core.run_check.models import check_models
+        from medserl_agentloop.core.run_check.machine import check_machine, check_models
 
         if self.platform is not None:
             _choose_platform(self.platform)
@@ -133,11 +129,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped
-    """The same for the recipes of verl's SFT trainer.
-
-    Args:
-        platform: As for ``StartupCheck``.
-    """
+    """The same for the recipes of verl's SFT trainer."""
 
     def __init__(self, platform: str | None = None) -> None:
         self.platform = platform

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from real_runs import GAMES_PER_STEP, NO_CHECKPOINT, Run
 
-from medserl_agentloop.core.run_state import STATE_FILE
-from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
 

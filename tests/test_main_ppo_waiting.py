@@ -16,8 +16,7 @@ from real_runs import GAMES_PER_STEP, Run
 from rollout.opponent_server import OpponentServer, opponent_server
 from support import attack_text
 
-from medserl_agentloop.core.run_state import STATE_FILE
-from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -4,9 +4,9 @@ verl's own estimators let rewards cross the border between opposed roles: REINFO
 back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns, baselines and normalisation stay
 within a role. Called by the trainer; registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
-In the formulas, of one role: ``i`` is a game, ``t`` one of the role's own tokens in it, counted without
-what lies between them; ``r`` is a token's reward, ``R_i`` the sum of them, ``V`` the critic's value.
-After the role's last token of a game there is nothing: rewards and values are 0 there. All estimators
+In the formulas, of one role: ``i`` is a conversation, most often one for each game, ``t`` one of the role's own tokens
+in it, counted without what lies between them; ``r`` is a token's reward, ``R_i`` the sum of them, ``V`` the critic's
+value. After the role's last token of a conversation there is nothing: rewards and values are 0 there. All estimators
 then normalise (``selfplay.credit.normalize``), last comes the factor ``selfplay.credit.role_weights``.
 A role without tokens in a batch gets no advantage, no metric and no update of state.
 """
@@ -14,13 +14,12 @@ A role without tokens in a batch gets no advantage, no metric and no update of s
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from medserl_agentloop.core.credit import CreditSettings, Normalization
@@ -49,7 +48,8 @@ class RoleBatch:
         roles: Names of the roles.
         groups: The prompt group of each of the B rows.
         kinds: The kind of each row's game.
-        conversations: (B, T) which conversation of its row each token belongs to; None where no role has two.
+        conversations: (B, T) which conversation of its row each token belongs to, one after the other; None where no
+            role has two.
         values: (B, T) the critic's values, for estimators that need one.
         gamma: Discount per token of the role.
         lam: Lambda of GAE.
@@ -78,99 +78,85 @@ class RoleBatch:
             if len(getattr(self, name)) != shape[0]:
                 raise ValueError(f"{len(getattr(self, name))} {name} for {shape[0]} rows")
 
-    def of_roles(self) -> Iterator[RoleTokens]:
-        """The roles that have trained tokens in this batch, each with its tokens."""
-        for number, role in enumerate(self.roles, start=1):
-            tokens = (self.role_ids == number) & (self.mask > 0)
-            if tokens.any():
-                yield RoleTokens(role, self, *self._by_conversation(tokens))
 
-    def _by_conversation(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A role's tokens (B, T) as one row per conversation (C, T), and the row of the batch that each is of."""
-        if self.conversations is None:
-            parts = [tokens]
-        else:
-            parts = [tokens & (self.conversations == number) for number in torch.unique(self.conversations[tokens])]
-        rows = [part.any(1).nonzero()[:, 0] for part in parts]
-        return torch.cat([part[row] for part, row in zip(parts, rows, strict=True)]), torch.cat(rows)
-
-
-@dataclass(frozen=True)
 class RoleTokens:
-    """The trained tokens of one role, side by side. Whatever another role has or earns is out of sight here.
-
-    Returns and statistics are per conversation: C of them, most often one for each game. In *packed* form a column is
-    (C, N) float64, N being the most tokens of a conversation: the role's tokens stand at the left, in their order, and
-    behind them is 0.
+    """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C`` conversations.
 
     Attributes:
-        where: (C, T) bool: the tokens of each conversation.
-        rows: (C,) int64: the row of the batch that holds it.
+        places: (n,) where the tokens stand in a flattened column (B, T), conversation after conversation.
+        lengths: Number of tokens of each conversation.
+        rewards: (n,) float64.
+        earned: (C,) float64: each conversation's rewards, summed.
+        groups: Of each conversation, its game's prompt group.
+        kinds: Of each conversation, its game's kind.
+        metrics: Gets the estimator's numbers for this role.
     """
 
-    role: str
-    batch: RoleBatch
-    where: torch.Tensor
-    rows: torch.Tensor
+    def __init__(self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization) -> None:
+        self.batch, self.role, self.how = batch, role, how
+        self.places = where.flatten().nonzero()[:, 0]
+        numbers, of_a_row = self.places // where.shape[1], 1
+        if batch.conversations is not None:
+            of_a_row = int(batch.conversations.max()) + 1
+            numbers = numbers * of_a_row + batch.conversations[where]
+        found, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        self.lengths: list[int] = lengths.tolist()
+        self.rewards = self.read(batch.rewards)
+        self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
+        games = (found // of_a_row).tolist()
+        self.groups = [batch.groups[game] for game in games]
+        self.kinds = [batch.kinds[game] for game in games]
+        self.metrics: dict[str, float] = {}
 
-    @cached_property
-    def groups(self) -> list[str]:
-        """Of each conversation, its game's prompt group."""
-        return [self.batch.groups[row] for row in self.rows.tolist()]
+    def read(self, column: torch.Tensor) -> torch.Tensor:
+        """The tokens' values (n,) float64 in a column (B, T)."""
+        return column.flatten()[self.places].double()
 
-    @cached_property
-    def kinds(self) -> list[str]:
-        """Of each conversation, its game's kind."""
-        return [self.batch.kinds[row] for row in self.rows.tolist()]
+    def per_token(self, of_conversations: torch.Tensor) -> torch.Tensor:
+        """(C,) -> (n,)."""
+        return of_conversations.repeat_interleave(torch.tensor(self.lengths))
 
-    @cached_property
-    def counts(self) -> torch.Tensor:
-        """(C, 1) float64: how many tokens each conversation has."""
-        return self.where.sum(1, keepdim=True).double()
+    def alike(self, *keys: Sequence[str]) -> list[list[int]]:
+        """The numbers of the conversations that agree in all ``keys``, a list for each of their values."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for number, key in enumerate(zip(*keys, strict=True)):
+            found.setdefault(key, []).append(number)
+        return list(found.values())
 
-    @cached_property
-    def filled(self) -> torch.Tensor:
-        """(C, N) bool: the places of a packed column that hold a token."""
-        return torch.arange(int(self.counts.max()), device=self.where.device) < self.counts
+    def comparable(self) -> list[list[int]]:
+        """The conversations of each prompt group and kind whose rewards differ: these carry a signal."""
+        groups = self.alike(self.groups, self.kinds)
+        small = [group for group in groups if len(group) == 1]
+        differ = [group for group in groups if self.earned[group].min() < self.earned[group].max()]
+        self.metrics["small_groups"] = len(small) / len(groups)
+        self.metrics["constant_groups"] = (len(groups) - len(small) - len(differ)) / len(groups)
+        self.metrics["no_signal_groups"] = 1 - len(differ) / len(groups)
+        return differ
 
-    @cached_property
-    def rewards(self) -> torch.Tensor:
-        """Packed rewards."""
-        return self.packed(self.batch.rewards)
+    def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
+        """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
+        sums = pad_sequence(list(torch.split(signal, self.lengths)))  # (longest, C), 0 behind each conversation's end
+        for t in range(len(sums) - 2, -1, -1):
+            sums[t] += discount * sums[t + 1]
+        return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])
 
-    @cached_property
-    def game_rewards(self) -> torch.Tensor:
-        """(C, 1) float64: each conversation's rewards, summed."""
-        return self.rewards.sum(1, keepdim=True)
+    def normalized(self, signal: torch.Tensor) -> torch.Tensor:
+        """A signal (n,) less its mean over the role's tokens, divided by their standard deviation but for ``mean``.
 
-    def packed(self, column: torch.Tensor) -> torch.Tensor:
-        """(B, T) -> packed."""
-        packed = torch.zeros(self.filled.shape, dtype=torch.float64, device=column.device)
-        packed.view(-1)[self._to] = column.flatten()[self._from].double()
-        return packed
-
-    def write(self, packed: torch.Tensor, column: torch.Tensor) -> None:
-        """Put a packed column, or one value per conversation (C, 1), where the tokens stand in ``column`` (B, T)."""
-        column.view(-1)[self._from] = packed.expand(self.filled.shape).flatten()[self._to].to(column.dtype)
-
-    @cached_property
-    def _from(self) -> torch.Tensor:
-        conversation, token = self.where.nonzero().unbind(1)
-        return self.rows[conversation] * self.where.shape[1] + token
-
-    @cached_property
-    def _to(self) -> torch.Tensor:
-        return self.filled.flatten().nonzero()[:, 0]
-
-    def numbered(self, *keys: Sequence[str]) -> torch.Tensor:
-        """(C,) int64: conversations that agree in all of ``keys`` get the same number, counted from 0."""
-        numbers: dict[tuple[str, ...], int] = {}
-        found = [numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)]
-        return torch.tensor(found, dtype=torch.int64, device=self.where.device)
-
-    def metric(self, name: str) -> str:
-        """``name`` as the metric of this role."""
-        return f"selfplay/{self.role}/{name}"
+        ``kind`` does so kind by kind; ``none`` leaves the signal as it is. Signals that are all equal become exactly 0.
+        """
+        if self.how == "none":
+            return signal
+        result = torch.zeros_like(signal)
+        for part in self.alike(self.kinds) if self.how == "kind" else [list(range(len(self.lengths)))]:
+            chosen = torch.zeros(len(self.lengths), dtype=torch.bool)
+            chosen[part] = True
+            own = self.per_token(chosen)
+            variance, mean = torch.var_mean(signal[own], correction=0)
+            if variance > (RESOLUTION * mean).square():
+                std = 1.0 if self.how == "mean" else variance.clamp_min(VARIANCE_FLOOR).sqrt()
+                result[own] = (signal[own] - mean) / std
+        return result
 
 
 @dataclass
@@ -184,10 +170,6 @@ class BaselineState:
 
     values: dict[tuple[str, str], float] = field(default_factory=dict)
     roles: Sequence[str] = ()
-
-    def read(self, role: str, kind: str) -> float:
-        """The baseline of ``role`` in games of ``kind``."""
-        return self.values.get((role, kind), 0.0)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """The baselines as JSON can hold them: by role, then by kind."""
@@ -226,34 +208,27 @@ class Advantages:
 RoleEstimator = Callable[[RoleBatch, CreditSettings, BaselineState], Advantages]
 ROLE_ESTIMATORS: dict[str, RoleEstimator] = {}
 
-
-@dataclass(frozen=True)
-class _Task:
-    """What an estimator is given for one role: how to normalise, its settings and state, and a place for metrics."""
-
-    how: Normalization
-    settings: CreditSettings
-    baselines: BaselineState
-    metrics: dict[str, float]
-
-
 _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
-"""A role's normalised advantages, packed or (C, 1), and its packed returns; None if these are the advantages."""
+"""A role's normalised advantages and its returns, (n,) each; None if the returns are the advantages."""
 
 
-def _role_estimator(credit: Callable[[RoleTokens, _Task], _Credit]) -> RoleEstimator:
+def _role_estimator(credit: Callable[[RoleTokens, CreditSettings, BaselineState], _Credit]) -> RoleEstimator:
     """Make an estimator of whole batches of one that credits a single role, and register it."""
     name = credit.__name__
 
     def estimator(batch: RoleBatch, settings: CreditSettings, baselines: BaselineState) -> Advantages:
         zeros = torch.zeros_like(batch.rewards, dtype=torch.float32)
         result = Advantages(zeros, zeros.clone())
-        for tokens in batch.of_roles():
-            task = _Task(settings.normalization(name, tokens.role), settings, baselines, result.metrics)
-            advantages, returns = credit(tokens, task)
-            weighted = advantages * settings.weight(tokens.role)
-            tokens.write(weighted, result.advantages)
-            tokens.write(weighted if returns is None else returns, result.returns)
+        for number, role in enumerate(batch.roles, start=1):
+            where = (batch.role_ids == number) & (batch.mask > 0)
+            if not where.any():
+                continue
+            tokens = RoleTokens(batch, where, role, settings.normalization(name, role))
+            advantages, returns = credit(tokens, settings, baselines)
+            weighted = advantages * settings.weight(role)
+            result.advantages.view(-1)[tokens.places] = weighted.float()
+            result.returns.view(-1)[tokens.places] = (weighted if returns is None else returns).float()
+            result.metrics |= {f"selfplay/{role}/{metric}": value for metric, value in tokens.metrics.items()}
         return result
 
     def from_verl(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,7 +244,7 @@ def _role_estimator(credit: Callable[[RoleTokens, _Task], _Credit]) -> RoleEstim
 
 
 @_role_estimator
-def role_reinforce_pp(tokens: RoleTokens, task: _Task) -> _Credit:
+def role_reinforce_pp(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """REINFORCE++ within each role (arXiv 2501.03262; per role as in Self-RedTeam, arXiv 2506.07468).
 
     ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and biased
@@ -281,12 +256,12 @@ def role_reinforce_pp(tokens: RoleTokens, task: _Task) -> _Credit:
     Example: two games in which the role wrote 2 tokens for a reward of 1 and 1 token for 3. Its
     tokens return 1, 1, 3: mean 5/3, variance 8/9, so A = -0.707107, -0.707107, 1.414214.
     """
-    returns = _discounted_sums(tokens.rewards, tokens.batch.gamma)
-    return _normalized(returns, tokens, task.how), returns
+    returns = tokens.discounted_sums(tokens.rewards, tokens.batch.gamma)
+    return tokens.normalized(returns), returns
 
 
 @_role_estimator
-def role_grpo(tokens: RoleTokens, task: _Task) -> _Credit:
+def role_grpo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
     ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the games of the same prompt
@@ -302,17 +277,18 @@ def role_grpo(tokens: RoleTokens, task: _Task) -> _Credit:
 
     Example: the role earns 1 and 3 in a group: mean 2, std 1.414214, so A = -0.707106 and 0.707106.
     """
-    centred, size, variance = _within_groups(tokens, task.metrics)
-    if task.how == "mean":
-        return centred, None
-    if task.how == "group":
-        unbiased = variance * size / (size - 1).clamp_min(1)
-        return centred / (unbiased.sqrt() + GROUP_STD_EPSILON), None
-    return _normalized(centred, tokens, task.how), None
+    advantages = torch.zeros_like(tokens.earned)
+    for group in tokens.comparable():
+        earned = tokens.earned[group]
+        advantages[group] = earned - earned.mean()
+        if tokens.how == "group":
+            advantages[group] /= earned.std() + GROUP_STD_EPSILON
+    signal = tokens.per_token(advantages)
+    return signal if tokens.how in ("group", "mean") else tokens.normalized(signal), None
 
 
 @_role_estimator
-def role_rloo(tokens: RoleTokens, task: _Task) -> _Credit:
+def role_rloo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """REINFORCE leave-one-out within each role (arXiv 2402.14740).
 
     ``A_it = R_i - mean of R_j over j != i``, over the games of the same prompt group and kind in
@@ -324,12 +300,15 @@ def role_rloo(tokens: RoleTokens, task: _Task) -> _Credit:
 
     Example: the role earns 1, 2 and 6 in a group: A = 1 - 4 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5.
     """
-    centred, size, _ = _within_groups(tokens, task.metrics)
-    return _normalized(centred * size / (size - 1).clamp_min(1), tokens, task.how), None
+    advantages = torch.zeros_like(tokens.earned)
+    for group in tokens.comparable():
+        earned = tokens.earned[group]
+        advantages[group] = earned - (earned.sum() - earned) / (len(group) - 1)
+    return tokens.normalized(tokens.per_token(advantages)), None
 
 
 @_role_estimator
-def role_rae(tokens: RoleTokens, task: _Task) -> _Credit:
+def role_rae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the paper calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
@@ -347,25 +326,20 @@ def role_rae(tokens: RoleTokens, task: _Task) -> _Credit:
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
     """
-    kinds, decay = tokens.kinds, task.settings.rae_decay
-    read = {kind: task.baselines.read(tokens.role, kind) for kind in kinds}
-    rewards = tokens.game_rewards
-    baseline = rewards.new_tensor([read[kind] for kind in kinds])[:, None]
-
-    earned: dict[str, list[float]] = defaultdict(list)
-    for kind, reward, count in zip(kinds, rewards[:, 0].tolist(), tokens.counts[:, 0].tolist(), strict=True):
-        if count:
-            earned[kind].append(reward)
-    for kind, games in earned.items():
+    advantages = torch.zeros_like(tokens.earned)
+    for games in tokens.alike(tokens.kinds):
+        kind, earned = tokens.kinds[games[0]], tokens.earned[games]
+        baseline = baselines.values.get((tokens.role, kind), 0.0)
+        advantages[games] = earned - baseline
         # Added to the old value, so that a baseline that equals all rewards stays where it is.
-        step = (1 - decay ** len(games)) * (math.fsum(games) / len(games) - read[kind])
-        task.baselines.values[tokens.role, kind] = read[kind] + step
-        task.metrics[tokens.metric(f"baseline/{kind}")] = read[kind]
-    return _normalized(rewards - baseline, tokens, task.how), None
+        mean = math.fsum(earned.tolist()) / len(games)
+        baselines.values[tokens.role, kind] = baseline + (1 - settings.rae_decay ** len(games)) * (mean - baseline)
+        tokens.metrics[f"baseline/{kind}"] = baseline
+    return tokens.normalized(tokens.per_token(advantages)), None
 
 
 @_role_estimator
-def role_gae(tokens: RoleTokens, task: _Task) -> _Credit:
+def role_gae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """Generalised advantage estimation (arXiv 1506.02438) that ends at the role's border.
 
     ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the role's
@@ -385,57 +359,9 @@ def role_gae(tokens: RoleTokens, task: _Task) -> _Credit:
     batch = tokens.batch
     if batch.values is None:
         raise ValueError("role_gae needs the values of a critic: set critic.enable=True")
-    values = tokens.packed(batch.values)
-    delta = tokens.rewards - values
-    delta[:, :-1] += batch.gamma * values[:, 1:]
-    advantages = _discounted_sums(delta, batch.gamma * batch.lam)
-    return _normalized(advantages, tokens, task.how), advantages + values
-
-
-def _discounted_sums(packed: torch.Tensor, discount: float) -> torch.Tensor:
-    """``y[t] = packed[t] + discount * y[t + 1]`` along the second of two axes."""
-    sums = packed.t().contiguous()  # a step's column side by side
-    for t in range(len(sums) - 2, -1, -1):
-        sums[t] += discount * sums[t + 1]
-    return sums.t()
-
-
-def _within_groups(tokens: RoleTokens, metrics: dict[str, float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rewards of games less their group's mean, the group's size and biased variance: (C, 1) each.
-
-    Games without tokens of the role belong to no group's statistics.
-    """
-    groups = tokens.numbered(tokens.groups, tokens.kinds)
-    rewards, present = tokens.game_rewards, (tokens.counts > 0).double()
-    size = _part_sums(present, groups)
-    centred = (rewards - _part_sums(rewards, groups) / size.clamp_min(1)) * present
-    variance = _part_sums(centred.square(), groups) / size.clamp_min(1)
-
-    share = present / size.clamp_min(1)  # so that a group's games sum to 1
-    count = share.sum()
-    small, constant = share[size == 1].sum() / count, share[(size > 1) & (variance == 0)].sum() / count
-    metrics[tokens.metric("small_groups")] = small.item()
-    metrics[tokens.metric("constant_groups")] = constant.item()
-    metrics[tokens.metric("no_signal_groups")] = (small + constant).item()
-    return centred, size, variance
-
-
-def _normalized(signal: torch.Tensor, tokens: RoleTokens, how: Normalization) -> torch.Tensor:
-    """A role's signal, packed or (C, 1), less its mean over the role's tokens and, but for ``mean``, divided by
-    their standard deviation; ``none`` leaves it as it is. Signals that are all equal become exactly 0."""
-    if how == "none":
-        return signal
-    by_kind = tokens.numbered(tokens.kinds)
-    parts = by_kind if how == "kind" else torch.zeros_like(by_kind)
-    size = _part_sums(tokens.counts, parts).clamp_min(1)
-    mean = _part_sums((signal * tokens.filled).sum(1, keepdim=True), parts) / size
-    centred = (signal - mean) * tokens.filled
-    variance = _part_sums(centred.square().sum(1, keepdim=True), parts) / size
-    centred = centred * (variance > (RESOLUTION * mean).square())
-    return centred if how == "mean" else centred * variance.clamp_min(VARIANCE_FLOOR).rsqrt()
-
-
-def _part_sums(per_game: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """For each game the sum (C, 1) of ``per_game`` (C, 1) over the games of the same part."""
-    sums = per_game.new_zeros(len(parts), 1).index_add_(0, parts, per_game)
-    return sums[parts]
+    values = tokens.read(batch.values)
+    following = values.roll(-1)
+    following[torch.tensor(tokens.lengths).cumsum(0) - 1] = 0.0
+    delta = tokens.rewards + batch.gamma * following - values
+    advantages = tokens.discounted_sums(delta, batch.gamma * batch.lam)
+    return tokens.normalized(advantages), advantages + values

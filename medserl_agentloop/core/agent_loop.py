@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
+from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, Turn
-from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
+from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
@@ -30,7 +30,7 @@ _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 
 class _Identity:
-    """An object as a key: equal to itself alone, and kept alive, so that no other gets its id."""
+    """A cache key that compares objects by identity. It holds the object, so that no new one can get its id."""
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -52,18 +52,13 @@ class _Workbench:
     opponent: HttpOpponent | None
     prompt_length: int
     response_length: int
-    eos_token_id: int
-    pad_token_id: int
 
 
 @lru_cache(maxsize=8)
 def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbench:
     config = SelfPlayConfig.from_run(run.held)
-    template_kwargs: Any = OmegaConf.to_container(
-        OmegaConf.create(dict(data.held.get("apply_chat_template_kwargs") or {}))
-    )
     rollout = run.held.actor_rollout_ref.rollout
-    encoder = ChatEncoder(tokenizer.held, template_kwargs)
+    encoder = ChatEncoder.of_run(tokenizer.held, data.held)
     return _Workbench(
         config,
         game_class(config.game)(config, encoder),
@@ -73,8 +68,6 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
         else HttpOpponent(config.opponent, list(tokenizer.held.all_special_tokens)),
         prompt_length=rollout.prompt_length,
         response_length=rollout.response_length,
-        eos_token_id=tokenizer.held.eos_token_id,
-        pad_token_id=tokenizer.held.pad_token_id,
     )
 
 
@@ -108,7 +101,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             "max_global_steps": max(seats.versions, default=fallback),
         }
         metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
-        return seats.trajectory.to_output(record, metrics, extra, self._bench.pad_token_id)
+        return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
 
 class _Seats:
@@ -118,6 +111,7 @@ class _Seats:
 
     def __init__(self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
         self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
+        self._tokenizer = bench.encoder.tokenizer
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
         self.versions: list[int] = []
@@ -174,13 +168,12 @@ class _Seats:
         self._record.opponent = opponent
         assert self._bench.opponent is not None
         try:
-            said = await self._bench.opponent.play(
+            said, opponent.version = await self._bench.opponent.play(
                 list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix, stop=turn.stop
             )
-        except OpponentError as error:
+        except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
-            raise NoReplyError(f"opponent failed: {error}") from None
-        opponent.version = said.version
+            raise NoReplyError(f"opponent failed: {error.reason}") from None
         return Reply(said.text, said.tokens, said.truncated, turn.prefix)
 
     def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
@@ -194,16 +187,16 @@ class _Seats:
     def _decode(self, ids: list[int], turn: Turn) -> str:
         """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
         stop_ids = self._bench.encoder.stop(turn.stop).get("stop_token_ids", ())
-        if ids[-1] in (self._bench.eos_token_id, *stop_ids):
+        if ids[-1] in (self._tokenizer.eos_token_id, *stop_ids):
             ids = ids[:-1]
-        text: str = self._bench.encoder.tokenizer.decode(ids, skip_special_tokens=False)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def _was_cut(self, output: TokenOutput, budget: int) -> bool:
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if output.stop_reason in ("length", "stop"):
             return bool(output.stop_reason == "length")
-        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._bench.eos_token_id)
+        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._tokenizer.eos_token_id)
 
 
 def _versions(output: TokenOutput) -> tuple[int | None, int | None]:

@@ -1,15 +1,20 @@
-"""Which numbers of a step are health alarms in any game, from when on, and what to look at first.
+"""Health alarms: a run watches its own metrics and says when something is wrong, and when it is over.
 
-A game adds its own: thresholds in a subclass of :class:`Alarms`, rules in ``Interaction.rules``. ``core.health``
-applies them; docs/metrics.md lists them all.
+Here are the numbers that are alarms in any game, from when on, and what to look at first. A game adds its own:
+thresholds in a subclass of :class:`Alarms`, rules in ``Interaction.rules``. The trainer feeds the metrics of every step
+to :class:`HealthMonitor`. docs/metrics.md lists all alarms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+METRIC_PREFIX = "selfplay/alarm/"
 
 
 class Alarms(BaseModel):
@@ -95,10 +100,7 @@ class Rule:
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
-    """The alarms of any game with these roles.
-
-    Those of lengths watch ``selfplay/<role>/tokens`` and ``turns``, which a game's own metrics have to give.
-    """
+    """The alarms of any game with these roles."""
     return (*(rule for role in roles for rule in _rules_of(role)), *_RULES)
 
 
@@ -112,23 +114,23 @@ def _rules_of(role: str) -> Iterator[Rule]:
         games=own + "groups",
         role=role,
     )
+    length: dict[str, Any] = {
+        "metric": own + "tokens",
+        "setting": "length_factor",
+        "games": own + "turns",
+        "role": role,
+    }
     yield Rule(
         name=f"{role}_longer",
-        metric=own + "tokens",
-        setting="length_factor",
+        **length,
         advice=f"Look at truncation_rate and at what the {role} pads its turns with.",
-        games=own + "turns",
-        role=role,
         limit=lambda factor, reference: reference * factor,
         compares=True,
     )
     yield Rule(
         name=f"{role}_shorter",
-        metric=own + "tokens",
-        setting="length_factor",
+        **length,
         advice=f"Read a few games: a {role} that stops reasoning often collapses next.",
-        games=own + "turns",
-        role=role,
         above=False,
         limit=lambda factor, reference: reference / factor,
         compares=True,
@@ -165,3 +167,131 @@ _RULES = (
         advice="Search the log for 'Error in _run_prompt': it says why the worker crashed.",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm that fires in a step: the number, and the limit it is beyond."""
+
+    rule: Rule
+    value: float
+    limit: float
+    steps: int
+
+    def __str__(self) -> str:
+        side = "above" if self.rule.above else "below"
+        return (
+            f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
+            f"(selfplay.alarms.{self.rule.setting}), steps in a row: {self.steps}. {self.rule.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """The alarms that fire in a step, and a line for each alarm that begins or ends with it."""
+
+    firing: tuple[Alarm, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """1.0 for each alarm that fires; the others are left out."""
+        return {METRIC_PREFIX + alarm.rule.name: 1.0 for alarm in self.firing}
+
+
+class HealthError(RuntimeError):
+    """A run with ``selfplay.on_alarm=stop`` has an alarm."""
+
+
+def stop_message(alarms: tuple[Alarm, ...], step: int) -> str:
+    """Why the run stopped after ``step``, and how to go on."""
+    settings = ", ".join(dict.fromkeys(f"selfplay.alarms.{a.rule.setting}" for a in alarms))
+    return (
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from the last "
+        f"checkpoint, start the same command with selfplay.on_alarm=warn, or change {settings} (null switches a "
+        "threshold off)."
+    )
+
+
+class _Reference(BaseModel):
+    """Sum of a number over the run's first steps, and how many there were."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    total: float = Field(default=0.0, allow_inf_nan=False)
+    steps: int = Field(default=0, ge=0)
+
+
+class _State(BaseModel):
+    """By alarm: steps in a row beyond its limit and, of those that are on, within it. By metric: its reference."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    streaks: dict[str, int] = {}
+    calm: dict[str, int] = {}
+    references: dict[str, _Reference] = {}
+
+
+class HealthMonitor:
+    """Watches the metrics of a run, step by step, by the ``selfplay.alarms`` node and the game's rules.
+
+    An alarm begins after ``patience`` steps in a row beyond its limit (some at once) and is over after as many within
+    it; in between it fires in the steps that are beyond. A number that a step lacks, or that rests on
+    too few games, changes nothing.
+    """
+
+    def __init__(self, thresholds: Alarms, rules: Sequence[Rule]) -> None:
+        self._thresholds = thresholds
+        self._rules = rules
+        self._state = _State()
+
+    def observe(self, metrics: Mapping[str, float]) -> HealthReport:
+        """Take in the metrics of one step."""
+        references = self._known_references()
+        firing: list[Alarm] = []
+        lines: list[str] = []
+        learned: set[str] = set()
+        for rule in self._rules:
+            setting = getattr(self._thresholds, rule.setting)
+            value = metrics.get(rule.metric, math.nan)
+            rests_on = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
+            if setting is None or not math.isfinite(value) or rests_on < self._thresholds.min_games:
+                continue
+            if rule.compares and rule.metric not in references:
+                if rule.metric not in learned:  # several rules may share a number
+                    learned.add(rule.metric)
+                    reference = self._state.references.setdefault(rule.metric, _Reference())
+                    reference.total += value
+                    reference.steps += 1
+                continue
+            limit = rule.limit(setting, references.get(rule.metric, math.nan))
+            streak = self._state.streaks.pop(rule.name, 0)
+            on = rule.name in self._state.calm
+            if value > limit if rule.above else value < limit:
+                self._state.streaks[rule.name] = streak + 1
+                if on or rule.at_once or streak + 1 >= self._thresholds.patience:
+                    firing.append(Alarm(rule, value, limit, streak + 1))
+                    self._state.calm[rule.name] = 0
+                    if not on:
+                        lines.append(str(firing[-1]))
+            elif on:
+                self._state.calm[rule.name] += 1
+                if self._state.calm[rule.name] >= self._thresholds.patience:
+                    del self._state.calm[rule.name]
+                    lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
+        return HealthReport(tuple(firing), tuple(lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state between two steps for the checkpoint, JSON-able."""
+        return self._state.model_dump()
+
+    def load_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
+        self._state = _State.model_validate(dict(state))
+
+    def _known_references(self) -> dict[str, float]:
+        return {
+            metric: reference.total / reference.steps
+            for metric, reference in self._state.references.items()
+            if reference.steps >= self._thresholds.reference_steps
+        }

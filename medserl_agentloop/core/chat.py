@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient
-from medserl_agentloop.core.interaction import Message
-from medserl_agentloop.core.plain_text import CONTROL_TOKEN
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
+
+CONTROL_TOKEN = "|".join(
+    (
+        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
+        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
+        r"<</?SYS>>",
+        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
+    )
+)
+"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
@@ -30,14 +38,10 @@ def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """A turn.
+    """A turn: the text with the reasoning that a server split off in front, and its length as the server counts.
 
-    Attributes:
-        text: What the model wrote; reasoning that the server split off is put back in front.
-        tokens: Its length, as the server counts; 0 where it does not say.
-        truncated: Whether the token budget cut it off.
-        model: The model's name, as the server has it; empty where it does not say.
-        weights: The version of the weights, where the server says it (SGLang does).
+    ``tokens`` is 0, ``model`` empty and ``weights`` (a version, by SGLang) None where the server does not say.
+    ``truncated`` is whether the token budget cut the turn off.
     """
 
     text: str
@@ -48,13 +52,10 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """Asks one model.
+    """Asks one model at ``http``, whose address is the base of the API, e.g. ``http://host:30000/v1``.
 
-    Args:
-        http: The server; its address is the base of the API, e.g. ``http://host:30000/v1``. Its options name the model
-            and hold more fields for each request.
-        special_tokens: Special tokens of the model's tokenizer, where they are known; messages may not
-            smuggle them in, nor those of common chat templates.
+    Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor those of common
+    templates.
     """
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
@@ -62,14 +63,11 @@ class ChatClient:
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
-    async def complete(self, messages: list[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
-        """The model's turn after ``messages``, which the prompt begins with ``prefix``.
+    async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
+        """The model's turn after ``messages``. ``prefix`` begins it and is no part of the answer.
 
-        Args:
-            messages: The chat so far.
-            fields: Sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
-                takes a field out.
-            prefix: Begins the turn and is no part of the answer.
+        ``fields`` are sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
+        takes a field out.
 
         Raises:
             NoAnswer: No usable answer after all tries.
@@ -86,10 +84,9 @@ class ChatClient:
         return self._read(await self.http.post(PATH, wanted), prefix)
 
     def _as_text(self, content: str) -> str:
-        """The content with its special tokens made harmless.
+        """The content with its special tokens made harmless, which a chat server would tokenise as such.
 
-        A chat server tokenises messages with special tokens switched on. Without this, a player would learn to end
-        another one's turn by writing ``<|im_end|>`` into its own.
+        Without this, a player would learn to end another one's turn by writing ``<|im_end|>`` into its own.
         """
         return self._special.sub(lambda found: found[0][0] + _JOINER + found[0][1:], content)
 

@@ -15,6 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
+from medserl_agentloop.core.records import GameRecord
 
 
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
@@ -64,8 +65,7 @@ def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
 def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
     """Stack the role ids of rows to the shape (B, T) of ``response_mask``, 0 where there is no token.
 
-    A row that verl added as padding holds the role ids of the row it was copied from; its mask is
-    all 0, which takes it out of every estimator whatever it holds.
+    A row that verl added as padding holds the role ids of another row; its mask is all 0, so that does not matter.
     """
     role_ids = torch.zeros_like(response_mask)
     width = response_mask.shape[1]
@@ -77,13 +77,10 @@ def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch
 def context_ids(
     context_lengths: Sequence[torch.Tensor], response_mask: torch.Tensor, rows: Sequence[int]
 ) -> torch.Tensor:
-    """Number of the context (B, T) that each response token is in.
+    """Number of the context (B, T) that each response token is in; ``response_mask`` gives the shape.
 
-    Args:
-        context_lengths: Of each row, the lengths of its contexts, prompt included.
-        response_mask: (B, T), for the shape.
-        rows: Length of each row's response; of a row that verl added as padding it is shorter than the contexts say,
-            and what stands there does not matter.
+    ``context_lengths`` are those of a row's contexts, prompt included; ``rows`` the length of its response. That of a
+    row that verl added as padding is shorter than the contexts say, and what stands there does not matter.
     """
     found = torch.zeros_like(response_mask, dtype=torch.int64)
     for number, (lengths, length) in enumerate(zip(context_lengths, rows, strict=True)):
@@ -102,15 +99,10 @@ def context_leak_metrics(
     """How much further rollout and actor are apart in later contexts than in the first one of each game.
 
     The first context cannot hold another one, so it is the control group: what the two engines differ by there is
-    their precision. A context that leaks is seen by the actor and not by the rollout.
+    their precision. A context that leaks is seen by the actor and not by the rollout. All columns are (B, T);
+    ``generated_mask`` is 1 on generated tokens, whether trained on or not.
 
-    Args:
-        rollout_log_probs: (B, T) of the generated tokens, by the rollout.
-        actor_log_probs: (B, T) the same by the actor, before the update.
-        generated_mask: (B, T) 1 on generated tokens, whether trained on or not.
-
-    Returns:
-        Mean absolute differences in nats and their ratio; empty if no game has a second context.
+    Returns mean absolute differences in nats and their ratio; nothing if no game has a second context.
     """
     first = generated_mask.cumprod(1).bool()
     later = (generated_mask > 0) & ~first
@@ -158,14 +150,7 @@ def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: to
 def role_token_metrics(
     columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
 ) -> dict[str, float]:
-    """Mean and spread of per-token columns over each role's trained tokens, and how many there are.
-
-    Args:
-        columns: (B, T) tensors by the name their metrics shall have.
-        response_mask: (B, T) 1 on tokens that are trained on.
-        role_ids: (B, T) role of each token.
-        roles: Names of the roles.
-    """
+    """Mean and spread of (B, T) columns, by name, over each role's trained tokens, and how many there are."""
     metrics: dict[str, float] = {}
     for number, role in enumerate(roles, start=1):
         mask = (role_ids == number) & (response_mask > 0)
@@ -177,4 +162,22 @@ def role_token_metrics(
             values = column[mask]
             metrics[f"selfplay/{role}/{name}_mean"] = values.mean().item()
             metrics[f"selfplay/{role}/{name}_std"] = values.std(unbiased=False).item()
+    return metrics
+
+
+def turn_metrics(
+    records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
+) -> dict[str, float]:
+    """How many turns the policy took as each role in games that count, and their mean length in tokens.
+
+    ``role_ids`` are (T,) per game; between two turns there is an observation.
+    """
+    metrics = {}
+    counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
+    for number, role in enumerate(roles, start=1):
+        own = [(ids == number).int() for ids in counted]
+        turns = sum(int((ids.diff(prepend=ids.new_zeros(1)) > 0).sum()) for ids in own)
+        if turns:
+            metrics[f"selfplay/{role}/turns"] = float(turns)
+            metrics[f"selfplay/{role}/tokens"] = sum(int(ids.sum()) for ids in own) / turns
     return metrics

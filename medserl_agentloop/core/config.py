@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.credit import CreditSettings
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.paths import did_you_mean, find_object
 
 if TYPE_CHECKING:
@@ -133,10 +133,7 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Interaction[Any, Any]]:
-    """The class of a game.
-
-    Args:
-        name: A package or module of ``medserl_agentloop/games``, or ``package.module:Class``.
+    """The class of a game: a package or module of ``medserl_agentloop/games``, or ``package.module:Class``.
 
     Raises:
         ConfigError: There is no such game, or it cannot be imported.
@@ -169,11 +166,7 @@ def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[s
 
 
 def selfplay_config(config_class: type[C], named: dict[str, str], settings: list[str]) -> C:
-    """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE``.
-
-    Raises:
-        ValueError: Names what is wrong.
-    """
+    """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
     for setting in settings:
         if "=" not in setting:
             raise ValueError(f"--set {setting}: expected key=value")

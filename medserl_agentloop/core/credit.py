@@ -62,11 +62,7 @@ class CreditSettings(BaseModel):
         return self.role_weights.get(role, 1.0)
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """What ``estimator`` does to the advantages of ``role``.
-
-        Raises:
-            ValueError: The chosen one makes no sense for this estimator; the message says which do.
-        """
+        """What ``estimator`` does to the advantages of ``role``; ValueError if the chosen one makes no sense for it."""
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role)
         if chosen is None:

@@ -4,22 +4,33 @@ A text from a data set or a player may hold anything, ``<|im_end|>`` included. S
 stand-in for it, what stands around it is tokenised as the template wants, and the text itself is tokenised by a
 tokenizer that knows no special tokens: no text can open or close a chat turn. Called by the agent loop and by the
 start-up checks.
+
+``split_special_tokens`` of Transformers is not enough: it leaves added tokens alone that are not marked as
+special, such as Qwen3's ``<think>``, and some models' own vocabularies hold ``</s>`` as a plain piece.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
-from medserl_agentloop.core.plain_text import PlainText
 
 THINK = "<think>"
 
 _TEMPLATES_KEPT = 1024
 
 _USER, _ASSISTANT = place("user"), place("assistant")
+
+
+# Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST], <start_of_turn>.
+# Others, such as Gemma's runs of line breaks, are text.
+_MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
 def reasoning_open(text: str) -> bool:
@@ -29,12 +40,9 @@ def reasoning_open(text: str) -> bool:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in tokens.
+    """A prompt in tokens, ``data_tokens`` of which are untrusted text.
 
-    Attributes:
-        ids: All token ids.
-        data_tokens: How many of them are untrusted text.
-        prefill: How the prompt begins the player's turn, as text, e.g. ``<think>``.
+    ``prefill`` is how the prompt begins the player's turn, as text, e.g. ``<think>``.
     """
 
     ids: list[int]
@@ -50,12 +58,68 @@ class _Template:
     prefill: str
 
 
-class ChatEncoder:
-    """Tokenises prompts with one tokenizer and its chat template.
+class PlainText:
+    """Encodes text with a Hugging Face tokenizer, control tokens spelt out as the text they are."""
 
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-        template_kwargs: verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        special = set(tokenizer.all_special_ids)
+        special |= {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._control = {n: t for n, t in added.items() if n in special or _MARKER.fullmatch(t)}
+        self.special_tokens = sorted(set(self._control.values()) | set(tokenizer.all_special_tokens))
+        """Strings that would be control tokens in a prompt."""
+        self._control |= {n: tokenizer.convert_ids_to_tokens(n) for n in special}
+        self._backend = self._without_control_tokens()
+
+    def _without_control_tokens(self) -> Any:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        from tokenizers import Tokenizer
+
+        definition = json.loads(backend.to_str())
+        for token in definition["added_tokens"]:
+            token["special"] = token["id"] in self._control
+        definition["truncation"] = definition["padding"] = None
+        copy = Tokenizer.from_str(json.dumps(definition))
+        copy.encode_special_tokens = True
+        return copy
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, none of which is a control token.
+
+        Raises:
+            ValueError: The vocabulary has no other token for the characters of a control token.
+        """
+        if self._backend is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        else:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        if self._control.keys().isdisjoint(ids):
+            return list(ids)
+        return [part for number in ids for part in self._spelt(number)]
+
+    def _spelt(self, number: int) -> list[int]:
+        """The token itself, or the characters of a control token that the vocabulary holds as a word."""
+        token = self._control.get(number)
+        if token is None:
+            return [number]
+        unknown = self._tokenizer.unk_token_id
+        if number == unknown:  # a character that the vocabulary lacks: no text, but nothing else either
+            return [number]
+        spelt: list[int] = self._tokenizer.convert_tokens_to_ids(list(token))
+        if any(part is None or part == unknown for part in spelt):
+            raise ValueError(
+                f"the tokenizer cannot write {token!r} as plain text: its vocabulary lacks one of the characters"
+            )
+        return spelt
+
+
+class ChatEncoder:
+    """Tokenises prompts with a Hugging Face tokenizer and its chat template.
+
+    ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -63,6 +127,12 @@ class ChatEncoder:
         self.template_kwargs = dict(template_kwargs or {})
         self._plain_text = PlainText(tokenizer)
         self._templates: dict[Any, _Template] = {}
+
+    @classmethod
+    def of_run(cls, tokenizer: Any, data: Any) -> ChatEncoder:
+        """The encoder of a run, from its ``data`` node."""
+        template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
+        return cls(tokenizer, OmegaConf.to_container(template_kwargs))
 
     @property
     def special_tokens(self) -> list[str]:
@@ -95,10 +165,7 @@ class ChatEncoder:
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
         """The prompt of a turn as the next user message of a running conversation.
 
-        Args:
-            turn: The turn.
-            previous_token: Last token of the assistant's turn before. Where it is the end-of-turn token
-                already, it is not repeated.
+        If the assistant's turn before ended with the end-of-turn token (``previous_token``), that is not repeated.
         """
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         if previous_token is not None and prompt.ids[:1] == [previous_token]:

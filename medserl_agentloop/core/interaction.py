@@ -46,9 +46,8 @@ def split_at_places(text: str) -> list[str]:
 class Prompt:
     """Chat messages, with untrusted text kept apart from them.
 
-    Attributes:
-        messages: The messages; ``place(name)`` stands where a text of ``data`` belongs.
-        data: Text of unknown origin by name. The encoder tokenises it so that no control token comes out.
+    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. The encoder tokenises these texts so that
+    no control token comes out.
     """
 
     messages: tuple[Message, ...]
@@ -89,11 +88,9 @@ class Tokens(Protocol):
     @property
     def special_tokens(self) -> Sequence[str]:
         """Strings that the tokenizer has special tokens for."""
-        ...
 
     def count(self, text: str) -> int:
         """Tokens that an untrusted text takes in a prompt."""
-        ...
 
 
 class Game(Protocol):
@@ -103,11 +100,9 @@ class Game(Protocol):
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Take the turn of whoever's turn it is."""
-        ...
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
-        ...
 
 
 G = TypeVar("G", bound=Game)
@@ -147,11 +142,7 @@ class Interaction(ABC, Generic[G, R]):
 
     @abstractmethod
     def new_game(self, facts: Mapping[str, Any]) -> G:
-        """Start a game on the facts of a row, its ``extra_info``.
-
-        Raises:
-            ValueError: The facts are incomplete.
-        """
+        """Start a game on the facts of a row, its ``extra_info``; ValueError if they are incomplete."""
 
     @abstractmethod
     def next_turn(self, game: G) -> Turn | None:
@@ -160,10 +151,7 @@ class Interaction(ABC, Generic[G, R]):
     # -- what a game may say -------------------------------------------------------------------------------------
 
     async def score(self, record: R) -> None:
-        """Complete the record of a finished game: its rewards, and whatever they need.
-
-        For games that reward themselves while they are played there is nothing to do.
-        """
+        """Complete the record of a finished game; nothing to do for games that reward themselves as they go."""
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         """Learn where verl serves a reward model (``host:port`` and name), before the first game is scored."""
@@ -174,15 +162,9 @@ class Interaction(ABC, Generic[G, R]):
         return ""
 
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: Any) -> tuple[int, int]:
-        """Check one row of a data set, and say how many tokens it may need.
+        """Check one row of a data set, its ``extra_info`` and its column ``prompt``, with the run's ``ChatEncoder``.
 
-        Args:
-            facts: Its ``extra_info``.
-            prompt: Its column ``prompt``.
-            encoder: The run's :class:`core.encoding.ChatEncoder`.
-
-        Returns:
-            Tokens of the first prompt, and the most that the response can take as verl counts it.
+        Returns the tokens of the first prompt, and the most that the response can take as verl counts it.
 
         Raises:
             ValueError: The row cannot be played; says why and what to do.
@@ -225,9 +207,8 @@ class Interaction(ABC, Generic[G, R]):
     ) -> Iterable[tuple[dict[str, float], str]]:
         """Scores of a whole validation that are no averages of single games: metrics, and a line that says them.
 
-        Args:
-            sources: ``data_source`` of every game's row.
-            facts: What :meth:`validation_numbers` gave, a list per name.
+        ``sources`` is the ``data_source`` of every game's row, ``facts`` what :meth:`validation_numbers` gave, a list
+        per name.
         """
         return ()
 
@@ -237,11 +218,7 @@ class Interaction(ABC, Generic[G, R]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        """What of a run's config cannot work with this game, one sentence for each.
-
-        Args:
-            run: A :class:`core.run_check.run.Run`.
-        """
+        """What of a run's config, a ``core.run_check.run.Run``, cannot work with this game, one sentence for each."""
         return iter(())
 
     @classmethod

@@ -22,13 +22,9 @@ ANCHOR_COLUMN = "anchor_coef"
 def anchor_coefficients(
     role_ids: torch.Tensor, generated_mask: torch.Tensor, per_role: Mapping[int, float]
 ) -> torch.Tensor:
-    """The anchor column (B, T) float32 of a batch.
+    """The anchor column (B, T) float32 of a batch, from the coefficient by role id.
 
-    Args:
-        role_ids: (B, T) role of each token.
-        generated_mask: (B, T) 1 on tokens that the policy generated, whether trained on or not; 0
-            in void games.
-        per_role: Coefficient by role id.
+    ``generated_mask`` is 1 on tokens that the policy generated, whether trained on or not; 0 in void games.
     """
     coefficients = torch.zeros(role_ids.shape, dtype=torch.float32)
     for role, coefficient in per_role.items():
@@ -36,22 +32,15 @@ def anchor_coefficients(
     return coefficients
 
 
-def selfplay_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict]:  # type: ignore[type-arg]
-    """verl's ``ppo_loss`` plus ``sum(coef * KL(policy || reference)) / trained tokens``.
+def selfplay_loss(
+    config: Any, model_output: Any, data: Any, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's ``ppo_loss`` plus ``anchor_kl_loss``: ``sum(coef * KL(policy || reference)) / trained tokens``.
 
     The anchor is normalised as verl's token-mean policy loss is, so a coefficient weighs a token of
     an untrained role like one of a trained role. KL per token is estimated as
     ``actor.kl_loss_type`` says. A mini-batch that trains on no token, because all of its games are
     void, costs 0 where verl's own loss would divide by the number of its tokens.
-
-    Args:
-        config: verl's ``ActorConfig``.
-        model_output: ``log_probs`` (nested) and what else verl's engine computed.
-        data: A micro-batch as verl's engine passes it.
-        dp_group: Unused, as in verl's.
-
-    Returns:
-        The loss and metrics, ``anchor_kl_loss`` being the anchor's share of the loss.
     """
     if not data["batch_num_tokens"]:
         return 0.0 * no_padding_2_padding(model_output["log_probs"], data).sum(), {}

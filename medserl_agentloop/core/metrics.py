@@ -1,12 +1,21 @@
-"""Metrics that every game has, from nothing but the records of a batch. docs/metrics.md explains every name."""
+"""What a training step reports of any game: metrics from its records, a line on the screen, a table in W&B.
+
+docs/metrics.md explains every name.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from medserl_agentloop.core.records import GameRecord
+
+if TYPE_CHECKING:
+    from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
     "no room": "no_room",
@@ -25,10 +34,7 @@ def game_metrics(
 ) -> dict[str, float]:
     """Voids and rewards, ``selfplay/…``. What a batch holds no game for is left out, never 0.
 
-    Args:
-        records: The games.
-        roles: The game's roles.
-        void_classes: More classes of void games: by what the reason contains, the class.
+    ``void_classes`` are more classes of void games: by what the reason contains, the class.
     """
     metrics = {
         "selfplay/games": float(len(records)),
@@ -54,7 +60,7 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
         return {}
     prefix = f"selfplay/{role}/"
     totals = [sum(g.rewards[role].values()) for g in games]
-    metrics = {prefix + "reward": mean(totals), prefix + "reward_std": _std(totals)}
+    metrics = {prefix + "reward": mean(totals), prefix + "reward_std": float(np.std(totals))}
     components: dict[str, list[float]] = defaultdict(list)
     groups: dict[str, list[float]] = defaultdict(list)
     for game, total in zip(games, totals, strict=True):
@@ -73,12 +79,7 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
 
 
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
-    """Games that a step asked for and did not get, because the worker that played them crashed.
-
-    Args:
-        expected: Games the step asked for.
-        played: Games it got.
-    """
+    """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
     metrics = {"selfplay/lost_rate": lost / expected} if expected else {}
     return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
@@ -87,9 +88,7 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
     """Metrics ``selfplay/opponent/…`` of a step; empty where the live policy plays all roles.
 
-    Args:
-        records: The games.
-        won: Of each game, whether the trained role won it; None where nothing was decided.
+    ``won`` is of each game whether the trained role won it; None where nothing was decided.
     """
     games = [record for record in records if record.opponent is not None]
     if not games:
@@ -122,6 +121,59 @@ def share(flags: Iterable[bool]) -> float:
     return mean([float(f) for f in flags])
 
 
-def _std(values: Sequence[float]) -> float:
-    centre = mean(values)
-    return math.sqrt(sum((v - centre) ** 2 for v in values) / len(values))
+TABLE_NAME = "selfplay/games_table"
+
+_FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
+_LAST = (
+    ("grad norm", "actor/grad_norm"),
+    ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
+    ("seconds", "timing_s/step"),
+)
+_UNLESS_ZERO = ("selfplay/void_rate",)
+
+
+def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
+    """What of a step's metrics can be written as JSON, timings in seconds as ``timing_s/…``.
+
+    verl answers NaN where a step trained on no token; such a number is left out.
+    """
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
+    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    return finite | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
+
+
+def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
+    """The numbers that say whether a step is healthy on one line, labels and metrics ``of_game`` between the core's."""
+    every = (*_FIRST, *of_game, *_LAST)
+    shown = [(label, name) for label, name in every if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
+    return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown)
+
+
+def log_games(
+    game: Interaction[Any, Any],
+    records: Sequence[GameRecord],
+    step: int,
+    count: int,
+    loggers: str | Iterable[str],
+) -> None:
+    """Log up to ``count`` games of one step as ``selfplay/games_table``, to the W&B run that verl opened.
+
+    ``loggers`` is ``trainer.logger``; without ``wandb`` in it nothing happens.
+    """
+    if not count or not records or "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
+        return
+    import wandb  # slow to import, and only runs that log to it need it
+
+    table = game.table(records, count)
+    if wandb.run is None or table is None:
+        return
+    columns, rows = table
+    data = [[_encodable(cell) for cell in row] for row in rows]
+    # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
+    # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
+    wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
+
+
+def _encodable(cell: Any) -> Any:
+    """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
+    return cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell

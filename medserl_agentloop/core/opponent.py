@@ -1,51 +1,116 @@
-"""An opponent behind an OpenAI-compatible server: messages in, text out.
+"""Who plays the role that is not trained, where it is not the live policy: ``selfplay.opponent``.
 
-Called by the agent loop for the turns of the role that is not trained. The opponent's tokens are
-never part of a trajectory, so text is all that is needed of it.
+The agent loop asks :class:`HttpOpponent` for its turns: messages in, text out. Its tokens are never part of a
+trajectory, so text is all that is needed of it. With a :class:`CheckpointPool` one earlier checkpoint of the run plays
+each training step: the trainer chooses (:meth:`CheckpointPool.prepare`) before a step's games start and swaps the
+weights of the one server that plays them, so all games of a step meet the same opponent. Agent-loop workers need not be
+told: every answer of the server names its weights.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from medserl_agentloop.core.chat import ChatClient, stop_fields
-from medserl_agentloop.core.client import NoAnswer
+from omegaconf import DictConfig
+from pydantic import BaseModel, ConfigDict, Field
+
+from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
 from medserl_agentloop.core.interaction import Message
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.records import GameRecord
 
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
 
+OPPONENT_STEP = "selfplay/opponent/step"
+POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
+_ASK_TIMEOUT_S = 10.0
+WIN_RATE_POWER = 2
+"""Of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents."""
 
-class OpponentError(RuntimeError):
-    """The opponent gave no answer; the message says why, in a few words."""
+
+class OpponentSampling(BaseModel):
+    """How the opponent's turns are sampled."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(default=1.0, ge=0.0, description="0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
 
 
-@dataclass(frozen=True)
-class OpponentTurn:
-    """One turn of the opponent's.
+class OpponentConfig(ServerOptions):
+    """Who plays the role that is not trained."""
 
-    Attributes:
-        text: What it wrote; reasoning that the server split off is put back in front.
-        tokens: Its length, as the server counts.
-        truncated: Whether the token budget cut it off.
-        version: What played: the served model's name, or the checkpoint in a pool.
-    """
+    node: ClassVar[str] = "selfplay.opponent"
 
-    text: str
-    tokens: int
-    truncated: bool
-    version: str
+    kind: Literal["live", "endpoint", "pool"] = Field(
+        default="live",
+        description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "
+        "pool: earlier checkpoints of this run, served by one SGLang server whose weights are swapped.",
+    )
+    url: str | None = Field(
+        default=None, description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool."
+    )
+    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
+    concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
+    sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
+    rule: Literal["latest", "uniform", "win_rate"] = Field(
+        default="uniform",
+        description="Which checkpoint of the pool plays a step. win_rate prefers those that the trained role "
+        "beats least.",
+    )
+    seed: int = Field(default=0, description="Seed of that choice; the same seed and step choose the same.")
+    swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
+
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
+        root = (self.url or "").rstrip("/").removesuffix("/v1")
+        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
+
+
+def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: DictConfig) -> None:
+    """Check that the run can play against this opponent; ValueError says what to write instead."""
+    if opponent.kind == "live":
+        return
+    kind = f"selfplay.opponent.kind={opponent.kind}"
+    if train == "both":
+        raise ValueError(
+            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
+            "the name of one role, or selfplay.opponent.kind=live."
+        )
+    if context == "shared":
+        raise ValueError(
+            f"{kind} keeps the opponent's turn out of the trajectory, but selfplay.context=shared is one "
+            "conversation of both roles. Set selfplay.context=isolated."
+        )
+    opponent.check_address()
+    opponent.api_key()
+    if opponent.kind != "pool":
+        return
+    if run.trainer.save_freq <= 0:
+        raise ValueError(
+            f"{kind} plays against checkpoints, but trainer.save_freq={run.trainer.save_freq} saves none. "
+            "Set it to the number of steps between two opponents."
+        )
+    contents = run.actor_rollout_ref.actor.checkpoint.save_contents
+    if "hf_model" not in contents:
+        raise ValueError(
+            f"{kind} needs checkpoints that a server can load. Set actor_rollout_ref.actor.checkpoint."
+            f"save_contents=[{','.join([*contents, 'hf_model'])}]."
+        )
+    if run.actor_rollout_ref.model.get("lora_rank", 0) > 0:
+        raise ValueError(
+            f"{kind} needs checkpoints of the whole model, and those of a LoRA run are not. Set "
+            "actor_rollout_ref.model.lora_rank=0, or serve one frozen model with selfplay.opponent.kind=endpoint."
+        )
 
 
 class HttpOpponent:
-    """Asks the server for turns.
-
-    Args:
-        config: The run's ``selfplay.opponent`` node.
-        special_tokens: Special tokens of the policy's tokenizer; messages may not smuggle them in.
-    """
+    """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
     def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
         self.config = config
@@ -53,22 +118,148 @@ class HttpOpponent:
 
     async def play(
         self, messages: list[Message], *, max_tokens: int, prefix: str = "", stop: Sequence[str] = ()
-    ) -> OpponentTurn:
-        """The opponent's turn, which the prompt begins with ``prefix`` and the strings in ``stop`` end.
+    ) -> tuple[ChatAnswer, str]:
+        """The opponent's turn, begun with ``prefix`` and ended by the strings in ``stop``, and what played.
+
+        That is the served model's name, or the checkpoint in a pool.
 
         Raises:
-            OpponentError: No usable answer after all attempts.
+            NoAnswer: No usable answer after all attempts.
         """
         fields = {"max_tokens": max_tokens, **stop_fields(stop), **self.config.sampling.model_dump()}
+        answer = await self._chat.complete(messages, fields, prefix)
+        if self.config.kind != "pool":
+            return answer, answer.model or str(self.config.model)
+        # The answer itself names the weights that gave it. Whatever else a worker could look at (a
+        # file, the row's step) may be older or newer than what the server played with.
+        version = str(answer.weights)
+        if not version.startswith(POOL_VERSION):
+            raise BadAnswer(f"the server played with weights {answer.weights!r}, which are not of the pool")
+        return answer, version
+
+
+class CheckpointPool:
+    """The opponents of a run, their results, and the server that plays one of them.
+
+    The pool is ``first_model``, which the run started from, and the last ``keep`` checkpoints of earlier steps in
+    ``folder``, ``trainer.default_local_dir``; the server must see it under the same path.
+    """
+
+    def __init__(self, config: OpponentConfig, folder: str | Path, first_model: str, keep: int | None = None) -> None:
+        self.config = config
+        # verl forgets at a resume which checkpoints it meant to delete. What the pool holds, and so
+        # whom a resumed run meets, must not depend on that.
+        self._keep = keep or None
+        self.folder = Path(folder).resolve()
+        self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
+        self._current: str | None = None
+        self._games: Counter[str] = Counter()
+        self._wins: Counter[str] = Counter()
+
+    def entries(self, step: int) -> dict[str, str]:
+        """Version and model path of every opponent that ``step`` may meet, oldest first.
+
+        Checkpoints of ``step`` and later are left over from a run that was taken back.
+        """
+        found: dict[int, str] = {}
+        for folder in self.folder.glob(f"{POOL_VERSION}*/actor/huggingface"):
+            number = folder.parent.parent.name.removeprefix(POOL_VERSION)
+            if number.isdigit() and 0 < int(number) < step and any(folder.glob("*.safetensors")):
+                found[int(number)] = str(folder)
+        kept = sorted(found)[-self._keep :] if self._keep else sorted(found)
+        first = {f"{POOL_VERSION}0": self._first_model}
+        return first | {f"{POOL_VERSION}{number}": found[number] for number in kept}
+
+    def choose(self, step: int) -> str:
+        """Version of the opponent of ``step``; the same one however often it is asked for."""
+        versions = list(self.entries(step))
+        if self.config.rule == "latest":
+            return versions[-1]
+        weights = [self._weight(version) for version in versions] if self.config.rule == "win_rate" else None
+        return random.Random(f"{self.config.seed}/{step}").choices(versions, weights)[0]
+
+    def _weight(self, version: str) -> float:
+        """Prioritised fictitious self-play (Vinyals et al. 2019, AlphaStar): (1 - P[trained role wins])^2.
+
+        The win rate starts at 1/2 and one game of each result (Laplace), so that an opponent never met
+        is neither skipped nor preferred for good.
+        """
+        win_rate = (self._wins[version] + 1) / (self._games[version] + 2)
+        return float((1.0 - win_rate) ** WIN_RATE_POWER)
+
+    def prepare(self, step: int) -> dict[str, float]:
+        """Have the opponent of ``step`` served, and return the metrics ``POOL_METRICS`` of the step.
+
+        Raises:
+            RuntimeError: The first opponent of a process cannot be served: nothing would be played. A
+                later failure leaves the server with what it has, which every record names.
+        """
+        entries = self.entries(step)
+        version = self.choose(step)
+        failed = False
+        if version != self._current or self._served() != version:
+            try:
+                self._swap(version, entries[version])
+            except NoAnswer as error:
+                text = f"selfplay.opponent.url={self.config.url} could not load {entries[version]}: {error}"
+                if self._current is None:
+                    raise RuntimeError(f"{text}. It must be an SGLang server that sees this path.") from error
+                print(f"[medserl] warning: {text}; step {step} meets what it has loaded", flush=True)
+                failed = True
+            else:
+                print(f"[medserl] step {step}: the opponent is {version} (of {len(entries)})", flush=True)
+                self._current = version
+        numbers = (float(failed), float(len(entries)), float(version.removeprefix(POOL_VERSION)))
+        metrics = dict(zip(POOL_METRICS, numbers, strict=True))
+        if failed:
+            del metrics[OPPONENT_STEP]
+        return metrics
+
+    def record(self, games: Sequence[GameRecord], results: Sequence[bool | None]) -> None:
+        """Count, for the opponents of finished games, whether the trained role won; None where nothing was decided."""
+        for game, won in zip(games, results, strict=True):
+            if won is not None and game.opponent is not None and game.opponent.version is not None:
+                self._games[game.opponent.version] += 1
+                self._wins[game.opponent.version] += won
+
+    def to_dict(self) -> dict[str, Any]:
+        """Results so far, JSON-able: per version games and games that the trained role won."""
+        return {"results": {v: {"games": n, "wins": self._wins[v]} for v, n in sorted(self._games.items())}}
+
+    def load_dict(self, state: dict[str, Any]) -> None:
+        """Take up the results of :meth:`to_dict`; ValueError if it is not such a state."""
         try:
-            answer = await self._chat.complete(messages, fields, prefix)
-        except NoAnswer as error:
-            raise OpponentError(error.reason) from None
-        version = answer.model or str(self.config.model)
-        if self.config.kind == "pool":
-            # The answer itself names the weights that gave it. Whatever else a worker could look at (a
-            # file, the row's step) may be older or newer than what the server played with.
-            version = str(answer.weights)
-            if not version.startswith(POOL_VERSION):
-                raise OpponentError(f"the server played with weights {answer.weights!r}, which are not of the pool")
-        return OpponentTurn(answer.text, answer.tokens, answer.truncated, version)
+            games = Counter({str(v): int(r["games"]) for v, r in state["results"].items()})
+            wins = Counter({str(v): int(r["wins"]) for v, r in state["results"].items()})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not the state of an opponent pool: {error!r}") from error
+        self._games, self._wins = games, wins
+
+    def _served(self) -> str | None:
+        """Version the server says it plays; None if it does not answer, e.g. while it restarts."""
+        client = self.config.client(timeout_s=_ASK_TIMEOUT_S)
+        try:
+            return str(client.blocking(client.get("/model_info"))["weight_version"])
+        except (NoAnswer, KeyError, TypeError):
+            return None
+
+    def _swap(self, version: str, model_path: str) -> None:
+        client = self.config.client(timeout_s=self.config.swap_timeout_s)
+        body = {"model_path": model_path, "weight_version": version}
+        said = client.blocking(client.post("/update_weights_from_disk", body))
+        if not (isinstance(said, dict) and said.get("success") is True):
+            raise BadAnswer(f"the server answered {client.shown(str(said))}")
+        if (served := self._served()) != version:
+            raise BadAnswer(f"after loading {version} the server says it plays {served!r}")
+
+
+def build_pool(config: OpponentConfig, run: Any) -> CheckpointPool | None:
+    """The pool of a run (its whole config) that plays against one, else None."""
+    if config.kind != "pool":
+        return None
+    return CheckpointPool(
+        config,
+        run.trainer.default_local_dir,
+        first_model=run.actor_rollout_ref.model.path,
+        keep=run.trainer.max_actor_ckpt_to_keep,
+    )

@@ -15,12 +15,9 @@ Rewards = dict[str, dict[str, float]]
 
 
 class OpponentRecord(BaseModel):
-    """Who played the role that is not trained, where it was not the live policy.
+    """Who played the role that is not trained, where it was not the live policy: an ``endpoint`` or a ``pool``.
 
-    Attributes:
-        role: The opponent's role.
-        kind: ``endpoint`` or ``pool``.
-        version: The served model's name, or the checkpoint in a pool; None if it never answered.
+    ``version`` is the served model's name, or the checkpoint in a pool; None if it never answered.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -77,14 +74,7 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
-        """What each turn earns.
-
-        Args:
-            roles: Turn numbers, each with who took it.
-
-        Returns:
-            Reward by turn number; turns that earn nothing are left out.
-        """
+        """What each turn earns, by its number, of those whose roles are given; turns that earn nothing are left out."""
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}

@@ -19,12 +19,7 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
     """Rewards per role, chosen by ``reward.reward_manager.source=importlib``.
 
-    Args:
-        config: The whole run's config.
-        tokenizer: The policy's tokenizer; unused, records hold text.
-        compute_score: verl's custom reward function; unused, the game takes its place.
-        reward_router_address: Where verl serves a reward model, for games that ask one.
-        reward_model_tokenizer: That model's tokenizer.
+    Tokenizers and ``compute_score``, verl's custom reward function, are unused: records hold text, and the game scores.
     """
 
     def __init__(
@@ -45,8 +40,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
 
         Returns:
             ``reward_score``: all roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
-            the scored record, and what the game says for validation: numbers that verl makes metrics of (None where a
-            game has no such number), and texts.
+            the scored record, and what the game says for validation.
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:

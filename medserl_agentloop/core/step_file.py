@@ -1,37 +1,34 @@
-"""Files of JSON lines that each belong to a training step: the games and the metrics of a run.
+"""What a run writes so that a resumed one goes on with it as it was; used by the trainer.
 
-Written by the trainer. A resumed run cuts off the steps it plays again, so a file holds every step
-once whatever killed the run (verl's own ``file`` logger starts from nothing on a resume).
+Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
+again, so a file holds every step once whatever killed the run (verl's own ``file`` logger starts from nothing on a
+resume). Baselines, alarms and opponents have a little state of their own, kept in each of verl's checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from medserl_agentloop.paths import replacing
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
+STATE_FILE = "selfplay_state.json"
 
 
 class StepFile:
-    """An append-only file of JSON objects that have a ``step``, in the order of their steps.
-
-    Args:
-        path: Where it is; folders are made as needed.
-    """
+    """An append-only file of JSON objects that have a ``step``, in the order of their steps."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def cut_after(self, step: int) -> int:
-        """Remove what belongs to steps after ``step``, and a half-written last line.
-
-        Returns:
-            How many lines were removed.
+        """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
 
         Raises:
             ValueError: A whole line is not an object with a step; names file and line.
@@ -75,3 +72,37 @@ def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+class HasState(Protocol):
+    """Something that can be written as JSON and read again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its state, JSON-able."""
+
+    def load_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state that ``to_dict`` gave."""
+
+
+def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:
+    """Write the state of all parts into a checkpoint folder; whole or not at all."""
+    with replacing(Path(folder) / STATE_FILE) as file:
+        file.write(json.dumps({name: part.to_dict() for name, part in parts.items()}, indent=1).encode())
+
+
+def load_state(folder: str | Path, parts: Mapping[str, HasState]) -> list[str]:
+    """Give each part the state it had in a checkpoint, and return the names of those that it holds no state of.
+
+    Raises:
+        ValueError: The file is not what ``save_state`` wrote; names it.
+    """
+    path = Path(folder) / STATE_FILE
+    if not path.exists():
+        return sorted(parts)
+    try:
+        states = json.loads(path.read_text(encoding="utf-8"))
+        for name in parts.keys() & states.keys():
+            parts[name].load_dict(states[name])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold the state of a self-play run: {error}") from error
+    return sorted(parts.keys() - states.keys())

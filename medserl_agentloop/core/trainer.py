@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -26,8 +25,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
-from medserl_agentloop.core.checkpoint_pool import build_pool
 from medserl_agentloop.core.columns import (
     context_ids,
     context_leak_metrics,
@@ -36,28 +35,33 @@ from medserl_agentloop.core.columns import (
     restart_positions,
     role_token_metrics,
     signal_shares,
+    turn_metrics,
     write_anchor,
 )
 from medserl_agentloop.core.config import game_class
-from medserl_agentloop.core.dataset_check import check_dataset, check_files
+from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.games_table import log_games
-from medserl_agentloop.core.health import HealthError, HealthMonitor, stop_message
-from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, game_processes, raise_if_dead, watched
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
-from medserl_agentloop.core.mix import apply_mix
-from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.metrics import log_games, lost_games_metrics, opponent_metrics, step_line, step_numbers
+from medserl_agentloop.core.opponent import build_pool
+from medserl_agentloop.core.replay_buffer import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.models import check_models
-from medserl_agentloop.core.run_state import HasState, load_state, save_state
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.core.step_report import step_line, step_numbers
+from medserl_agentloop.core.run_check.machine import check_models
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, HasState, StepFile, load_state, save_state
 from medserl_agentloop.core.trajectory import GAME_KEY
 
+_CREDIT_COLUMNS = (
+    *("uid", "extra_fields", "response_mask", "role_ids", "context_lengths", "rm_scores"),
+    *("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "entropy"),
+)
 
-class SelfPlayMixin:
-    """What self-play adds to a trainer of verl's; mixed in before it."""
+
+@register_trainer("selfplay_sync")
+class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
+    """Self-play on verl's synchronous trainer."""
+
+    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
+    trainer_mode = property(lambda self: "sync", lambda self, _: None)
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -74,22 +78,18 @@ class SelfPlayMixin:
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.pool is not None:
             self.run_state["opponents"] = self.pool
-        super().__init__(config)  # type: ignore[call-arg]  # verl's trainer comes next in the MRO
+        super().__init__(config)
 
     def _init_dataloader(self) -> None:
-        super()._init_dataloader()  # type: ignore[misc]
-        trainer: Any = self
-        data = trainer.config.data
+        super()._init_dataloader()
+        data = self.config.data
         if self.selfplay.mix is not None:
-            apply_mix(trainer.train_dataset, self.selfplay.mix, self.game.kind, seed=data.get("seed") or 0)
-        template_kwargs: Any = OmegaConf.to_container(
-            OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
-        )
-        self.encoder = encoder = ChatEncoder(trainer.tokenizer, template_kwargs)
+            apply_mix(self.train_dataset, self.selfplay.mix, self.game.kind, seed=data.get("seed") or 0)
+        self.encoder = encoder = ChatEncoder.of_run(self.tokenizer, data)
         self.interaction = self.game(self.selfplay, encoder)
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
-        check_stop_strings(stop_strings, trainer.config.actor_rollout_ref.rollout)
-        for dataset, name in ((trainer.train_dataset, "train_files"), (trainer.val_dataset, "val_files")):
+        check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
+        for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             check_files(data[name])
             line = check_dataset(
                 dataset,
@@ -100,25 +100,20 @@ class SelfPlayMixin:
                 response_length=data.max_response_length,
             )
             print(f"[medserl] {line}", flush=True)
-        self.interaction.read_validation_set(trainer.val_dataset)
+        self.interaction.read_validation_set(self.val_dataset)
 
     def _setup(self) -> None:
-        super()._setup()  # type: ignore[misc]
-        trainer: Any = self
+        super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
-        trainer.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config()))
+        self.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config()))
         self._certify()
 
     def actor_config(self) -> Any:
         """verl's ``ActorConfig`` of this run."""
-        return omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)  # type: ignore[attr-defined]
+        return omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
 
     def _certify(self) -> None:
-        """Measure the run's claims before its first update.
-
-        Raises:
-            CertificateError: One of them does not hold, and ``selfplay.certify`` is not ``warn``.
-        """
+        """Measure the run's claims before its first update; CertificateError unless they hold or only warn."""
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         print(f"[medserl] certificate: {certificate} ({path})", flush=True)
@@ -131,7 +126,7 @@ class SelfPlayMixin:
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
     ) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(  # type: ignore[misc]
+        metrics: dict[str, float] = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
         )
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
@@ -141,19 +136,17 @@ class SelfPlayMixin:
 
     def _save_checkpoint(self) -> None:
         save_state(self._checkpoint_folder(), self.run_state)
-        super()._save_checkpoint()  # type: ignore[misc]
+        super()._save_checkpoint()
 
     def _checkpoint_folder(self) -> Path:
         """Folder of the checkpoint of the current step."""
-        trainer: Any = self
-        return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()  # type: ignore[misc]
-        trainer: Any = self
-        step, total = trainer.global_steps, trainer.total_training_steps
+        super()._load_checkpoint()
+        step, total = self.global_steps, self.total_training_steps
         if step:
-            resumed_from = trainer.config.trainer
+            resumed_from = self.config.trainer
             folder = (
                 Path(resumed_from.resume_from_path)
                 if resumed_from.resume_mode == "resume_path"
@@ -171,18 +164,14 @@ class SelfPlayMixin:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's training loop; an error that a dead process is behind names the process.
-
-        Raises:
-            ProcessDied: A rollout server, an agent-loop worker or a reward-loop worker ended.
-        """
+        """verl's training loop; an error that a dead process is behind names the process (ProcessDied)."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
-        self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)  # type: ignore[attr-defined]
+        self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)
         try:
-            with watched(self.llm_server_manager.get_replicas()):  # type: ignore[attr-defined]
-                super().fit(agent_loop_manager)  # type: ignore[misc]
+            with watched(self.llm_server_manager.get_replicas()):
+                super().fit(agent_loop_manager)
         except ProcessDied:
             raise
         except Exception as error:
@@ -192,25 +181,29 @@ class SelfPlayMixin:
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
         self._check_processes()
-        trainer: Any = self
         # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
-        trainer.checkpoint_manager.abort_replicas()
-        trainer.checkpoint_manager.resume_generation_replicas()
-        super().on_sample_end()  # type: ignore[misc]
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.resume_generation_replicas()
+        super().on_sample_end()
 
     def _check_processes(self, cause: Exception | None = None, answer_within_s: float = ANSWER_WITHIN_S) -> None:
-        trainer: Any = self
+        """End the run if a process that plays its games is gone; ``cause`` is what went wrong because of it."""
         processes = game_processes(
-            trainer.llm_server_manager.get_replicas(),
-            getattr(trainer.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
-            trainer.reward_loop_manager.reward_loop_workers,
+            self.llm_server_manager.get_replicas(),
+            getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
+            self.reward_loop_manager.reward_loop_workers,
         )
-        checkpoints = trainer.config.trainer.default_local_dir
-        raise_if_dead(processes, trainer.global_steps, checkpoints, cause, answer_within_s)
+        if dead := dead_processes(processes, answer_within_s):
+            message = (
+                f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
+                f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
+            )
+            print(f"[medserl] {message}", flush=True)
+            raise ProcessDied(message) from cause
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
-        batch = super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+        batch = super()._compute_old_log_prob(batch, metrics)
         columns = tq.kv_batch_get(
             keys=batch.keys,
             partition_id=batch.partition_id,
@@ -223,59 +216,49 @@ class SelfPlayMixin:
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        batch = super()._compute_ref_log_prob(batch, metrics)
         if anchors := self.selfplay.anchors:
             write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own step with role-separated estimators; the rest of it is as upstream.
-
-        Also narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights
-        its loss by the latter, so other roles leave the token counts as well.
-        """
-        trainer: Any = self
-        algorithm = trainer.config.algorithm
-        if algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        columns = tq.kv_batch_get(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            select_fields=[
-                "uid",
-                "response_mask",
-                "role_ids",
-                "context_lengths",
-                "rm_scores",
-                "rollout_log_probs",
-                "old_log_probs",
-                "ref_log_prob",
-                "values",
-                "entropy",
-                "extra_fields",
-            ],
-        )
-        uids = np.array(columns.pop("uid").tolist(), dtype=object)
-        kinds = [
-            self.game.Record.model_validate(extra[GAME_KEY]).kind for extra in columns.pop("extra_fields").tolist()
-        ]
-        role_rows = list(columns.pop("role_ids").unbind())
-        context_rows = list(columns.pop("context_lengths").unbind())
+        """verl's own step with role-separated estimators; the rest of it is as upstream."""
+        if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
+            return super()._compute_advantage(batch, metrics)
+        columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_CREDIT_COLUMNS))
+        extra = columns.pop("extra_fields").tolist()
+        rows = {
+            "uid": np.array(columns.pop("uid").tolist(), dtype=object),
+            "kind": np.array([self.game.Record.model_validate(e[GAME_KEY]).kind for e in extra], dtype=object),
+        }
+        role_rows, context_rows = (list(columns.pop(name).unbind()) for name in ("role_ids", "context_lengths"))
         lengths = columns["response_mask"]
-        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch={"uid": uids})
-        role_ids = pad_role_ids(role_rows, data.batch["response_mask"])
+        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
+        data.batch["role_ids"] = pad_role_ids(role_rows, data.batch["response_mask"])
+        data.batch["contexts"] = context_ids(context_rows, data.batch["role_ids"], [len(row) for row in role_rows])
+        data = self._credit(data, metrics)
+        written = ("advantages", "returns", "response_mask", "loss_mask", "token_level_rewards", "rollout_is_weights")
+        nested = {name: response_to_nested(data.batch[name], lengths) for name in written if name in data.batch}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+        )
+
+    def _credit(self, data: DataProto, metrics: dict[str, Any]) -> DataProto:
+        """From a batch's rewards to its advantages and returns; ``metrics`` gets the numbers.
+
+        ``data`` has of each row ``uid`` and ``kind``, and (B, T) verl's columns, ``role_ids`` and ``contexts``. Also
+        narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its loss by the latter,
+        so other roles leave the token counts as well.
+        """
+        algorithm, batch = self.config.algorithm, data.batch
         for number, role in enumerate(self.game.roles, start=1):
             if not self.selfplay.trains(role):
-                data.batch["response_mask"] *= role_ids != number
+                batch["response_mask"] *= batch["role_ids"] != number
 
-        data.batch["token_level_scores"] = data.batch["rm_scores"]
+        batch["token_level_scores"] = batch["token_level_rewards"] = batch["rm_scores"]
         if algorithm.use_kl_in_reward:
-            data, kl_metrics = apply_kl_penalty(
-                data, kl_ctrl=trainer.kl_ctrl_in_reward, kl_penalty=algorithm.kl_penalty
-            )
+            data, kl_metrics = apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=algorithm.kl_penalty)
             metrics.update(kl_metrics)
-        else:
-            data.batch["token_level_rewards"] = data.batch["token_level_scores"]
 
         correction = algorithm.get("rollout_correction", None)
         corrects = correction is not None and not correction.get("bypass_mode", False)
@@ -284,54 +267,57 @@ class SelfPlayMixin:
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
 
+        batch = data.batch
+        mask, role_ids = batch["response_mask"], batch["role_ids"]
         credited = ROLE_ESTIMATORS[algorithm.adv_estimator](
             RoleBatch(
-                rewards=data.batch["token_level_rewards"],
-                mask=data.batch["response_mask"],
+                rewards=batch["token_level_rewards"],
+                mask=mask,
                 role_ids=role_ids,
                 roles=self.game.roles,
-                groups=uids.tolist(),
-                kinds=kinds,
-                conversations=context_ids(context_rows, role_ids, [len(row) for row in role_rows]),
-                values=data.batch.get("values", None),
+                groups=data.non_tensor_batch["uid"].tolist(),
+                kinds=data.non_tensor_batch["kind"].tolist(),
+                conversations=batch["contexts"],
+                values=batch.get("values", None),
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
             ),
             self.selfplay.credit,
             self.baselines,
         )
-        data.batch["advantages"], data.batch["returns"] = credited.advantages, credited.returns
+        batch["advantages"], batch["returns"] = credited.advantages, credited.returns
         if self.selfplay.credit.equal_role_tokens:
-            data.batch["advantages"] = equal_role_tokens(credited.advantages, data.batch["response_mask"], role_ids)
+            batch["advantages"] = equal_role_tokens(credited.advantages, mask, role_ids)
+        batch["loss_mask"] = mask
         metrics.update(credited.metrics)
-        metrics.update(signal_shares(data.batch["advantages"], data.batch["response_mask"], role_ids, self.game.roles))
-        per_token = {"advantage": data.batch["advantages"]}
-        if "entropy" in data.batch:  # verl leaves it out where it takes the rollout's log-probs as they are
-            per_token["entropy"] = data.batch["entropy"]
-        metrics.update(role_token_metrics(per_token, data.batch["response_mask"], role_ids, self.game.roles))
-
-        data.batch["loss_mask"] = data.batch["response_mask"]
-        written = ["advantages", "returns", "response_mask", "loss_mask"]
-        written += [c for c in ("token_level_rewards", "rollout_is_weights") if c in data.batch]
-        nested = {name: response_to_nested(data.batch[name], lengths) for name in written}
-        return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
-        )
+        metrics.update(signal_shares(batch["advantages"], mask, role_ids, self.game.roles))
+        per_token = {"advantage": batch["advantages"]}
+        if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
+            per_token["entropy"] = batch["entropy"]
+        metrics.update(role_token_metrics(per_token, mask, role_ids, self.game.roles))
+        return data
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
-        batch = super()._step_once(metrics, timing_raw, sample_batch_size)  # type: ignore[misc]
-        records = self._read_records(batch)
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        columns = tq.kv_batch_get(
+            keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields", "role_ids"]
+        )
+        records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
+        for record in records:
+            record.step = self.global_steps
         self.games_file.append(record.to_json() for record in records)
+        # First, because a game's own metrics may count its turns in another way.
+        metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         results = [self.interaction.trained_role_won(record) for record in records]
         metrics.update(opponent_metrics(records, results))
         if self.pool is not None:
             self.pool.record(records, results)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
-        config = self.config  # type: ignore[attr-defined]
-        metrics.update(lost_games_metrics(sample_batch_size * config.actor_rollout_ref.rollout.n, len(records)))
-        step: int = self.global_steps  # type: ignore[attr-defined]
-        log_games(self.interaction, records, step, self.selfplay.wandb_games, config.trainer.logger)
+        expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
+        metrics.update(lost_games_metrics(expected, len(records)))
+        log_games(self.interaction, records, self.global_steps, self.selfplay.wandb_games, self.config.trainer.logger)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -346,9 +332,9 @@ class SelfPlayMixin:
         if self.stop_reason is not None:
             raise HealthError(self.stop_reason)
         started = time.monotonic()
-        step, total = self.global_steps, self.total_training_steps  # type: ignore[attr-defined]
+        step, total = self.global_steps, self.total_training_steps
         opponent = self.pool.prepare(step) if self.pool is not None else {}
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        batch = super().step(metrics, timing_raw)
         metrics.update(opponent)
         metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
@@ -366,19 +352,3 @@ class SelfPlayMixin:
         if health.firing and self.selfplay.on_alarm == "stop":
             self.stop_reason = stop_message(health.firing, step)
         return batch
-
-    def _read_records(self, batch: KVBatchMeta) -> list[GameRecord]:
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
-        for record in records:
-            record.step = self.global_steps  # type: ignore[attr-defined]
-        return records
-
-
-@register_trainer("selfplay_sync")
-class SelfPlayTrainerSync(SelfPlayMixin, PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
-    """Self-play on verl's synchronous trainer."""
-
-    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
-    trainer_mode = property(lambda self: "sync", lambda self, _: None)

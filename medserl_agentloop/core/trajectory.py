@@ -27,11 +27,8 @@ class TrajectoryTurn:
     """One generated turn: the tokens it was generated from and the tokens it gave.
 
     Attributes:
-        role: Who took it.
         prompt_ids: What stands between the conversation's turn before it and the response.
-        response_ids: The generated tokens.
-        log_probs: Log-probability of each of them under the sampling distribution; None where the
-            server did not give them.
+        log_probs: Those of the response under the sampling distribution; None where the server did not give them.
         conversation: Which conversation it belongs to; None for the role's only one.
         number: Its number in the game, counted from 0; an opponent's turns count.
     """
@@ -137,10 +134,8 @@ PlacedTurn = tuple[int, str, int]
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     """An agent-loop output whose columns tell the roles apart.
 
-    Attributes:
-        role_ids: For each response token its role's id, ``NO_ROLE_ID`` on observations.
-        context_lengths: Lengths of the private contexts in order; they sum to the whole sequence.
-        turn_ends: The policy's turns, each with the place of its last token.
+    ``role_ids`` are of each response token, ``NO_ROLE_ID`` on observations. ``context_lengths`` sum to the whole
+    sequence. ``turn_ends`` are the policy's turns, each with the place of its last token.
     """
 
     role_ids: list[int]

@@ -25,7 +25,6 @@ from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.batch import draw_games, play_batch
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-from medserl_agentloop.report.terminal import render_game
 
 
 def play(
@@ -134,6 +133,8 @@ async def _play(
         void += record.void is not None
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
         if person:
+            from medserl_agentloop.report.terminal import render_game  # loads pandas
+
             console.print(render_game(record, title="the game you played"))
 
     async with aclosing(served):

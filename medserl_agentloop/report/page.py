@@ -24,7 +24,7 @@ from jinja2 import Template
 from rich.console import Console
 from rich.progress import track
 
-from medserl_agentloop.core.health import METRIC_PREFIX
+from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role

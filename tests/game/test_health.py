@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medserl_agentloop.core.alarms import Rule
-from medserl_agentloop.core.health import HealthMonitor, HealthReport, stop_message
+from medserl_agentloop.core.alarms import HealthMonitor, HealthReport, Rule, stop_message
 from medserl_agentloop.games.medical.alarms import MedicalAlarms as Alarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout.opponent_server import OpponentServer, opponent_server
 
-from medserl_agentloop.core.checkpoint_pool import CheckpointPool
 from medserl_agentloop.core.metrics import opponent_metrics
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.metrics import trained_role_won
 from medserl_agentloop.games.medical.records import GameRecord, Outcome

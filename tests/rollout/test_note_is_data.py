@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
-from medserl_agentloop.core.plain_text import PlainText
+from medserl_agentloop.core.encoding import PlainText
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 

@@ -12,9 +12,9 @@ from rollout.opponent_server import OpponentServer, chat_completion, opponent_se
 from serving import as_new
 from support import ERROR_NOTE, NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 
+from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.metrics import opponent_metrics
-from medserl_agentloop.core.opponent import HttpOpponent, OpponentError
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.opponent import HttpOpponent, OpponentConfig
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -234,5 +234,5 @@ def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentSer
 
 def test_a_pool_server_with_other_weights_plays_no_game(server: OpponentServer) -> None:
     opponent = HttpOpponent(OpponentConfig(kind="pool", url=server.url, retries=0), [])
-    with pytest.raises(OpponentError, match="weights 'default', which are not of the pool"):
+    with pytest.raises(NoAnswer, match="weights 'default', which are not of the pool"):
         asyncio.run(opponent.play([{"role": "user", "content": ERROR_NOTE}], max_tokens=5))

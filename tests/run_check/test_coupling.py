@@ -18,7 +18,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 from verl.workers.config import FSDPActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
-from medserl_agentloop.core.run_check.names import AGGREGATIONS
+from medserl_agentloop.core.run_check.run import AGGREGATIONS
 
 ROWS, WIDTH = 4, 10
 ATTACKER, ASSESSOR = torch.zeros(ROWS, WIDTH, dtype=torch.bool), torch.zeros(ROWS, WIDTH, dtype=torch.bool)

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from training.model_families import ISOLATED, LEAKING
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check.models import check_models, leak_of
+from medserl_agentloop.core.run_check.machine import check_models, leak_of
 from medserl_agentloop.testing.tiny import compose_run
 
 

@@ -13,7 +13,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.workers.config import FSDPOptimizerConfig
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.core.run_check.names import AGGREGATIONS, CHECKPOINT_CONTENTS, KL_ESTIMATORS, STRATEGIES
+from medserl_agentloop.core.run_check.run import AGGREGATIONS, CHECKPOINT_CONTENTS, KL_ESTIMATORS, STRATEGIES
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SAMPLER = "trainer.v1.sampler.custom_sampler"

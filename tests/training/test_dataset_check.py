@@ -12,8 +12,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.dataset_check import check_dataset, check_files
-from medserl_agentloop.core.opponent_config import OpponentConfig
+from medserl_agentloop.core.dataset import check_dataset, check_files
+from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.writing import to_table
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -13,7 +13,7 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, finished
 from verl.utils.tracking import Tracking
 from wandb.proto import wandb_internal_pb2
 
-from medserl_agentloop.core.games_table import TABLE_NAME, log_games
+from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome

@@ -7,12 +7,13 @@ import torch
 from game.builders import finished
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.certificate import Certificate, Measure
-from medserl_agentloop.core.checkpoint_pool import POOL_METRICS
+from medserl_agentloop.core.alarms import METRIC_PREFIX
+from medserl_agentloop.core.certificate import Certificate
+from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics, signal_shares
 from medserl_agentloop.core.credit import CreditSettings
-from medserl_agentloop.core.health import METRIC_PREFIX
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction

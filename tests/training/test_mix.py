@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.mix import apply_mix, mixed_rows
+from medserl_agentloop.core.dataset import apply_mix, mixed_rows
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Category

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from medserl_agentloop.core.run_state import STATE_FILE, load_state, save_state
+from medserl_agentloop.core.step_file import STATE_FILE, load_state, save_state
 
 
 class Counter:

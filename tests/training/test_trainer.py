@@ -7,16 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from medserl_agentloop.core.advantages import BaselineState
 from medserl_agentloop.core.columns import (
     context_leak_metrics,
     equal_role_tokens,
     pad_role_ids,
     role_token_metrics,
     signal_shares,
+    turn_metrics,
 )
-from medserl_agentloop.core.step_report import step_line, step_numbers
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.metrics import step_line, step_numbers
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role
@@ -65,6 +72,38 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
     trainer.curr_step_profile = False
     trainer.on_sample_end()
     assert calls == ["check", *steps]
+
+
+def test_two_conversations_of_a_role_are_credited_apart() -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.config = OmegaConf.create(
+        {"algorithm": {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}}
+    )
+    trainer.game = SimpleNamespace(roles=("only",))
+    trainer.selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
+    trainer.baselines = BaselineState()
+    columns = {
+        "rm_scores": torch.tensor([[0.0, 1.0, 0.0, 0.0, 5.0]]),
+        "response_mask": torch.tensor([[1, 1, 0, 1, 1]]),
+        "role_ids": torch.tensor([[1, 1, 0, 1, 1]]),
+        "contexts": torch.tensor([[0, 0, 1, 1, 1]]),
+    }
+    names = {name: np.array(["x"], dtype=object) for name in ("uid", "kind")}
+    metrics: dict[str, float] = {}
+    data = trainer._credit(DataProto(batch=TensorDict(columns, batch_size=1), non_tensor_batch=names), metrics)
+    assert data.batch["returns"].tolist() == data.batch["advantages"].tolist() == [[1, 1, 0, 5, 5]]
+    assert metrics["selfplay/only/trained_tokens"] == 4
+
+
+def test_turns_and_their_lengths_are_counted_for_any_game() -> None:
+    games = [GameRecord(), GameRecord(), GameRecord(void="no room")]
+    role_ids = [torch.tensor(ids) for ids in ([1, 1, 0, 2, 0, 1], [1, 1, 1], [2, 2, 2, 2])]
+    assert turn_metrics(games, role_ids, ["a", "b", "c"]) == {
+        "selfplay/a/turns": 3.0,
+        "selfplay/a/tokens": 2.0,
+        "selfplay/b/turns": 1.0,
+        "selfplay/b/tokens": 1.0,
+    }
 
 
 @pytest.mark.parametrize("role", Role)

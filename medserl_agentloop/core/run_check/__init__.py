@@ -1,34 +1,20 @@
 """What a verl run must be so that self-play is right; every refusal says what to write instead.
 
 :func:`check_run` and :func:`run_warnings` read the config alone. ``check_run`` runs twice: from the recipe's
-Hydra callback, before Ray is up, and in the trainer, for runs without a recipe. What depends on the machine is
-in :mod:`medserl_agentloop.core.run_check.machine`.
+Hydra callback, before Ray is up, and in the trainer, for runs without a recipe. What depends on the machine and the
+model is in :mod:`medserl_agentloop.core.run_check.machine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.opponent_config import check_opponent
-from medserl_agentloop.core.run_check import advice, batches, loss, names, roles
-from medserl_agentloop.core.run_check.names import unknown_keys
-from medserl_agentloop.core.run_check.roles import ROLE_ESTIMATOR_NAMES
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.opponent import check_opponent
+from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, warnings
+from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names
 
 __all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
-
-Check = Callable[[Run], Iterator[str]]
-
-REFUSALS: tuple[Check, ...] = (
-    *(roles.trainer, roles.reward_manager, roles.estimator, roles.anchor),
-    *(roles.contexts, roles.sequence_parallelism),
-    *(loss.coupling, loss.row_length, loss.policy_loss, loss.correction, loss.log_probs),
-    *(batches.unsupported, batches.rollout, batches.mini_batches, batches.replay_buffer, batches.checkpoints),
-)
-WARNINGS: tuple[Check, ...] = (advice.estimator, advice.sampling, advice.checkpoints)
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
@@ -40,14 +26,13 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     selfplay = SelfPlayConfig.from_run(config)
     run = Run(config, selfplay)
     # First, and alone: the other checks take names for what they are.
-    problems = list(names.unknown_names(run))
+    problems = list(unknown_names(run))
     if not problems:
         try:
             check_opponent(selfplay.opponent, train=selfplay.train, context=selfplay.context, run=config)
         except ValueError as error:
             problems.append(str(error))
-        game = game_class(selfplay.game)
-        problems += [problem for check in (game.check_run, *REFUSALS) for problem in check(run)]
+        problems += [*game_class(selfplay.game).check_run(run), *refusals(run)]
     if problems:
         raise ConfigError("\n".join(problems))
     return selfplay
@@ -55,5 +40,4 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
 
 def run_warnings(config: DictConfig) -> list[str]:
     """What a run that has passed :func:`check_run` may do but hardly wants to, one sentence for each."""
-    run = Run(config, SelfPlayConfig.from_run(config))
-    return [warning for check in WARNINGS for warning in check(run)]
+    return list(warnings(Run(config, SelfPlayConfig.from_run(config))))

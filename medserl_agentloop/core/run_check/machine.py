@@ -1,7 +1,12 @@
-"""What a run needs of the machine it starts on: keys, packages, files.
+"""What a run needs of the machine it starts on (keys, packages, files) and of the models that it loads from there.
 
 verl finds these missing when the model is loaded, the first step is logged or the first checkpoint is written.
 The recipes' Hydra callback asks :func:`check_machine`; tests compose configs for machines that they are not on.
+
+:func:`check_models` asks whether a model's layers read a restart of position ids as a new sequence, from its
+configuration alone. Attention does: Transformers masks it at every restart. Layers that carry state along the sequence
+(linear attention, Mamba, convolutions) do not, and a role would be trained on a state that holds the other's turns. The
+certificate measures the same on the loaded model.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 from transformers.utils import is_kernels_available
 from verl.utils.import_utils import resolve_config_path
@@ -28,15 +35,8 @@ ATTENTION = f"{MODEL}.override_config.attn_implementation"
 PACKAGES = {
     f"{ROLLOUT}.name": {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"},
     "trainer.logger": {
-        "wandb": "wandb",
-        "tracking": "wandb",
-        "mlflow": "mlflow",
-        "swanlab": "swanlab",
-        "vemlp_wandb": "volcengine_ml_platform",
-        "tensorboard": "tensorboard",
-        "clearml": "clearml",
-        "trackio": "trackio",
-        "rl_insight": "rl_insight",
+        **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")},
+        **{"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"},
     },
 }
 """What verl imports for a name of the config, once it gets there."""
@@ -46,12 +46,12 @@ WANDB_HOSTS = ("wandb", "coreweave")
 
 WANDB_FILES = ("wandb/settings", "~/.config/wandb/settings")
 
+_ISOLATED_LAYERS = {"full_attention", "sliding_attention", "attention", "dense", "sparse", "moe", "mlp"}
+"""Layer types of Transformers' configurations that attend within a packed sequence, or mix no tokens at all."""
+
 
 def check_machine(config: DictConfig) -> list[str]:
-    """Refuse a run that lacks something on this machine. The config has passed ``check_run``.
-
-    Returns:
-        Warnings, one sentence for each.
+    """Warnings of a run that has passed ``check_run``; one that lacks something on this machine is refused.
 
     Raises:
         ConfigError: Says what is missing and how to get it, or how to do without: one line for each.
@@ -174,3 +174,49 @@ def _folders(run: Run) -> Iterator[str]:
             yield f"{loops}={run[loops]} cannot be read ({error}). Set it to null, or to tool_configs/agent_loop.yaml."
     if run["trainer.resume_mode"] == "resume_path" and not Path(run[resume]).is_dir():
         yield f"{resume}={run[resume]}: there is no such folder. Set it to the folder global_step_N of a checkpoint."
+
+
+def check_models(run: DictConfig) -> None:
+    """Refuse a run in isolated contexts whose model would let them leak.
+
+    A configuration that cannot be read here, e.g. on a remote file system, is left to the certificate.
+
+    Raises:
+        ConfigError: Names the model and the layers, and says what to use instead.
+    """
+    nodes = [run.actor_rollout_ref.model, *([run.critic.model] if run.critic.enable else [])]
+    for path, trust in {(node.path, bool(node.get("trust_remote_code", False))) for node in nodes}:
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        except (OSError, ValueError):
+            continue  # verl says what is wrong with it
+        if problem := leak_of(config):
+            raise ConfigError(
+                f"selfplay.context=isolated cannot run with model.path={path} ({config.model_type}): {problem}, so the "
+                "roles would be trained on contexts that hold each other's turns. Use a model with full or "
+                "sliding-window attention and one position per token (Qwen3, Llama, Mistral, Gemma 3), or set "
+                "selfplay.context=shared."
+            )
+
+
+def leak_of(config: Any) -> str | None:
+    """Why contexts in one row would leak in a model of this configuration of Transformers; None if not."""
+    text = config.get_text_config()
+    layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
+    if carrying := sorted(set(layers) - _ISOLATED_LAYERS):
+        return f"its layers of type {', '.join(carrying)} do not start anew where position ids restart"
+    models = list(_model_classes(config, text))
+    if any(getattr(model, "_is_stateful", False) for model in models):
+        return "its layers carry a state along the sequence that does not start anew where position ids restart"
+    rope = repr(getattr(text, "rope_parameters", None))
+    if "mrope_section" in rope or any(hasattr(model, "get_rope_index") for model in models):
+        return "its rotary positions have several dimensions (MRoPE), and restarts are written for one"
+    return None
+
+
+def _model_classes(*configs: Any) -> Iterator[type]:
+    for auto in (AutoModel, AutoModelForCausalLM):
+        for config in configs:
+            if type(config) in auto._model_mapping:
+                found = auto._model_mapping[type(config)]
+                yield from found if isinstance(found, tuple) else (found,)

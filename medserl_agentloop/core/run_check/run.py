@@ -1,14 +1,27 @@
-"""A run's config as the start-up checks read it."""
+"""A run's config as the start-up checks read it, and the names and keys in it that verl does not know.
+
+verl looks a name up when it needs it: in a registry, in an if-chain, as a module or class, often after the
+engines are up and the first games are played. A key that it does not have is never looked at.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.trainer.ppo.utils import need_reference_policy
+from verl.utils.import_utils import load_module
+from verl.utils.tracking import Tracking
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
+from medserl_agentloop.backends.cpu import PLATFORM_NAME, ROLLOUT_NAME
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.credit import NORMALIZATIONS
+from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -67,3 +80,123 @@ class Run:
         if engine == CRITIC:
             keys = [f"{engine}.fsdp.ulysses_sequence_parallel_size"]
         return max(self[key] or 1 for key in keys)
+
+
+# Where verl has an if-chain instead of a registry, the names stand here; tests compare them with verl's.
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = [base + plus for base in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+")]
+CHECKPOINT_CONTENTS = ("model", "optimizer", "extra", "hf_model")
+STRATEGIES = (*FSDP, "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
+
+REGISTRIES = ("algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ROLLOUT}.name")
+"""Keys that take a name that a user registered; the registries are read as they stand at start-up."""
+
+LOADED = (
+    ("reward.reward_manager.module.path", "reward.reward_manager.name"),
+    ("reward.custom_reward_function.path", "reward.custom_reward_function.name"),
+    ("data.custom_cls.path", "data.custom_cls.name"),
+    ("trainer.v1.sampler.custom_sampler.path", "trainer.v1.sampler.custom_sampler.name"),
+    (f"{ACTOR}.optim.optimizer_impl", f"{ACTOR}.optim.optimizer"),
+    (f"{CRITIC}.optim.optimizer_impl", f"{CRITIC}.optim.optimizer"),
+)
+"""Keys of a file, or of a module as ``pkg://module``, and of what verl takes from it; an optimizer's module is bare."""
+
+CLASSES = ("trainer.checkpoint_callback_class", f"{ROLLOUT}.agent.agent_loop_manager_class")
+"""Keys of a class as ``module.Class``."""
+
+_OPEN_NODES = (
+    "selfplay",
+    "hydra",
+    "ray_kwargs.ray_init",  # arguments of ray.init
+    # A field of FSDPEngineConfig that verl's YAML leaves out.
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.fsdp.mixed_precision",
+    "engine.mixed_precision",
+)
+
+
+def _known_names(run: Run) -> Mapping[str, Collection[str]]:
+    """All names that verl, or this package, knows for a key of the config."""
+    rollouts = [name for name, _ in _ROLLOUT_REGISTRY]
+    if run["trainer.device"] == PLATFORM_NAME:  # registered only in processes that run on this platform
+        rollouts.append(ROLLOUT_NAME)
+    names: dict[str, Collection[str]] = {
+        "algorithm.adv_estimator": sorted({*NORMALIZATIONS, *ADV_ESTIMATOR_REGISTRY}),
+        "algorithm.kl_penalty": KL_ESTIMATORS,
+        "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+        "algorithm.rollout_correction.rollout_is": ("token", "sequence"),
+        "algorithm.rollout_correction.rollout_rs": sorted(SUPPORTED_ROLLOUT_RS_OPTIONS),
+        "algorithm.rollout_correction.loss_type": ("ppo_clip", "reinforce"),
+        f"{ACTOR}.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        f"{ACTOR}.kl_loss_type": KL_ESTIMATORS,
+        f"{ROLLOUT}.name": sorted(set(rollouts)),
+        "trainer.logger": [*Tracking.supported_backend, "tracking"],
+        "trainer.resume_mode": ("auto", "disable", "resume_path"),
+    }
+    for engine in (ACTOR, CRITIC):
+        names[f"{engine}.strategy"] = STRATEGIES
+        names[f"{engine}.loss_agg_mode"] = AGGREGATIONS
+        names[f"{engine}.checkpoint.save_contents"] = CHECKPOINT_CONTENTS
+        names[f"{engine}.checkpoint.load_contents"] = CHECKPOINT_CONTENTS
+        if run[f"{engine}.strategy"] in FSDP:  # other engines have schedules of their own
+            names[f"{engine}.optim.lr_scheduler_type"] = ("constant", "cosine")
+    names[f"{REF}.strategy"] = STRATEGIES
+    return names
+
+
+def unknown_names(run: Run) -> Iterator[str]:
+    """One sentence for each name that verl would not find, with the nearest right one."""
+    for library in run.names("actor_rollout_ref.model.external_lib"):
+        # verl imports it in its workers, where it may register names.
+        yield from _cannot_load("actor_rollout_ref.model.external_lib", f"pkg://{library}")
+    told: set[str] = set()  # one key may take its value from another
+    for key, known in _known_names(run).items():
+        for name in run.names(key):
+            if name not in known and name not in told:
+                told.add(name)
+                own = ", or register yours with VERL_USE_EXTERNAL_MODULES=your.module" if key in REGISTRIES else ""
+                yield (
+                    f"{key}={name}: verl knows no such name{did_you_mean(name, known)}. "
+                    f"Choose one of {', '.join(known)}{own}."
+                )
+    for path_key, name_key in LOADED:
+        if (path := run[path_key]) is not None:
+            source = f"pkg://{path}" if path_key.endswith(".optimizer_impl") else path
+            yield from _cannot_load(path_key, source, name_key, run[name_key])
+    for key in CLASSES:
+        if (path := run[key]) is not None:
+            module, _, name = path.rpartition(".")
+            yield from _cannot_load(key, f"pkg://{module}", key, name)
+
+
+def _cannot_load(path_key: str, path: str, name_key: str = "", name: str | None = None) -> Iterator[str]:
+    try:
+        module = load_module(path)
+    except Exception as error:  # a user's module may raise anything
+        yield f"{path_key}: verl cannot load {path} ({type(error).__name__}: {error})."
+        return
+    if name_key and not hasattr(module, str(name)):
+        yield f"{name_key}={name}: there is no such name in {path}{did_you_mean(str(name), dir(module))}."
+
+
+def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
+    """Keys of a run that verl's own config does not have, each with the nearest one it has.
+
+    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does
+    nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
+    """
+    found: list[str] = []
+
+    def walk(node: Any, known: Any, path: str) -> None:
+        for name, child in node.items():
+            here = f"{path}{name}"
+            if here in _OPEN_NODES:
+                continue
+            if name not in known:
+                found.append(f"{here}{did_you_mean(str(name), known)}")
+            elif isinstance(child, dict) and known[name]:
+                walk(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
+
+    walk(OmegaConf.to_container(run, resolve=False), OmegaConf.to_container(schema, resolve=False), "")
+    return found

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from medserl_agentloop.core.plain_text import CONTROL_TOKEN
+from medserl_agentloop.core.chat import CONTROL_TOKEN
 from medserl_agentloop.games.medical.canonical import visible
 
 CONTROL_KINDS = frozenset({"special_token", "tag"})
