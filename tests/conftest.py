@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +12,10 @@ import pytest
 
 # Two processes of tests share the cores; threads of one more would only wait for each other. Read while torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every process that a test starts would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine says nothing about the code; benchmarks/ measures speed.
 hypothesis.settings.register_profile("without_deadline", deadline=None)

@@ -1,6 +1,8 @@
 """The trainer's own tensor work; its runs are in test_main_ppo.py."""
 
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from medserl_agentloop.core import trainer as core_trainer
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
 from medserl_agentloop.core.columns import (
     context_leak_metrics,
     equal_role_tokens,
@@ -65,6 +69,21 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
     trainer.curr_step_profile = False
     trainer.on_sample_end()
     assert calls == ["check", *steps]
+
+
+@pytest.mark.parametrize("certify", ["stop", "only", "warn"])
+def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
+    certify: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measures = [Measure("loss", "actor", 1.0, 1e-5, {}, "the loss couples the roles")]
+    monkeypatch.setattr(core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0))
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.encoder, trainer.selfplay = None, SimpleNamespace(certify=certify, records=tmp_path)
+    ends = nullcontext() if certify == "warn" else pytest.raises(CertificateError, match="the loss couples the roles")
+    with ends:
+        trainer._certify()
+    assert "certificate: the loss couples the roles" in capsys.readouterr().out
+    assert (tmp_path / CERTIFICATE_FILE).is_file()
 
 
 @pytest.mark.parametrize("role", Role)
