@@ -17,9 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A busy machine says nothing about the code; benchmarks/ measures speed.
-hypothesis.settings.register_profile("without_deadline", deadline=None)
-hypothesis.settings.load_profile("without_deadline")
+# Without a deadline: a busy machine says nothing about the code; benchmarks/ measures speed.
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=100, deadline=None)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
