@@ -20,10 +20,13 @@ from medserl_agentloop.core.columns import (
     role_token_metrics,
     signal_shares,
 )
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.step_report import step_line, step_numbers
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
 
 NAMES = MedicalGameInteraction.roles
 
@@ -69,6 +72,17 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
     trainer.curr_step_profile = False
     trainer.on_sample_end()
     assert calls == ["check", *steps]
+
+
+def test_a_dataset_that_does_not_fit_is_refused_with_the_number_to_write(data: tuple[str, ...]) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.config = compose_run("+recipes=quickstart", *data, "data.max_response_length=300")
+    trainer.selfplay = check_run(trainer.config)
+    trainer.game = MedicalGameInteraction
+    trainer.tokenizer, trainer.processor, trainer.trainer_mode = tiny_tokenizer(), None, "selfplay_sync"
+    trainer.parameter_sync_step = 1
+    with pytest.raises(ConfigError, match=r"its longest row needs \d+ tokens, but data.max_response_length=300"):
+        trainer._init_dataloader()
 
 
 @pytest.mark.parametrize("certify", ["stop", "only", "warn"])
