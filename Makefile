@@ -30,7 +30,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
-	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts, in minutes"
+	echo "make test-fast   the same without real runs and other processes"
+	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts and draw all examples"
+	echo "                 of the property tests, in minutes"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
@@ -52,6 +54,8 @@ test-fast: $(VENV)/.dev
 test-mutations: $(VENV)/.dev
 	@echo "== 600,000 mutated texts through parsers, rules and judge clients"
 	$(BIN)/python -m pytest -m mutate
+	echo "== all examples of the property tests"
+	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'
 
 learn: $(VENV)/.dev
 	@$(BIN)/python -m experiments.learning.run headline --results runs/learn/results

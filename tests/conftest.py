@@ -4,7 +4,9 @@ import functools
 import gc
 import os
 import pickle
+import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,9 +14,14 @@ import pytest
 # Two processes of tests share the cores; threads of one more would only wait for each other. Read while torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine says nothing about the code; benchmarks/ measures speed.
-hypothesis.settings.register_profile("without_deadline", deadline=None)
-hypothesis.settings.load_profile("without_deadline")
+# Every process that a test starts would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Without a deadline: a busy machine says nothing about the code; benchmarks/ measures speed.
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=100, deadline=None)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,7 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if runs_tests:
         import verl  # noqa: F401  # loads the plugin, as every run does
 
+        _remember_read_configs()
         _remember_composed_runs()
+
+
+def _remember_read_configs() -> None:
+    """verl's config is 27 files of a package; reading them takes almost half of composing a run."""
+    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource as Source
+
+    load = Source.load_config
+    read: dict[tuple[str, str, str], bytes] = {}
+
+    def load_config(self: Any, config_path: str) -> Any:
+        key = (self.provider, self.path, config_path)
+        if key not in read:
+            read[key] = pickle.dumps(load(self, config_path))
+        return pickle.loads(read[key])
+
+    pytest.MonkeyPatch().setattr(Source, "load_config", load_config)
 
 
 def _remember_composed_runs() -> None:

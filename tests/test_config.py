@@ -4,14 +4,15 @@ The rest of the run is checked in tests/run_check.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from real_runs import environment
+from typer.testing import CliRunner
 
+from medserl_agentloop.cli import app
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -139,18 +140,14 @@ def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path) -> None:
-    """Hydra would turn an ordinary exception into a warning and go on."""
-    run = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart", "+selfplay.contxt=shared"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert run.returncode != 0
-    assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in run.stderr
-    assert "Started a local Ray instance" not in run.stdout + run.stderr
+def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra would turn an ordinary exception into a warning and go on. ``medserl certify`` starts verl's main_ppo."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    done = CliRunner().invoke(app, ["certify", "quickstart", "+selfplay.contxt=shared"])
+    assert done.exit_code == 1
+    assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in done.stderr
+    assert "Started a local Ray instance" not in done.output
 
 
 def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:

@@ -1,20 +1,21 @@
-"""A real run with a critic. Of the other estimators role_rae and role_grpo run in test_main_ppo.py, role_rloo in
-test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones."""
+"""A real run with a critic, in the shared context. Of the other estimators role_rae runs in test_main_ppo.py, role_grpo
+in test_main_ppo_waiting.py, role_rloo in test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones."""
 
 from pathlib import Path
 
 import pytest
-from real_runs import NO_CHECKPOINT, Run
+from real_runs import GAMES_PER_STEP, NO_CHECKPOINT, Run
 
 from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_role_gae_trains_both_roles_and_the_critic(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(tmp_path: Path, data: tuple[str, ...]) -> None:
     run = Run(
         tmp_path,
         *data,
+        "selfplay.context=shared",
         "algorithm.adv_estimator=role_gae",
         "algorithm.lam=0.95",
         "algorithm.use_kl_in_reward=True",
@@ -22,6 +23,7 @@ def test_role_gae_trains_both_roles_and_the_critic(tmp_path: Path, data: tuple[s
         NO_CHECKPOINT,
     )
     run.wait()
+    assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
     steps = run.metrics
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:

@@ -1,14 +1,16 @@
 """verl's own validation of a checkpoint, by verl's own entry point, says what ``medserl evaluate`` says of it."""
 
 import csv
+import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from medec.builders import run as in_this_process
+from real_runs import SAMPLE, environment
 from typer.testing import CliRunner
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REPOSITORY = PACKAGE.parent
 NOTES = 40
 LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
+CHECKPOINTS = {"full": (), "lora": tuple(f"actor_rollout_ref.model.{override}" for override in LORA)}
+UNTRAINED = resource("assets") / "tiny_player"
 
 
 def run(folder: Path, *command: Any) -> str:
@@ -29,7 +33,7 @@ def run(folder: Path, *command: Any) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=folder,
-        env=os.environ | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")},
+        env=environment() | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -43,23 +47,20 @@ def run(folder: Path, *command: Any) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some of the sample notes: the CSV, and as rows for training and for validation."""
     folder = tmp_path_factory.mktemp("validation")
-    sample = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
-    with sample.open(newline="") as file:
+    with SAMPLE.open(newline="") as file:
         rows = list(csv.reader(file))[: 1 + NOTES]
     with (folder / "notes.csv").open("w", newline="") as notes:
         csv.writer(notes).writerows(rows)
-    run(folder, REPOSITORY / "data_prep" / "medec_to_parquet.py", "--input", sample, "--output", "data")
-    run(folder, REPOSITORY / "data_prep" / "medec_eval_to_parquet.py", "--input", "notes.csv", "--output", "e.parquet")
+    for command in (
+        ("medec_to_parquet", "--input", SAMPLE, "--output", folder / "data"),
+        ("medec_eval_to_parquet", "--input", folder / "notes.csv", "--output", folder / "e.parquet"),
+    ):
+        done = in_this_process(*command)
+        assert done.exit_code == 0, done.output
     return folder
 
 
-def checkpoint(folder: Path, name: str, *overrides: str) -> Path:
-    """The sharded checkpoint of a changed tiny player, written by verl's engine."""
-    step = folder / name / "global_step_1"
-    run(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", step, *overrides)
-    return step
-
-
+@functools.cache
 def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The answers by text id, and the results."""
     output = folder / f"evaluation-{model.parent.name}"
@@ -71,11 +72,16 @@ def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dic
 
 
 @pytest.fixture(scope="module")
-def step(folder: Path) -> Path:
-    return checkpoint(folder, "full")
+def steps(folder: Path) -> dict[str, Path]:
+    """Sharded checkpoints of changed tiny players, written by verl's engine."""
+    steps = {name: folder / name / "global_step_1" for name in CHECKPOINTS}
+    overrides = {str(steps[name]): of_checkpoint for name, of_checkpoint in CHECKPOINTS.items()}
+    run(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", json.dumps(overrides))
+    return steps
 
 
-def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, step: Path) -> None:
+def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, steps: dict[str, Path]) -> None:
+    step = steps["full"]
     log = run(
         folder,
         *("-m", "verl.trainer.main_ppo", "+recipes=quickstart", "trainer.val_only=True"),
@@ -107,11 +113,12 @@ def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, step: Path) -> N
             assert official[metric_name(f"floor/{floor['name']}/flag_accuracy")] == value
     assert f"[medserl] validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}" in log
 
-    untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
+    untrained, _ = evaluated(UNTRAINED, folder)
     assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
 
 
-def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, step: Path) -> None:
+def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, steps: dict[str, Path]) -> None:
+    step = steps["full"]
     merged = folder / "merged" / "model"
     config = ModelMergerConfig(
         operation="merge",
@@ -128,10 +135,9 @@ def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, step: Path) -
     assert alike >= 0.9 * NOTES  # verl's merger rounds to bf16
 
 
-def test_a_lora_checkpoint_is_evaluated_with_its_adapter(folder: Path) -> None:
-    step = checkpoint(folder, "lora", *(f"actor_rollout_ref.model.{override}" for override in LORA))
-    answers, results = evaluated(step, folder)
-    untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
+def test_a_lora_checkpoint_is_evaluated_with_its_adapter(folder: Path, steps: dict[str, Path]) -> None:
+    answers, results = evaluated(steps["lora"], folder)
+    untrained, _ = evaluated(UNTRAINED, folder)
     assert results["model"]["checkpoint"] == "actor"
     assert sum(answer["verdict"] is not None for answer in answers.values()) > NOTES / 2
     assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())

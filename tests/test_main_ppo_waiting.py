@@ -80,6 +80,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> I
             f"selfplay.judge_server.url={judge.url}",
             "selfplay.judge_server.timeout_s=600",
             "selfplay.train=assessor",
+            "algorithm.adv_estimator=role_grpo",
             "selfplay.opponent.kind=pool",
             "selfplay.opponent.rule=latest",
             f"selfplay.opponent.url={server.url}",

@@ -19,11 +19,9 @@ print("verl went on")
 """
 
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def python(code: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in environment().items() if not k.startswith(("MEDSERL_", "VERL_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True, timeout=280
-    )
+    return subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=280)
 
 
 PLAIN = """
@@ -52,10 +50,8 @@ def test_importing_verl_outside_a_run_does_not_import_the_trainer(printed: str) 
     assert "trainer imported: False" in printed.splitlines()
 
 
-def test_the_cpu_platform_is_chosen_and_never_detected(printed: str) -> None:
+def test_the_cpu_platform_is_never_detected(printed: str) -> None:
     assert "platform: nvidia" in printed.splitlines()
-    code = "import verl; from verl.plugin.platform import get_platform; print(get_platform().vendor_name)"
-    assert python(code, VERL_PLATFORM="cpu").stdout.splitlines()[-1] == "cpu"
 
 
 def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> None:
@@ -64,20 +60,3 @@ def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> No
     assert "verl went on" not in run.stdout
     assert "needs verl 0.9.1, but verl 0.8.0 is installed" in run.stderr
     assert "pip install 'verl==0.9.1'" in run.stderr
-
-
-def test_a_process_of_a_run_knows_trainer_estimators_and_agent_loop_by_name() -> None:
-    code = """
-import ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-import verl
-from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.v1 import get_trainer_cls
-print(get_trainer_cls("selfplay_sync").__name__, _agent_loop_registry["medserl_selfplay"]["_target_"])
-get_adv_estimator_fn("role_reinforce_pp"), get_adv_estimator_fn("role_grpo")
-"""
-    run = python(code)
-    assert run.returncode == 0, run.stderr
-    loop = "medserl_agentloop.core.agent_loop.SelfPlayAgentLoop"
-    assert run.stdout.splitlines()[-1] == f"SelfPlayTrainerSync {loop}"

@@ -1,6 +1,7 @@
 """Real runs of verl's own SFT trainer on the CPU: nothing is faked here."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_a_warm_start_lowers_the_loss_and_leaves_a_model_to_play_with(player: Pa
     assert AutoTokenizer.from_pretrained(result).chat_template == tiny_tokenizer().chat_template
 
 
-def test_a_lora_adapter_is_merged_as_the_documentation_says(player: Path) -> None:
+def test_a_lora_adapter_is_merged_as_the_documentation_says(player: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = ["model.lora_rank=8", "checkpoint.save_contents=[model,optimizer,extra]"]
     losses = warm_start(player, *lora, "trainer.experiment_name=warm_start_qwen3_4b_lora")
     assert losses[-1] < losses[0]
@@ -80,10 +81,12 @@ def test_a_lora_adapter_is_merged_as_the_documentation_says(player: Path) -> Non
     checkpoint.rename(checkpoint.with_name("global_step_N"))
 
     text = (REPOSITORY / "docs" / "warm_start.md").read_text()
-    (merger,) = re.findall(r"python (-m verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL)
+    (merger,) = re.findall(r"python -m (verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    run(player, *merger.split())
-    run(player, "-c", code)
+    monkeypatch.chdir(player)
+    monkeypatch.setattr(sys, "argv", merger.split())
+    runpy.run_module(sys.argv[0], run_name="__main__")
+    exec(code, {})
     parts = player / "runs" / "warm_start_qwen3_4b_lora" / "parts"
     merged = player / "runs" / "warm_start_qwen3_4b_lora" / "merged"
     assert same(player / "player", parts), "verl's merger leaves the adapter beside the weights"

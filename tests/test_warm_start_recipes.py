@@ -1,25 +1,23 @@
 """The recipes of verl's SFT trainer: composed as the command does, read by verl's own classes and data set."""
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
+from medec.builders import run as in_this_process
 from omegaconf import DictConfig, OmegaConf
+from real_runs import SAMPLE
 from rollout.families import qwen3
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
 from medserl_agentloop.core.run_check import unknown_keys
-from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 
-REPOSITORY = PACKAGE.parent
 RECIPES = sorted(path.stem for path in resource("recipes").glob("warm_start*.yaml"))
 QWEN = [recipe for recipe in RECIPES if "qwen3_4b" in recipe]
 
@@ -31,9 +29,8 @@ def composed(*overrides: str) -> DictConfig:
 @pytest.fixture(scope="module")
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
-    command: list[Any] = [sys.executable, REPOSITORY / "data_prep" / "sft_to_parquet.py", "--output", folder]
-    command += ["--input", REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"]
-    subprocess.run(command, check=True, capture_output=True, timeout=280)
+    done = in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", folder)
+    assert done.exit_code == 0, done.output
     return folder
 
 

@@ -1,10 +1,11 @@
-"""A checkpoint by verl's real worker and engine, in this process and without Ray: the tiny player, slightly changed.
+"""Checkpoints by verl's real worker and engine, in this process and without Ray: the tiny player, slightly changed.
 
 A program of its own because verl binds a process to one platform and one process group.
 
-    python checkpoint_worker.py FOLDER [OVERRIDE ...]
+    python checkpoint_worker.py '{"FOLDER": ["OVERRIDE", ...], ...}'
 """
 
+import json
 import os
 import sys
 
@@ -20,9 +21,7 @@ from medserl_agentloop.testing.tiny import compose_run
 CHANGE = 0.015  # standard deviation; enough to change answers, and small enough that the player still plays
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, *overrides = sys.argv[1:]
+def save(folder: str, overrides: list[str]) -> None:
     run = compose_run("+recipes=quickstart", *overrides)
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     worker.init_model()
@@ -33,6 +32,12 @@ def main() -> None:
                 own = weight.to_local() if hasattr(weight, "to_local") else weight
                 own += torch.randn_like(own) * CHANGE * (4 if "lora_" in name else 1)
     worker.save_checkpoint(f"{folder}/actor", global_step=1)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for folder, overrides in json.loads(sys.argv[1]).items():
+        save(folder, overrides)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import random
 from collections.abc import Callable
 
 import pytest
+from examples import examples
 from game.builders import CLEAN_NOTE, spec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import PARSERS, TurnFormat, UnwritableTurn, load_parser
@@ -113,14 +114,14 @@ def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> boo
     return True
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(500, suppress_health_check=list(HealthCheck))
 @given(prefill=st.sampled_from(PREFILLS), reasoning=texts, note=texts)
 def test_an_attack_is_read_as_it_was_written_or_not_written(prefill: str, reasoning: str, note: str) -> None:
     for turns in PARSERS.values():
         read_back(turns, prefill, reasoning, note)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(500, suppress_health_check=list(HealthCheck))
 @given(
     prefill=st.sampled_from(PREFILLS),
     reasoning=texts,

@@ -1,8 +1,9 @@
 """Reading untrusted model text: what counts as a note or an answer, and every way to break the format."""
 
 import pytest
+from examples import examples
 from game.builders import assessment_text, attack_text
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
@@ -109,7 +110,7 @@ def test_any_note_in_the_format_comes_back_stripped(note: str) -> None:
 @given(model_text)
 @example("<note></note>")
 @example("<note></")
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 def test_no_text_makes_the_attack_parser_raise(text: str) -> None:
     parsed = MEDSERL.attack(text)
     assert parsed.note is None or parsed.note.strip() == parsed.note != ""
@@ -260,7 +261,7 @@ def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, corr
 
 @given(model_text | model_text.map(lambda t: f"<think>a</think><answer>{t}</answer>"))
 @example("<think>a</think><answer>no field at all</answer>")
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 def test_no_text_makes_the_assessment_parser_raise(text: str) -> None:
     parsed = MEDSERL.assessment(text)
     assert parsed.verdict is not None or parsed.violations

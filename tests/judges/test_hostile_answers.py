@@ -10,7 +10,8 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from judges.clients import CLIENTS, NO_ANSWER, ask, http_answer, raw_server
 from judges.local_server import Status, by_index, harmful, serving
@@ -160,7 +161,7 @@ def spoilt(draw: Any) -> bytes:
 def test_any_bytes_are_an_answer_or_none(client: str) -> None:
     content = b""
 
-    @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+    @examples(150, suppress_health_check=[HealthCheck.too_slow])
     @given(spoilt() | st.binary(max_size=300))
     def check(given_bytes: bytes) -> None:
         nonlocal content
@@ -172,7 +173,7 @@ def test_any_bytes_are_an_answer_or_none(client: str) -> None:
         check()
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more))
 def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
     with raw_server(line) as url:

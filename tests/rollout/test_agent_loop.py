@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from support import NOTE, REWRITTEN, RUN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from transformers import AutoTokenizer
@@ -92,7 +93,7 @@ def test_a_turn_without_the_log_probs_that_were_asked_for_makes_the_game_void(tu
     after=st.text(max_size=100),
     change=st.sampled_from(["giardia", "vibrio", "borrelia"]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_assessor_prompt_is_the_one_of_the_presented_note_whatever_the_attacker_writes(
     reasoning: str, before: str, after: str, change: str
 ) -> None:
@@ -200,7 +201,7 @@ def test_budgets_follow_the_note() -> None:
     attack_tokens=st.integers(1, 1000),
     context=st.sampled_from(["isolated", "shared"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_game_overruns_the_response_length(response_length: int, attack_tokens: int, context: str) -> None:
     run = run_with(actor_rollout_ref__rollout__response_length=response_length, selfplay__context=context)
     text = attack_text(reasoning="r" * attack_tokens)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from support import NOTE
 
@@ -45,7 +46,7 @@ def test_special_tokens_in_a_note_stay_text(family: str, role: Role) -> None:
 
 
 @given(note=st.text(min_size=1, max_size=200).filter(lambda t: t.isprintable()))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_note_leaves_the_same_prompt_around_it(note: str) -> None:
     for family in FAMILIES:
         prompt = encoder(family).of(Role.ASSESSOR, Category.VANILLA_BENIGN, note)

@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from examples import examples
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
@@ -49,7 +50,7 @@ def constant_parts(family: str, profile: str, role: Role, category: Category) ->
     return a[:at], a[at + 1 :]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(400, suppress_health_check=list(HealthCheck))
 @given(notes)
 @example("<s></s>")
 @example("".join(PIECES))

@@ -1,6 +1,8 @@
 """The trainer's own tensor work; its runs are in test_main_ppo.py."""
 
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,10 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from medserl_agentloop.core import trainer as core_trainer
 from medserl_agentloop.core.advantages import BaselineState
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError
+from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import (
     context_leak_metrics,
     equal_role_tokens,
@@ -21,12 +26,14 @@ from medserl_agentloop.core.columns import (
     signal_shares,
     turn_metrics,
 )
-from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.metrics import step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
 
 NAMES = MedicalGameInteraction.roles
 
@@ -104,6 +111,32 @@ def test_turns_and_their_lengths_are_counted_for_any_game() -> None:
         "selfplay/b/turns": 1.0,
         "selfplay/b/tokens": 1.0,
     }
+
+
+def test_a_dataset_that_does_not_fit_is_refused_with_the_number_to_write(data: tuple[str, ...]) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.config = compose_run("+recipes=quickstart", *data, "data.max_response_length=300")
+    trainer.selfplay = check_run(trainer.config)
+    trainer.game = MedicalGameInteraction
+    trainer.tokenizer, trainer.processor, trainer.trainer_mode = tiny_tokenizer(), None, "selfplay_sync"
+    trainer.parameter_sync_step = 1
+    with pytest.raises(ConfigError, match=r"its longest row needs \d+ tokens, but data.max_response_length=300"):
+        trainer._init_dataloader()
+
+
+@pytest.mark.parametrize("certify", ["stop", "only", "warn"])
+def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
+    certify: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measures = [Measure("loss", "actor", 1.0, 1e-5, {}, "the loss couples the roles")]
+    monkeypatch.setattr(core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0))
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.encoder, trainer.selfplay = None, SimpleNamespace(certify=certify, records=tmp_path)
+    ends = nullcontext() if certify == "warn" else pytest.raises(CertificateError, match="the loss couples the roles")
+    with ends:
+        trainer._certify()
+    assert "certificate: the loss couples the roles" in capsys.readouterr().out
+    assert (tmp_path / CERTIFICATE_FILE).is_file()
 
 
 @pytest.mark.parametrize("role", Role)
