@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
-from medserl_agentloop.core.interaction import Message
 from medserl_agentloop.core.records import GameRecord
 
 POOL_VERSION = "global_step_"
@@ -117,7 +116,7 @@ class HttpOpponent:
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 
     async def play(
-        self, messages: list[Message], *, max_tokens: int, prefix: str = "", stop: Sequence[str] = ()
+        self, messages: list[dict[str, str]], *, max_tokens: int, prefix: str = "", stop: Sequence[str] = ()
     ) -> tuple[ChatAnswer, str]:
         """The opponent's turn, begun with ``prefix`` and ended by the strings in ``stop``, and what played.
 
