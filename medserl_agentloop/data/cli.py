@@ -175,8 +175,16 @@ def verify(
 
 @app.command()
 def sft(
-    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")],
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
+    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")] = [],  # noqa: B006
+    from_games: Annotated[
+        list[Path],
+        Option(help="Games that a model played (medserl play, or a run): its right turns in place of templates."),
+    ] = [],  # noqa: B006
+    rest_of: Annotated[
+        Path | None,
+        Option(help="With --from-games: a file for self-play; its other cases are written as selfplay_train.parquet."),
+    ] = None,
     val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
@@ -185,24 +193,47 @@ def sft(
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
-    """Write conversations to imitate: an attack, and an assessment of either note, for every pair.
+    """Write conversations to imitate: an attack, and an assessment of either note, for every pair of --input.
+
+    With --from-games they are a model's own turns instead, those that were valid, readable and right.
 
     What self-play validates on must not be taught here. With the same input, --val-fraction and --seed,
     medec_to_parquet.py puts a case on the same side; if it was told to leave cases out, or given files
     for validation, give its folder with --splits-of.
     """
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
+    from medserl_agentloop.core.step_file import GAMES_FILE
+    from medserl_agentloop.data.own_games import rows_for_self_play, rows_of_games
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
     from medserl_agentloop.data.writing import all_or_none, write_parquet
+    from medserl_agentloop.games.medical.records import read_games
 
     with _errors_in_one_line():
-        read = read_files(inputs)
-        _refuse_uw(read, i_have_the_uw_agreement)
-        split_of = read_splits(splits_of) if splits_of else None
-        made = build_sft_rows(read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
+        if bool(inputs) == bool(from_games):
+            raise ValueError("give --input, for answers from templates, or --from-games, for a model's own; not both.")
+        if from_games:
+            if splits_of is not None:
+                raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
+            paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
+            games = (game for path in paths for game in read_games(path))
+            made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
+        else:
+            if rest_of is not None:
+                raise ValueError("--rest-of belongs to --from-games; with --input, use --splits-of.")
+            read = read_files(inputs)
+            _refuse_uw(read, i_have_the_uw_agreement)
+            split_of = read_splits(splits_of) if splits_of else None
+            made = build_sft_rows(
+                read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of
+            )
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
+        rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
             for name, rows in files.items():
                 write_parquet(rows, place / name, SFT_SCHEMA)
+            if rest is not None:
+                pq.write_table(rest, place / "selfplay_train.parquet")
     console = Console()
     train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
     lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
@@ -211,6 +242,8 @@ def sft(
         _show_left_out(console, dict(sorted(made.left_out.items())))
     for name, rows in files.items():
         _say(console, f"{output / name}: {len(rows)} conversations")
+    if rest is not None:
+        _say(console, f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
 
 
 @app.command("eval")

@@ -275,7 +275,9 @@ function judgePart(game) {
     `judge ${judgement.judge} · ${judgement.label ?? "abstains"}`,
     facts([
       ["asked for", game.spec.target_label], ["wrong in this note", game.error_sentences.join(" | ")], ["reason", judgement.reason],
-      ["realistic", judgement.realistic], ["votes", judgement.votes.map((vote) => vote.label ?? "none").join(", ")],
+      ["realistic", judgement.realistic],
+      ["found in the note alone", (judgement.readings ?? []).map((r) => (r.failed ? "lost" : r.found === null ? "cannot tell" : r.found ? "yes" : "no")).join(", ")],
+      ["votes", judgement.votes.map((vote) => vote.label ?? "none").join(", ")],
     ]),
   );
 }
