@@ -22,7 +22,7 @@ from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import BlindGate, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
@@ -172,7 +172,7 @@ def calibrate(
     """
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
-    judge = build_judge(config)
+    judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
     at_once, started = config.judge_server.concurrency, time.monotonic()
     answers = asyncio.run(_ask(judge, edits, at_once, on_answer))
     total = time.monotonic() - started

@@ -77,7 +77,10 @@ def calibrate(
         typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
     ] = None,
 ) -> None:
-    """Ask a judge about edits whose truth is known, print how often it is right, and write a report for runs."""
+    """Ask a judge about edits whose truth is known, print how often it is right, and write a report for runs.
+
+    With --set blind.readings=3 the reader of the note alone is measured as well.
+    """
     import logging
 
     from rich.console import Console
@@ -86,6 +89,7 @@ def calibrate(
 
     from medserl_agentloop.core.config import selfplay_config
     from medserl_agentloop.data.reader import read_files
+    from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
     from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
     from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
     from medserl_agentloop.games.medical.config import MedicalConfig
@@ -100,8 +104,9 @@ def calibrate(
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)
         edits = known_edits(read.vignettes, limit or None, seed)
+        notes = known_notes(read.vignettes, limit or None, seed) if config.blind.readings else []
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("", total=len(edits))
+            bar = progress.add_task("", total=len(edits) + len(notes))
 
             def on_answer(answer: Answer) -> None:
                 progress.advance(bar)
@@ -116,12 +121,17 @@ def calibrate(
                 seed=seed,
                 on_answer=on_answer,
             )
+            if notes:
+                blind = calibrate_reader(config, notes, lambda: progress.advance(bar))
+                report = report.model_copy(update={"blind": blind})
         write_report(report, output)
     except ValueError as error:
         _stop(str(error))
     finally:
         logger.setLevel(logging.NOTSET)
     console.print(report_table(report))
+    if report.blind:
+        console.print(reader_table(report.blind, config))
     for reason, count in failures.most_common(5):
         console.print(Text(f"no answer: {count} x {reason}"), soft_wrap=True)
     typer.echo(f"report: {output}")

@@ -23,7 +23,6 @@ from medserl_agentloop.data.own_games import (
     rows_of_games,
 )
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
-from medserl_agentloop.games.medical.types import Category
 
 SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 NUMBERS = itertools.count()

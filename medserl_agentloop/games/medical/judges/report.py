@@ -92,6 +92,33 @@ class Group(_Part):
     failed: Share
 
 
+class NoteKind(str, Enum):
+    """Kinds of notes that a blind reader is shown: a real error, no error, or a change that nobody can see."""
+
+    ERROR = "error"
+    CLEAN = "clean"
+    UNKNOWABLE = "unknowable"
+
+
+class BlindGroup(_Part):
+    """What a reader of the note alone said of notes of one kind, or of one sort among them.
+
+    Attributes:
+        found: Of the readings, those that found something wrong where there is something to find; anywhere in a clean
+            note.
+        passed: Of the notes, those in which enough readings did.
+        abstained: Of the readings, those that could not tell.
+        failed: Of all readings, those without an answer.
+    """
+
+    kind: NoteKind
+    sort: str | None
+    found: Share
+    passed: Share
+    abstained: Share
+    failed: Share
+
+
 class Seconds(_Part):
     """Seconds per game, answers from a cache left out: the mean and its 95 % interval by the normal distribution.
 
@@ -117,6 +144,7 @@ class JudgeReport(_Part):
             in which it said something else; None if there were none.
         asked: Questions that it took, those of several votes each for itself, answers from a cache left out.
         cached: Games whose answer came from the judge's cache.
+        blind: What its blind reader said, if it has one.
     """
 
     schema_version: int = Field(default=1, ge=1, le=1)
@@ -133,6 +161,7 @@ class JudgeReport(_Part):
     asked: int
     cached: int
     seconds: Seconds
+    blind: tuple[BlindGroup, ...] = ()
 
     @property
     def rates(self) -> ErrorRates | None:

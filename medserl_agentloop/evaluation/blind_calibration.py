@@ -1,0 +1,187 @@
+"""How good is the blind reader? It is shown single notes whose truth is known. Called by ``medserl judge calibrate``.
+
+A gate is worth its reader: one that misses subtle errors drives the attacker to blatant ones, one that "finds"
+unknowable errors lets them through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
+from medserl_agentloop.games.medical.judges.llm import BlindReader
+from medserl_agentloop.games.medical.judges.report import BlindGroup, NoteKind, Share
+from medserl_agentloop.games.medical.records import GameRecord, Reading
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
+
+Change = Callable[[str, random.Random], str | None]
+"""A note and a source of choices -> the note with one fact changed; None where no fact of the kind stands alone."""
+
+_AGE = re.compile(r"\b([2-7]\d)(?=(?:-| )years?(?:-| )old\b)")
+_SIDE = re.compile(
+    r"\b(left|right)(?= (?:arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf)\b)"
+)
+_AGO = re.compile(r"\b([2-9])(?= (?:days|weeks|months|years) ago\b)")
+# Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
+_ALTERNATIVES = {
+    "ibuprofen": "naproxen", "naproxen": "ibuprofen", "lisinopril": "enalapril", "enalapril": "lisinopril",
+    "atorvastatin": "rosuvastatin", "rosuvastatin": "atorvastatin", "omeprazole": "pantoprazole",
+    "pantoprazole": "omeprazole", "loratadine": "cetirizine", "cetirizine": "loratadine",
+    "sertraline": "escitalopram", "escitalopram": "sertraline",
+}  # fmt: skip
+_DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
+
+
+def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Change:
+    """Changes the one place of ``pattern``, if the note holds ``mentions`` once: nothing else tells what was there."""
+    every = re.compile(mentions, re.IGNORECASE)
+
+    def change(note: str, rng: random.Random) -> str | None:
+        place = pattern.search(note)
+        if place is None or len(every.findall(note)) != 1:
+            return None
+        return note[: place.start(1)] + other(place[1], rng) + note[place.end(1) :]
+
+    return change
+
+
+def _other_age(age: str, rng: random.Random) -> str:
+    return str(int(age) + rng.choice((-3, -2, 2, 3)))
+
+
+def _other_number(number: str, rng: random.Random) -> str:
+    return rng.choice([str(n) for n in range(2, 10) if n != int(number)])
+
+
+def _alternative(note: str, rng: random.Random) -> str | None:
+    without_dose = [sentence for sentence in split_sentences(note) if not re.search(r"\d", sentence)]
+    drugs = [drug for sentence in without_dose for drug in _DRUG.findall(sentence) if note.count(drug) == 1]
+    if not drugs:
+        return None
+    drug = rng.choice(drugs)
+    return note.replace(drug, _ALTERNATIVES[drug])
+
+
+UNKNOWABLE: dict[str, Change] = {
+    "age": _alone(_AGE, _other_age, r"\byears?(?:-| )old\b|\baged?\b"),
+    "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
+    "time": _alone(_AGO, _other_number, r"\bago\b"),
+    "alternative": _alternative,
+}
+"""Changes that nobody can see in the note alone, by rule."""
+
+
+@dataclass(frozen=True)
+class KnownNote:
+    """A note that a reader is shown.
+
+    Attributes:
+        kind: What is known of it.
+        sort: The rule that changed it; of an error, its type.
+        wrong: The sentences in which a reader may find something: the error's, the changed one, or all of a clean note.
+    """
+
+    kind: NoteKind
+    sort: str
+    note: str
+    wrong: tuple[str, ...]
+
+    def game(self) -> GameRecord:
+        """The game that a reader reads."""
+        spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, seed_note=self.note)
+        return GameRecord(spec=spec, presented_note=self.note, error_sentences=list(self.wrong))
+
+
+def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:
+    """At most ``limit`` notes of each kind, one of a kind per case; the same for the same arguments."""
+    found: dict[NoteKind, list[KnownNote]] = {kind: [] for kind in NoteKind}
+    uses: Counter[str] = Counter()
+    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
+        for known in _notes_of(vignettes[number], seed, uses):
+            if limit is None or len(found[known.kind]) < limit:
+                found[known.kind].append(known)
+                uses[known.sort] += 1
+    return [known for notes in found.values() for known in notes]
+
+
+def _notes_of(case: Vignette, seed: int, uses: Counter[str]) -> Iterator[KnownNote]:
+    wrong, clean = case.error_note, case.clean_note
+    if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
+        sort = case.error_type.value if case.error_type else "unknown"
+        yield KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
+    if clean is None:
+        return
+    yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
+    changed = {
+        name: after
+        for name, change in UNKNOWABLE.items()
+        if (after := change(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
+    }
+    if changed:
+        sort = min(changed, key=lambda name: uses[name])  # so that each rule has its share
+        yield KnownNote(NoteKind.UNKNOWABLE, sort, changed[sort], compare_notes(clean, changed[sort]).inserted)
+
+
+def calibrate_reader(
+    config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
+) -> tuple[BlindGroup, ...]:
+    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run.
+
+    Raises:
+        ValueError: The reader cannot be built, or it answered nothing.
+    """
+    reader = BlindReader.from_config(config)
+    slots = asyncio.Semaphore(config.judge_server.concurrency)
+
+    async def one(known: KnownNote) -> list[Reading]:
+        async with slots:
+            readings = await reader.read(known.game())
+        on_note()
+        return readings
+
+    async def every() -> list[list[Reading]]:
+        return list(await asyncio.gather(*map(one, notes)))
+
+    readings = asyncio.run(every())
+    lost = [reading.failed for of_note in readings for reading in of_note if reading.failed is not None]
+    if len(lost) == sum(map(len, readings)):
+        raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")
+    return tuple(_groups(notes, readings, config.blind.needed))
+
+
+def _groups(notes: Sequence[KnownNote], readings: Sequence[list[Reading]], needed: int) -> Iterator[BlindGroup]:
+    read = list(zip(notes, readings, strict=True))
+    for kind in NoteKind:
+        for sort in (None, *sorted({known.sort for known, _ in read if known.kind is kind})):
+            part = [of_note for known, of_note in read if known.kind is kind and sort in (None, known.sort)]
+            answered = [reading for of_note in part for reading in of_note if reading.failed is None]
+            yield BlindGroup(
+                kind=kind,
+                sort=sort,
+                found=Share(hits=sum(r.found is True for r in answered), items=len(answered)),
+                passed=Share(hits=sum(sum(r.found is True for r in rs) >= needed for rs in part), items=len(part)),
+                abstained=Share(hits=sum(r.found is None for r in answered), items=len(answered)),
+                failed=Share(hits=sum(map(len, part)) - len(answered), items=sum(map(len, part))),
+            )
+
+
+def reader_table(groups: Sequence[BlindGroup], config: MedicalConfig) -> Table:
+    """What the reader found, and what a gate of it lets through."""
+    gate = f"passes {config.blind.needed} of {config.blind.readings} (95 %)"
+    table = Table("note", "found (95 %)", gate, "notes", "cannot tell", "failed", title="blind reader", box=SIMPLE)
+    for group in groups:
+        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
+        title = f"  {group.sort}" if group.sort else group.kind.value
+        row = (title, str(group.found), str(group.passed), str(group.passed.items), *void)
+        table.add_row(*row, style="" if group.sort else "bold")
+    return table
