@@ -11,9 +11,11 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
+from medserl_agentloop.evaluation.probe import probe
 from medserl_agentloop.evaluation.rescoring import rescore
 from medserl_agentloop.play.cli import play
 
@@ -24,6 +26,7 @@ app = typer.Typer(
     help="Play games, look at runs, score predictions on MEDEC.",
 )
 app.command()(play)
+app.command()(probe)
 app.command()(evaluate)
 app.command()(score)
 app.command()(rescore)
@@ -39,11 +42,8 @@ def show(
     """Print one game as text and the role metrics of the first and last step."""
     from medserl_agentloop.report.terminal import show_run
 
-    try:
+    with errors_in_one_line():
         show_run(run, Console(), game=game)
-    except ValueError as error:
-        typer.echo(f"medserl: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -54,12 +54,8 @@ def report(
     """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
     from medserl_agentloop.report.page import write_page
 
-    console = Console(stderr=True)
-    try:
-        games = write_page(runs, output, console)
-    except ValueError as error:
-        typer.echo(f"medserl: {error}", err=True)
-        raise typer.Exit(2) from None
+    with errors_in_one_line():
+        games = write_page(runs, output, Console(stderr=True))
     typer.echo(f"{games} games: {output}")
 
 

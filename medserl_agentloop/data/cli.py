@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
@@ -71,17 +72,6 @@ def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
     return program
 
 
-@contextmanager
-def _errors_in_one_line() -> Iterator[None]:
-    """Ends the program with exit code 2 and one line for the package's own errors, each of which is a sentence."""
-    try:
-        yield
-    except ValueError as error:
-        # A newline in a file name must not make it look like something else.
-        typer.echo("error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
-
-
 @app.command()
 def convert(
     context: typer.Context,
@@ -122,7 +112,7 @@ def convert(
     from medserl_agentloop.data import conversion
 
     console, exclude_overlong = Console(), on_overlong is OnOverlong.EXCLUDE
-    with _errors_in_one_line():
+    with errors_in_one_line("error"):
         fraction = _val_fraction(val_fraction, split, val_inputs)
         read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
         _refuse_uw(read, i_have_the_uw_agreement)
@@ -161,7 +151,7 @@ def verify(
     """
     from medserl_agentloop.data.verify import tokenizer_of, verify_files
 
-    with _errors_in_one_line():
+    with errors_in_one_line("error"):
         report = verify_files(
             files,
             tokenizer_of(tokenizer),
@@ -209,7 +199,7 @@ def sft(
     from medserl_agentloop.data.writing import all_or_none, write_parquet
     from medserl_agentloop.games.medical.records import read_games
 
-    with _errors_in_one_line():
+    with errors_in_one_line("error"):
         if bool(inputs) == bool(from_games):
             raise ValueError("give --input, for answers from templates, or --from-games, for a model's own; not both.")
         if from_games:
@@ -260,7 +250,7 @@ def evaluation_rows(
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
     from medserl_agentloop.data.writing import all_or_none, write_parquet
 
-    with _errors_in_one_line():
+    with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
@@ -284,7 +274,7 @@ def sample(
     ] = NEAR_DUPLICATE,
 ) -> None:
     """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
-    with _errors_in_one_line():
+    with errors_in_one_line("error"):
         rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
     typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
 

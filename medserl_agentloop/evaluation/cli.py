@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from medserl_agentloop.command_line import errors_in_one_line
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.answering import Assessor
@@ -19,15 +19,6 @@ _Train = Annotated[
     typer.Option(help="MEDEC's training CSV, or a .jsonl file of pairs, for two of the floors; may be repeated."),
 ]
 _Neural = Annotated[bool, typer.Option("--neural", help="Compute BERTScore and BLEURT too; their models take some GB.")]
-
-
-@contextmanager
-def _in_one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        typer.echo(f"medserl: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 def score(
@@ -65,7 +56,7 @@ def score(
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
     official: dict[str, dict[str, float | None] | str] = {}
-    with _in_one_sentence():
+    with errors_in_one_line():
         if official_bugs and len(reference) > 1:
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
         notes = read_reference(reference)
@@ -172,7 +163,7 @@ def evaluate(
     console = Console()
     sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
     try:
-        with _in_one_sentence():
+        with errors_in_one_line():
             if samples > 1 and temperature == 0:
                 raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
             reference = read_reference(notes)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import Rewards, read_games
 from medserl_agentloop.games.medical.rewards import load_scheme
@@ -31,12 +32,8 @@ def rescore(
     """Apply another reward scheme to games that were played before."""
     console = Console()
     games = games / GAMES_FILE if games.is_dir() else games
-    try:
+    with errors_in_one_line():
         table = _rescored(games, reward, output, console)
-    except (ValueError, OSError) as error:
-        reason = f"{error.filename or games}: {error.strerror or error}" if isinstance(error, OSError) else error
-        typer.echo(f"medserl: {reason}", err=True)
-        raise typer.Exit(2) from None
     console.print(table)
     typer.echo(f"games: {output}")
 

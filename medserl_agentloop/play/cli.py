@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
 from medserl_agentloop.core.driver import Player
 from medserl_agentloop.core.interaction import Interaction
@@ -58,29 +59,27 @@ def play(
     console = Console()
     named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
     try:
-        config: Any = selfplay_config(
-            SelfPlayConfig, {key: name for key, name in named.items() if name is not None}, settings or []
-        )
-        interaction, person = _seated(config, human, console)
-        opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
-        started = draw_games(interaction, data, games, seed, opener=opener)
-        if isinstance(config, MedicalConfig):
-            _check_judge(config, started)
-        options = EndpointOptions(
-            url=endpoint,
-            model=model,
-            api_key_env=api_key_env,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            timeout_s=timeout,
-            concurrency=1 if human else concurrency,
-        )
-        served = EndpointPlayer(options)
-        records = asyncio.run(_play(interaction, started, served, person, _new_file(output), console))
-    except ValueError as error:
-        typer.echo(f"medserl: {error}", err=True)
-        raise typer.Exit(2) from None
+        with errors_in_one_line():
+            config: Any = selfplay_config(
+                SelfPlayConfig, {key: name for key, name in named.items() if name is not None}, settings or []
+            )
+            interaction, person = _seated(config, human, console)
+            opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
+            started = draw_games(interaction, data, games, seed, opener=opener)
+            if isinstance(config, MedicalConfig):
+                _check_judge(config, started)
+            options = EndpointOptions(
+                url=endpoint,
+                model=model,
+                api_key_env=api_key_env,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+                timeout_s=timeout,
+                concurrency=1 if human else concurrency,
+            )
+            served = EndpointPlayer(options)
+            records = asyncio.run(_play(interaction, started, served, person, _new_file(output), console))
     except (KeyboardInterrupt, EOFError):
         typer.echo(f"medserl: stopped; the games finished so far are in {output}", err=True)
         raise typer.Exit(130) from None

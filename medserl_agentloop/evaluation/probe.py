@@ -1,0 +1,258 @@
+"""``medserl probe``: can this model play, and with which settings? A few hundred games, no training.
+
+Every note is played several times, because a group estimator learns from what differs between answers to one note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
+from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.play.batch import draw_games
+
+if TYPE_CHECKING:
+    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+
+_SHOWN = (
+    "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
+    "balanced_accuracy", "false_positive_rate", "reward", "reward_std", "no_signal_rate",
+)  # fmt: skip
+_OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_rate", "unread_rate")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A setting that follows from what was measured.
+
+    Attributes:
+        reason: What was measured.
+        override: What to write; empty where it is no key of a run.
+    """
+
+    reason: str
+    override: str = ""
+
+
+def probe(
+    model: Annotated[str, typer.Argument(help="Address of a server, or a model's folder (a run, a checkpoint).")],
+    data: Annotated[Path, typer.Option(help="Parquet file of games (data_prep/medec_to_parquet.py).")],
+    served: Annotated[str | None, typer.Option("--model", help="Name of the model that the server serves.")] = None,
+    notes: Annotated[int, typer.Option(min=2, help="Rows to play, drawn by the seed.")] = 32,
+    samples: Annotated[int, typer.Option(min=2, help="Games on each row.")] = 8,
+    profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
+    judge: Annotated[str, typer.Option(help="Who decides whether a rewritten note holds an error.")] = "labels",
+    temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once, with a server.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
+    output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("probe.jsonl"),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
+    ] = None,
+) -> None:
+    """Play every note several times without training, and say which settings follow."""
+    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+
+    console = Console()
+    with errors_in_one_line():
+        if output.exists():
+            raise ValueError(f"{output} exists already; name a new file with --output")
+        config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
+        interaction = MedicalGameInteraction(config)
+        rows = [game.record.spec for game in draw_games(interaction, data, notes, seed)]
+        specs = rows * samples
+        if model.startswith(("http://", "https://")):
+            options = {"url": model, "model": served, "api_key_env": api_key_env, "temperature": temperature}
+            options |= {"seed": seed, "timeout_s": timeout, "concurrency": concurrency}
+            records = asyncio.run(_served_games(options, interaction, specs, console))
+        else:
+            records = asyncio.run(_local_games(Path(model), config, specs, temperature, seed, console))
+        for number, record in enumerate(records):
+            record.uid, record.session = str(number % notes), number // notes
+            record.step = 0
+        StepFile(output).append(record.to_json() for record in records)
+    measured = role_metrics(records) | note_shares(records)
+    console.print(_table(measured))
+    for advice in settings_that_follow(measured, config, judge):
+        console.print(f"- {advice.reason}", soft_wrap=True, markup=False, highlight=False)
+        if advice.override:
+            console.print(f"    {advice.override}", soft_wrap=True, markup=False, highlight=False)
+    typer.echo(f"games: {output}")
+
+
+async def _served_games(
+    options: dict[str, Any], interaction: MedicalGameInteraction, specs: Sequence[GameSpec], console: Console
+) -> list[GameRecord]:
+    from contextlib import aclosing
+    from dataclasses import asdict
+
+    from rich.progress import Progress
+
+    from medserl_agentloop.core.driver import play_game
+    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+
+    if options["model"] is None:
+        raise ValueError("a server needs --model, the name of the model it serves")
+    budget = interaction.config.budget
+    longest = max(budget.assessor, *(budget.attacker(len(spec.seed_note.split()) * 2) for spec in specs))
+    player = EndpointPlayer(EndpointOptions(**options, max_tokens=longest))
+    places = asyncio.Semaphore(options["concurrency"])
+    async with aclosing(player):
+        await player.check()
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("games", total=len(specs))
+
+            async def one(spec: GameSpec) -> GameRecord:
+                game = interaction.new_game(asdict(spec))
+                async with places:
+                    await play_game(interaction, game, dict.fromkeys(interaction.roles, player))
+                    await interaction.score(game.record)
+                progress.advance(bar)
+                return game.record
+
+            return list(await asyncio.gather(*map(one, specs)))
+
+
+async def _local_games(
+    folder: Path, config: MedicalConfig, specs: Sequence[GameSpec], temperature: float, seed: int, console: Console
+) -> list[GameRecord]:
+    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+    from medserl_agentloop.evaluation.local_models import find_weights, load_model
+    from medserl_agentloop.evaluation.tournament import Player, play_match
+    from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    with console.status(f"{len(specs)} games on this machine's CPU"):
+        loaded, tokenizer = load_model(find_weights(folder))
+        encoder = ProfileEncoder(tokenizer, load_profile(config.profile))
+        player = Player(folder.name, loaded, tokenizer, encoder)
+        longest = max(len(tokenizer.encode(spec.seed_note)) for spec in specs)
+        budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
+        sampling = SamplingSettings(temperature=temperature)
+        return await play_match(player, player, specs, config, settings=sampling, budgets=budgets, seed=seed)
+
+
+def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
+    """How much of what happens the note decides, ``selfplay/probe/…``.
+
+    ``<role>/note_share`` is the share of the variance of the role's reward that lies between notes: the intraclass
+    correlation of a one-way analysis of variance. ``agreement`` is the share of untouched notes on which all readable
+    verdicts are the same.
+    """
+    found: dict[str, float] = {}
+    for role in Role:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for game in games:
+            if (reward := game.reward(role.value)) is not None:
+                groups[game.uid].append(reward)
+        share = _between([group for group in groups.values() if len(group) > 1])
+        if share is not None:
+            found[f"selfplay/probe/{role.value}/note_share"] = share
+    verdicts: dict[str, list[Any]] = defaultdict(list)
+    for game in games:
+        if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
+            verdicts[game.uid].append(game.assessment.verdict)
+    compared = [said for said in verdicts.values() if len(said) > 1]
+    if compared:
+        found["selfplay/probe/agreement"] = fmean(len(set(said)) == 1 for said in compared)
+    return found
+
+
+def _between(groups: Sequence[Sequence[float]]) -> float | None:
+    """Intraclass correlation, 0 to 1; None where there is no variance or nothing to compare."""
+    total = sum(map(len, groups))
+    if len(groups) < 2 or total == len(groups):
+        return None
+    mean = sum(map(sum, groups)) / total
+    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups) / (len(groups) - 1)
+    within = sum((x - fmean(group)) ** 2 for group in groups for x in group) / (total - len(groups))
+    size = (total - sum(len(group) ** 2 for group in groups) / total) / (len(groups) - 1)
+    if between + (size - 1) * within == 0:
+        return None
+    return max(0.0, (between - within) / (between + (size - 1) * within))
+
+
+def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[Advice]:
+    """What to set, from the measures of :func:`role_metrics` and :func:`note_shares`."""
+    for role, key in ((Role.ATTACKER, "budget.attacker_reasoning"), (Role.ASSESSOR, "budget.assessor")):
+        own = f"selfplay/{role.value}/"
+        cut, read = measured.get(own + "truncation_rate", 0.0), measured.get(own + "parse_rate")
+        if cut > 0.3:
+            yield Advice(
+                f"{cut:.0%} of the {role.value}'s turns are cut off: switch the model's thinking off",
+                "+data.apply_chat_template_kwargs.enable_thinking=False",
+            )
+        elif cut > 0.02:
+            now = config.budget.assessor if role is Role.ASSESSOR else config.budget.attacker_reasoning
+            yield Advice(f"{cut:.0%} of the {role.value}'s turns are cut off", f"selfplay.{key}={2 * now}")
+        if read is not None and read < 0.9:
+            yield Advice(
+                f"{read:.0%} of the {role.value}'s turns can be read, of 90 %: warm start first (docs/warm_start.md)"
+            )
+    valid = measured.get("selfplay/attacker/valid_rate")
+    if valid is not None and valid < 0.5:
+        reasons = {n.rpartition("/")[2]: v for n, v in measured.items() if n.startswith("selfplay/attacker/invalid/")}
+        most = max(reasons, key=lambda name: reasons[name], default="")
+        yield Advice(f"{valid:.0%} of the attacks are valid, most others are {most}: warm start the attacker first")
+    quiet = measured.get("selfplay/assessor/no_signal_rate")
+    if quiet is not None and quiet > 0.8:
+        yield Advice(
+            f"in {quiet:.0%} of the groups all assessments earn the same: nothing to learn from; more games per note "
+            "and other notes, or a warm start",
+            "actor_rollout_ref.rollout.n=8",
+        )
+    share = measured.get("selfplay/probe/assessor/note_share")
+    if share is not None:
+        if share > 0.5:
+            yield Advice(
+                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per note",
+                "algorithm.adv_estimator=role_grpo",
+            )
+        else:
+            yield Advice(
+                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per role and kind",
+                "algorithm.adv_estimator=role_rae",
+            )
+    if judge == BELIEVES_THE_ROW:
+        yield Advice(
+            "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
+        )
+    knowable = measured.get("selfplay/judge/knowable_rate")
+    if knowable is None and judge != BELIEVES_THE_ROW:
+        yield Advice("nobody read the notes alone: add the blind gate", "'selfplay.blind={readings: 3, needed: 2}'")
+    elif knowable is not None and knowable < 0.8:
+        yield Advice(f"the reader finds {knowable:.0%} of the injected errors, of 80 %: measure it before you train")
+
+
+def _table(measured: dict[str, float]) -> Table:
+    table = Table("measure", "attacker", "assessor", title="probe")
+    for name in (*_SHOWN, "note_share"):
+        own = "probe/{}/note_share" if name == "note_share" else "{}/" + name
+        values = [measured.get("selfplay/" + own.format(role.value)) for role in Role]
+        if any(value is not None for value in values):
+            table.add_row(name, *("" if value is None else f"{value:.3g}" for value in values))
+    table.add_section()
+    for name in _OF_THE_JUDGE:
+        if (value := measured.get(f"selfplay/judge/{name}")) is not None:
+            table.add_row(f"judge: {name}", "", f"{value:.3g}")
+    if (value := measured.get("selfplay/probe/agreement")) is not None:
+        table.add_row("samples agree", "", f"{value:.3g}")
+    return table

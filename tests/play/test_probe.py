@@ -1,0 +1,122 @@
+"""``medserl probe``: what is measured of a model that plays, and which settings follow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from hypothesis import given
+from hypothesis import strategies as st
+from play.chat_server import MODEL, ChatServer
+from play.test_play_command import good_player
+from typer.testing import CliRunner, Result
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.evaluation.probe import note_shares, settings_that_follow
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import resource
+
+P = "selfplay/probe/"
+
+
+def probed(model: str, data: Path, output: Path, *more: str) -> Result:
+    arguments = ["probe", model, "--data", str(data), "--output", str(output), "--notes", "4", "--samples", "3", *more]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def earning(uid: str, reward: float) -> GameRecord:
+    return finished(
+        Outcome.CORRECT_DETECTION, category="vanilla_harmful", uid=uid, rewards={Role.ASSESSOR: {"game": reward}}
+    )
+
+
+def test_a_served_model_plays_each_note_several_times(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
+    assert done.exit_code == 0, done.output
+    records = list(read_games(tmp_path / "probe.jsonl"))
+    assert len(records) == 12 and len({record.uid for record in records}) == 4
+    assert {(record.uid, record.spec.index) for record in records} == {(r.uid, r.spec.index) for r in records[:4]}
+    assert "samples agree" in done.output and "selfplay.judge=llm" in done.output
+
+
+def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: "I am sorry"
+    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
+    assert done.exit_code == 0, done.output
+    assert "0% of the attacker's turns can be read, of 90 %: warm start first" in done.output
+    assert "0% of the attacks are valid, most others are unparsed" in done.output
+
+
+def test_the_tiny_player_is_probed_on_this_machine(rows: Path, tmp_path: Path) -> None:
+    done = probed(str(resource("assets/tiny_player")), rows, tmp_path / "probe.jsonl")
+    assert done.exit_code == 0, done.output
+    assert len(list(read_games(tmp_path / "probe.jsonl"))) == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [
+        ("no/such/folder", [], "is neither a folder nor an address"),
+        ("http://localhost:1", [], "a server needs --model"),
+        ("no/such/folder", ["--judge", "nobody"], "no judge 'nobody'"),
+    ],
+)
+def test_what_cannot_be_probed_is_said_in_one_line(
+    model: str, more: list[str], says: str, rows: Path, tmp_path: Path
+) -> None:
+    done = probed(model, rows, tmp_path / "probe.jsonl", *more)
+    assert done.exit_code == 2 and says in done.output and not (tmp_path / "probe.jsonl").exists()
+
+
+def test_a_file_that_exists_is_left_alone(rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "probe.jsonl").write_text("mine")
+    assert "exists already" in probed("x", rows, tmp_path / "probe.jsonl").output
+    assert (tmp_path / "probe.jsonl").read_text() == "mine"
+
+
+def test_the_note_decides_everything_or_nothing() -> None:
+    decided = [earning("a", 1.0), earning("a", 1.0), earning("b", -1.0), earning("b", -1.0)]
+    assert note_shares(decided)[P + "assessor/note_share"] == 1
+    by_chance = [earning("a", 1.0), earning("a", -1.0), earning("b", 1.0), earning("b", -1.0)]
+    assert note_shares(by_chance)[P + "assessor/note_share"] == 0
+    # Mean squares: 2.25 between the notes, 0.5 within; two games on each.
+    mixed = [earning("a", 1.0), earning("a", 2.0), earning("b", -0.5), earning("b", 0.5)]
+    assert note_shares(mixed)[P + "assessor/note_share"] == pytest.approx((2.25 - 0.5) / (2.25 + 0.5))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2)), max_size=12))
+def test_the_share_is_a_share_whatever_the_rewards(rewards: list[tuple[str, float]]) -> None:
+    found = note_shares([earning(uid, reward) for uid, reward in rewards])
+    assert all(0 <= value <= 1 + 1e-9 for value in found.values())
+
+
+def test_samples_agree_where_all_verdicts_on_an_untouched_note_are_the_same() -> None:
+    outcomes = {"a": [Outcome.CORRECT_DETECTION] * 3, "b": [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]}
+    games = [finished(o, category="vanilla_harmful", uid=uid) for uid, group in outcomes.items() for o in group]
+    assert note_shares(games)[P + "agreement"] == 0.5
+    assert P + "agreement" not in note_shares([finished(Outcome.CORRECT_DETECTION, uid="c")])
+
+
+@pytest.mark.parametrize(
+    ("measured", "judge", "override"),
+    [
+        ({"selfplay/assessor/truncation_rate": 0.1}, "llm", "selfplay.budget.assessor=2048"),
+        ({"selfplay/attacker/truncation_rate": 0.1}, "llm", "selfplay.budget.attacker_reasoning=1024"),
+        ({"selfplay/assessor/truncation_rate": 0.5}, "llm", "+data.apply_chat_template_kwargs.enable_thinking=False"),
+        ({P + "assessor/note_share": 0.7}, "llm", "algorithm.adv_estimator=role_grpo"),
+        ({P + "assessor/note_share": 0.2}, "llm", "algorithm.adv_estimator=role_rae"),
+        ({"selfplay/assessor/no_signal_rate": 0.9}, "llm", "actor_rollout_ref.rollout.n=8"),
+        ({}, "labels", "selfplay.judge=llm"),
+        ({}, "llm", "'selfplay.blind={readings: 3, needed: 2}'"),
+    ],
+)
+def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
+    assert override in [advice.override for advice in settings_that_follow(measured, MedicalConfig(), judge)]
+
+
+def test_nothing_is_advised_where_nothing_is_wrong() -> None:
+    fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
+    assert list(settings_that_follow(fine, MedicalConfig(), "llm")) == []
