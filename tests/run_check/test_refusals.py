@@ -19,7 +19,7 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode to one of selfplay_sync"),
+        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
         ({"reward.reward_manager.module.path": None}, ".module.path=pkg://medserl_agentloop.core.reward_manager"),

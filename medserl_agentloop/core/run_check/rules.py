@@ -87,7 +87,7 @@ def _roles(run: Run) -> Rules:
     yield (
         not v1 or mode != "selfplay_sync",
         f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. Set "
-        "trainer.use_v1=True and trainer.v1.trainer_mode to one of selfplay_sync.",
+        "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync.",
     )
     source = run["reward.reward_manager.source"]
     yield (
