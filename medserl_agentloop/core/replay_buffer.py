@@ -1,113 +1,20 @@
-"""The wait for a run's games, and what ends it when a process that plays them has died, whatever the engine.
+"""The wait for a run's games, with a check of the run while it waits.
 
-verl 0.9.1 logs a game whose rollout server or reward-loop worker died, trains on with the rest and fails later on
-something else. For the games of an agent-loop worker that died it waits for ever. So the replay buffer, which the base
-recipe names in ``trainer.v1.sampler.custom_sampler``, asks the trainer to look after the processes while it waits.
+The base recipe names it in ``trainer.v1.sampler.custom_sampler``; the trainer sets what is checked (``core.liveness``).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 POLL_INTERVAL_S = 0.1
 """verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step."""
 
 CHECK_INTERVAL_S = 5.0
-
-ANSWER_WITHIN_S = 10.0
-"""A living process answers at once. One that is slower is taken for busy, not for dead."""
-
-Processes = list[tuple[str, Any]]
-"""Ray actors, each with what the run calls it, e.g. "rollout server 0"."""
-
-
-class ProcessDied(RuntimeError):
-    """A process that plays the run's games is gone; the message says which, why, and how to go on."""
-
-
-def game_processes(
-    replicas: Iterable[Any], agent_loop_workers: Iterable[Any], reward_loop_workers: Iterable[Any]
-) -> Processes:
-    """All processes without which games are lost, from verl's rollout replicas and its managers' Ray actors."""
-    return [
-        *((f"rollout server {replica.replica_rank}", server) for replica in replicas for server in replica.servers),
-        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(agent_loop_workers)),
-        *((f"reward-loop worker {number}", worker) for number, worker in enumerate(reward_loop_workers)),
-    ]
-
-
-def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
-    """One line per process that is gone, with what Ray knows of its end; all together have some seconds to answer."""
-    signs_of_life = {actor.__ray_ready__.remote(): name for name, actor in processes}
-    answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
-    found = []
-    for sign in answered:
-        try:
-            ray.get(sign)
-        except ActorUnavailableError:  # out of reach, and perhaps not for long
-            continue
-        except RayActorError as error:
-            found.append(f"{signs_of_life[sign]} died ({_identity(error)})")
-    return found
-
-
-@contextmanager
-def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
-    """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.
-
-    A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray
-    actor that one sleeps. So the server would live on, and whoever waits for its answer, a game or a push
-    of weights, would wait for minutes or for ever.
-    """
-    servers, done = [server for replica in replicas for server in replica.servers], threading.Event()
-
-    def look() -> None:
-        while not done.wait(every_s):
-            for server in servers:
-                server.__ray_call__.remote(end_without_engine)
-
-    threading.Thread(target=look, daemon=True, name="rollout-server-watch").start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def end_without_engine(server: Any) -> None:
-    """Runs in a server's process: ends it once a process that its engine consists of has crashed.
-
-    One that has done its work and left is no crash. Servers that run their engine in their own process
-    have none, and are left alone.
-    """
-    engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
-    engine.update({process.name: process for process in multiprocessing.active_children()})
-    crashed = [f"{name} (exit code {process.exitcode})" for name, process in engine.items() if process.exitcode]
-    if crashed:
-        print(f"[medserl] the engine's process {', '.join(crashed)} has crashed; so its server ends", flush=True)
-        os._exit(1)
-
-
-def _identity(error: RayActorError) -> str:
-    """Class, name and pid of a dead actor, out of Ray's long account of it."""
-    facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
-    article = "an" if facts.get("class_name", "")[:1] in tuple("AEIOU") else "a"
-    known = [
-        f"{label} {facts[key]}"
-        for key, label in (("class_name", article), ("name", "named"), ("pid", "pid"))
-        if key in facts
-    ]
-    return ", ".join(known) or " ".join(str(error).split())
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped

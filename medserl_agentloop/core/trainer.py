@@ -41,10 +41,10 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import log_games, lost_games_metrics, opponent_metrics, step_line, step_numbers
 from medserl_agentloop.core.opponent import build_pool
-from medserl_agentloop.core.replay_buffer import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, HasState, StepFile, load_state, save_state

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.core.replay_buffer import ProcessDied, dead_processes, game_processes, watched
+from medserl_agentloop.core.liveness import ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
 pytestmark = pytest.mark.slow
