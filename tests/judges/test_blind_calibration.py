@@ -89,6 +89,7 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
     assert groups[NoteKind.CLEAN].found.hits == groups[NoteKind.UNKNOWABLE].passed.hits == 0
     assert sum(group.abstained.hits for group in groups.values()) == 12
     assert report.specificity.hits == report.specificity.items  # the gate does not change the judge's own rates
+    assert "no answer" not in done.output  # nor void any of its games
     assert "blind reader" in done.output and "passes 1 of 2" in done.output
 
 
