@@ -77,7 +77,7 @@ def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, see
         splits["val" if row["vignette_id"] in val else "train"].append(row)
     for index, row in enumerate(splits["train"] + splits["val"]):
         row |= {"index": index, "split": "val" if row["vignette_id"] in val else "train"}
-    return SftRows(splits["train"], splits["val"], dict(left_out))
+    return SftRows(splits["train"], splits["val"], dict(+left_out))
 
 
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
