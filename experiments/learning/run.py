@@ -177,22 +177,19 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
     ]
 
 
-def train(experiment: str, seed: int, extra: Iterable[str]) -> None:
-    """One run, its log beside its checkpoints, unless it has ended before."""
-    folder = RUNS / experiment / str(seed)
+def train(name: str, folder: Path, command: list[str]) -> None:
+    """One run, its log beside its checkpoints in ``folder``, unless it has ended before."""
     if (folder / ".complete").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with (folder / "train.log").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            training_command(experiment, seed, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
             if "[medserl] step" in line:
-                console.print(f"{experiment} {seed}:{line.partition('[medserl]')[2].rstrip()}", soft_wrap=True)
+                console.print(f"{name}:{line.partition('[medserl]')[2].rstrip()}", soft_wrap=True)
     if process.wait() != 0:
         raise RuntimeError(f"the run failed; read {folder / 'train.log'}")
     (folder / ".complete").write_text(f"{time.monotonic() - started:.0f} s\n")
@@ -200,7 +197,7 @@ def train(experiment: str, seed: int, extra: Iterable[str]) -> None:
 
 def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) -> None:
     """One run, then its checkpoints and what it started from, each measured once."""
-    train(experiment, seed, extra)
+    train(f"{experiment} {seed}", RUNS / experiment / str(seed), training_command(experiment, seed, extra))
     torch.set_num_threads(1)
     cases, kind = held_out_cases(count, CASES_SEED), EXPERIMENTS[experiment]
     start = Experiment(temperatures=(1.0, 0.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,7 +118,13 @@ def template_loss(
     return (losses * weights[:, 1:][chosen]).sum()
 
 
-def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, plan: WarmStart, console: Console) -> None:
+def warm_start(
+    model: Qwen3ForCausalLM,
+    codec: PromptCodec,
+    plan: WarmStart,
+    console: Console,
+    sample: Callable[[random.Random, Lesson], Transcript] = sample_transcript,
+) -> None:
     """Train on transcripts streamed from the first lesson, then from the second."""
     rng = random.Random(plan.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -139,7 +145,7 @@ def warm_start(model: Qwen3ForCausalLM, codec: PromptCodec, plan: WarmStart, con
             lesson = plan.lessons[done > plan.first_lesson]
             groups: dict[tuple[int, ...], list[Example]] = defaultdict(list)
             for _ in range(plan.batch):
-                transcript = sample_transcript(rng, lesson)
+                transcript = sample(rng, lesson)
                 first = transcript.attack or transcript
                 instructions = tuple(codec.instructions(first.role, first.category))
                 groups[instructions].append(codec.example(transcript))
