@@ -14,6 +14,10 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from medserl_agentloop.backends import packed_attention
+
+packed_attention.register()
+
 
 class _WithoutPinnedMemory:
     """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
@@ -52,7 +56,7 @@ class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead)
             str(self.model_config.local_path),
             config=hf_config,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=packed_attention.NAME,
             trust_remote_code=self.model_config.trust_remote_code,
         )
         if self.model_config.enable_gradient_checkpointing:
