@@ -108,7 +108,8 @@ class RoleTokens:
         self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
         games = (found // of_a_row).tolist()
         self.groups = [batch.groups[game] for game in games]
-        if role in batch.repeated_roles:
+        # In the certificate's batch every game has one, and its claim on credit is about whole prompt groups then.
+        if role in batch.repeated_roles and len(set(games)) < len(games):
             self.groups = [f"{batch.groups[game]}/{game}" for game in games]
         self.kinds = [batch.kinds[game] for game in games]
         self.metrics: dict[str, float] = {}
