@@ -274,7 +274,7 @@ def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
         return
     record.rewards = {}
     for role in Role:
-        if of_role := [rewards.get(role, {}) for rewards in each if role in rewards]:
+        if of_role := [rewards[role] for rewards in each if role in rewards]:
             names = dict.fromkeys(name for parts in of_role for name in parts)
             means = {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
             record.rewards[role] = means
