@@ -80,7 +80,7 @@ def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("medsrl", r"\(did you mean 'medserl'\?\): expected one of medical_general_sum, .*or package.module:function"),
+        ("medsrl", r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
         ("", "no reward scheme"),
         ("no_such_module:flat", "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:sharp", "cannot be loaded: AttributeError"),
