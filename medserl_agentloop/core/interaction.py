@@ -138,6 +138,11 @@ class Interaction(ABC, Generic[G, R]):
         """All strings that end a turn of the game besides the end-of-turn token."""
         return []
 
+    @property
+    def repeated_roles(self) -> Sequence[str]:
+        """Roles whose conversations of one game all answer the same prompt: baselines compare these with each other."""
+        return ()
+
     # -- what a game must say ------------------------------------------------------------------------------------
 
     @abstractmethod

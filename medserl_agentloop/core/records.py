@@ -6,7 +6,7 @@ The agent loop makes it, the game fills it turn by turn and scores it, the train
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,6 +47,9 @@ class GameRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards",)
+    """Fields that JSON has only where they hold something: records of before they existed look the same."""
+
     rewards: Rewards = {}
     turn_rewards: dict[int, dict[str, float]] = {}
     void: str | None = None
@@ -82,5 +85,4 @@ class GameRecord(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
-        # Left out where a game has none: records of before turn_rewards existed look the same.
-        return self.model_dump(mode="json", exclude=None if self.turn_rewards else {"turn_rewards"})
+        return self.model_dump(mode="json", exclude={name for name in self.left_out if not getattr(self, name)})

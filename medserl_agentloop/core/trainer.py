@@ -278,6 +278,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
                 groups=data.non_tensor_batch["uid"].tolist(),
                 kinds=data.non_tensor_batch["kind"].tolist(),
                 conversations=batch["contexts"],
+                repeated_roles=self.interaction.repeated_roles,
                 values=batch.get("values", None),
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,

@@ -19,7 +19,7 @@ from rich.table import Table
 from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import Rewards, read_games
-from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.games.medical.rewards import load_scheme, reward_game
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import replacing
 
@@ -52,7 +52,7 @@ def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table
             before |= {record.scheme} - {""}
             old = {role: record.reward(role) for role in Role}
             try:
-                record.rewards = rewards.validate_python(score(record))
+                reward_game(record, lambda game: rewards.validate_python(score(game)))
             except Exception as error:  # a user's scheme may raise anything
                 raise ValueError(f"{games}, line {number}: reward scheme {scheme} failed: {error}") from error
             record.scheme = scheme

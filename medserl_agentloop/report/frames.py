@@ -84,7 +84,7 @@ TURNS = {
     "truncated": Column("boolean", "whether the token budget cut it off"),
     "readable": Column("boolean", "whether it has a note, or a verdict"),
     "violations": Column("string", "departures from the format, joined by commas"),
-    "reward": Column("Float64", "the role's reward"),
+    "reward": Column("Float64", "the role's reward; of several assessments, each its own"),
 }
 """A row per generated turn."""
 
@@ -113,7 +113,8 @@ def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
     rows = []
     for number, game in enumerate(read_run(run)):
-        for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)):
+        assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
+        for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
                 said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
                 rows.append(
@@ -123,7 +124,7 @@ def turns(run: str | Path) -> pd.DataFrame:
                         "role": role.value,
                         "readable": said is not None,
                         "violations": ",".join(turn.violations),
-                        "reward": game.reward(role.value),
+                        "reward": each.reward(role.value),
                     }
                 )
     return _typed(rows, TURNS)

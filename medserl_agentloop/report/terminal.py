@@ -72,7 +72,7 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{record.category.value}; presented note: {label}; outcome: {record.outcome.value}", style="bold")
     ]
-    attack, assessment = record.attack, record.assessment
+    attack = record.attack
     if attack is not None:
         head = "attacker"
         if attack.invalid is not None:
@@ -84,7 +84,7 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
         parts.append(Panel(lines, title=Text(head), title_align="left", border_style="red"))
     elif record.presented_note is not None:
         parts.append(Panel(Text(plain(record.presented_note)), title="note, as it is in the data", title_align="left"))
-    if assessment is not None:
+    for assessment in (each.assessment for each in record.by_assessment if each.assessment is not None):
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
         parts.append(
             Panel(

@@ -170,25 +170,30 @@ def plan_row(
     selfplay: MedicalConfig,
     encoder: ProfileEncoder,
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+    assessments: int = 1,
 ) -> tuple[int, int]:
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
-    The response is the attacker's turn, the assessor's prompt with the longest note the attacker
-    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
-    opponent plays takes no room.
+    The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
+    note the attacker may write, and the assessor's turn; without an attack, the first of these prompts is the row's.
+    What an opponent plays takes no room.
     """
+
+    def assessed(prompt: int) -> tuple[int, int]:
+        return prompt, assessments * budget.assessor + (assessments - 1) * prompt
+
     assess = encoder.of(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
     if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
-        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+        return assessed(len(assess.ids)) if selfplay.plays(Role.ASSESSOR) else (1, 1)
     rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
     if not selfplay.plays(Role.ATTACKER):
         note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
-        return len(assess.ids) - assess.data_tokens + note, budget.assessor
+        return assessed(len(assess.ids) - assess.data_tokens + note)
     attack = encoder.of(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.data_tokens)
     if not selfplay.plays(Role.ASSESSOR):
         return len(attack.ids), attacker
     # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
     second_prompt = len(assess.ids) - assess.data_tokens + (attacker if rewritten else assess.data_tokens)
-    return len(attack.ids), attacker + second_prompt + budget.assessor
+    return len(attack.ids), attacker + assessments * (second_prompt + budget.assessor)

@@ -31,13 +31,12 @@ def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
 
 def game_row(record: GameRecord) -> list[Any]:
     """One game as the values of ``COLUMNS``; what it lacks is an empty text or None."""
-    attack, assessment, judgement = record.attack, record.assessment, record.judgement
+    attack, assessments, judgement = record.attack, [game.assessment for game in record.by_assessment], record.judgement
     presented = attack.note if attack else record.presented_note
-    attacked, verdict = "none", ""
+    attacked = "none"
     if attack is not None:
         attacked = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-    if assessment is not None:
-        verdict = assessment.verdict.value if assessment.verdict else "unreadable"
+    said = [a for a in assessments if a is not None]
     # Every component of every role, e.g. "assessor: game +1.00, format +0.00".
     rewards = [
         f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in record.rewards[role].items())
@@ -51,8 +50,8 @@ def game_row(record: GameRecord) -> list[Any]:
         marked_changes(record.spec.seed_note, presented).plain.strip() if presented else "",
         attacked,
         attack.reasoning if attack else "",
-        verdict,
-        assessment.response if assessment else "",
+        ", ".join(a.verdict.value if a.verdict else "unreadable" for a in said),
+        said[0].response if said else "",
         f"void: {record.void}" if record.void else record.outcome.value,
         record.reward(Role.ATTACKER),
         record.reward(Role.ASSESSOR),
