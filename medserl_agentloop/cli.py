@@ -16,7 +16,7 @@ from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
-from medserl_agentloop.evaluation.rescoring import rescore
+from medserl_agentloop.evaluation.rescoring import replay, rescore
 from medserl_agentloop.play.cli import play
 
 _SIDE = (
@@ -35,6 +35,7 @@ app.command()(probe)
 app.command()(evaluate)
 app.command()(score)
 app.command()(rescore)
+app.command()(replay)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
 

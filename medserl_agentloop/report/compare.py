@@ -151,7 +151,7 @@ def _kolmogorov_smirnov(x: pd.Series, y: pd.Series) -> str:
         from scipy.stats import ks_2samp
     except ImportError:
         return "not computed: pip install 'medserl-agentloop[eval]'"
-    test = ks_2samp(x, y)
+    test: Any = ks_2samp(x, y)
     return f"{test.statistic:.3f}, {test.pvalue:.2g}"
 
 
@@ -203,7 +203,7 @@ def _rates(a: Side, b: Side) -> Section:
     return Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
 
 
-def _speeds(run: Run) -> dict[str, float | None]:
+def _speeds(run: Run) -> dict[str, float]:
     """What one run measured of its speed and memory."""
     found = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
     if SECONDS in run.metrics:
