@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.medical_team import MedicalDialogueGameManager
-from medserl_agentloop.medical_team.medical_game_manager import GameDict
 from medserl_agentloop.report.compare import NOT_MEASURED, compare, read_side
 
 OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.VOID]
@@ -76,7 +73,9 @@ def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_pat
     rows = tables(caught, missed)
     assert rows["Rewards: assessor"][2:5] == ["-2.0000", "200.0%", "no"]
     assert rows["Outcomes and format: - missed error"][2] == "no"
-    assert tables(caught, run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11))["Rewards: assessor"][4] == "yes"
+    assert (
+        tables(caught, run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11))["Rewards: assessor"][4] == "yes"
+    )
 
 
 def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
@@ -101,19 +100,6 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
     for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
         assert rows[f"Speed and memory: {measure}"][0] == NOT_MEASURED
     assert rows["By step: train/policy_loss"] == ["0.5", "0.25", "0.5 (step 1)", *[NOT_MEASURED] * 3]
-
-
-def test_the_game_manager_s_states_are_such_a_log(tmp_path: Path) -> None:
-    def judge(queries: list[GameDict]) -> dict[int, dict[str, Any]]:
-        return {q["game_idx"]: {"error_present": True, "error_detected": False, "is_parsing_error": False} for q in queries}
-
-    def says(text: str) -> Any:
-        return lambda messages, labels, **_: [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[], text=text)]) for _ in messages
-        ]
-
-    states = [{"game_role": "assessor", "game_idx": 0, "reward": 0.0}]
-    assert judge and says and MedicalDialogueGameManager and states
 
 
 @pytest.mark.parametrize(
@@ -141,7 +127,7 @@ def test_a_run_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: 
 
 
 def test_a_folder_without_a_run_and_a_metric_that_nobody_has_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run: neither it nor a folder in it holds games.jsonl"):
+    with pytest.raises(ValueError, match="is no run: neither it nor a folder in it holds games"):
         read_side(str(tmp_path))
     with pytest.raises(ValueError, match="nonesuch does not exist"):
         read_side(str(tmp_path / "nonesuch"))
