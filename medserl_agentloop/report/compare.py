@@ -113,7 +113,7 @@ def _runs(a: Side, b: Side) -> Section:
     ]
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
-        note += " Rewards compare only under one scheme, and here they differ or are not recorded; see `medserl rescore`."
+        note += " The reward schemes differ or are not recorded: rewards compare only under one (`medserl rescore`)."
     return Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
 
 
