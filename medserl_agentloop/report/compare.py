@@ -235,7 +235,7 @@ def _speed(a: Side, b: Side) -> Section:
 def _spread(values: Sequence[Any]) -> str:
     if not values:
         return NOT_MEASURED
-    return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.2g}" if len(values) > 1 else "")
+    return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")
 
 
 _CURVES = {

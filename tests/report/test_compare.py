@@ -84,9 +84,9 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
         run(tmp_path / "seeds" / str(seed), outcomes=[outcome])
     for side in (tmp_path / "seeds", tmp_path / "seeds" / "*"):
         rows = tables(one, side)
-        assert rows["Rewards: assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.4)"
+        assert rows["Rewards: assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
         assert rows["Speed and memory: seconds per step, median"][1] == "2 ± 0"
-        assert rows["By step: assessor's reward"][3:5] == ["0 ± 1.4", "0 ± 1.4"]
+        assert rows["By step: assessor's reward"][3:5] == ["0 ± 1.41", "0 ± 1.41"]
 
 
 def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
