@@ -16,8 +16,13 @@ from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
-from medserl_agentloop.evaluation.rescoring import rescore
+from medserl_agentloop.evaluation.rescoring import replay, rescore
 from medserl_agentloop.play.cli import play
+
+_SIDE = (
+    "Folder of a run, or of several: its seeds. Or a log of the OpenRLHF system (.jsonl). A pattern in quotes names "
+    "several."
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +35,7 @@ app.command()(probe)
 app.command()(evaluate)
 app.command()(score)
 app.command()(rescore)
+app.command()(replay)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
 
@@ -57,6 +63,37 @@ def report(
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
     typer.echo(f"{games} games: {output}")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="File .md or .html.")] = None,  # noqa: UP045
+    metric: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Metric to follow by step, e.g. actor/entropy; may be repeated."),
+    ] = None,
+) -> None:
+    """Compare two runs: rewards, outcomes, format, speed, memory and rewards by step."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from medserl_agentloop.games.medical.table import plain
+    from medserl_agentloop.report import compare as comparison
+
+    with errors_in_one_line():
+        sections = comparison.compare(comparison.read_side(a), comparison.read_side(b), metric or [])
+        if output is not None:
+            output.write_text(comparison.as_text(sections, output), encoding="utf-8")
+    console = Console()
+    for title, texts, note in sections:
+        table = Table(*texts.columns, title=title, title_justify="left", box=None)
+        for row in texts.to_numpy():
+            table.add_row(*(Text(plain(cell)) for cell in row))
+        console.print(table, Text(note, style="dim"), "")
+    if output is not None:
+        typer.echo(f"comparison: {output}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -63,9 +63,17 @@ class StepFile:
             os.fsync(file.fileno())
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects, in order."""
+        """The objects, in order.
+
+        Raises:
+            ValueError: A line is not JSON; names file and line.
+        """
         with self.path.open("rb") as file:
-            yield from map(json.loads, file)
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
 
 
 def to_line(values: dict[str, Any]) -> bytes:

@@ -111,8 +111,13 @@ def games(run: str | Path) -> pd.DataFrame:
 
 def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
+    return turns_frame(read_run(run))
+
+
+def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
+    """The frame of the turns of these games; see :data:`TURNS`."""
     rows = []
-    for number, game in enumerate(read_run(run)):
+    for number, game in enumerate(records):
         assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
@@ -127,19 +132,22 @@ def turns(run: str | Path) -> pd.DataFrame:
                         "reward": each.reward(role.value),
                     }
                 )
-    return _typed(rows, TURNS)
+    return typed_frame(rows, TURNS)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
     """The metrics of a run by step, a column per name as docs/metrics.md has them.
 
     Raises:
-        ValueError: The run has no metrics.
+        ValueError: The run has no metrics, or a line is not one; names file and line.
     """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
-    return pd.DataFrame(StepFile(path).read()).groupby("step").last().astype("Float64", errors="ignore")
+    rows = list(StepFile(path).read())
+    if not rows:
+        raise ValueError(f"{path} holds no metrics yet")
+    return pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
 
 
 def scores(results: str | Path) -> pd.DataFrame:
@@ -157,7 +165,7 @@ def scores(results: str | Path) -> pd.DataFrame:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{results} is not a results file of medserl score or evaluate: {error!r}") from None
-    return _typed(rows, SCORES)
+    return typed_frame(rows, SCORES)
 
 
 def read_run(run: str | Path) -> list[GameRecord]:
@@ -178,7 +186,7 @@ def read_run(run: str | Path) -> list[GameRecord]:
 
 def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     """The frame of these games; see :data:`GAMES`."""
-    frame = _typed([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
+    frame = typed_frame([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
     components = sorted(
         {(role.value, part) for game in records for role, parts in game.rewards.items() for part in parts}
     )
@@ -199,7 +207,8 @@ def _signal(records: Iterable[GameRecord]) -> Any:
     return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
 
 
-def _typed(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+    """A frame with the columns of a schema; what a row does not have is missing."""
     columns = {}
     for name, column in schema.items():
         values = [row.get(name) for row in rows]
