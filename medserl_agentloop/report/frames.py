@@ -72,6 +72,9 @@ GAMES = {
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
     "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+    "finished": Column(
+        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
+    ),
 }
 """A row per game, in the order of play; and ``reward/<role>/<component>`` for every component of the run."""
 
@@ -85,6 +88,7 @@ TURNS = {
     "readable": Column("boolean", "whether it has a note, or a verdict"),
     "violations": Column("string", "departures from the format, joined by commas"),
     "reward": Column("Float64", "the role's reward"),
+    "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
 }
 """A row per generated turn."""
 
@@ -113,6 +117,7 @@ def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
     rows = []
     for number, game in enumerate(read_run(run)):
+        seconds = iter(game.seconds)
         for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)):
             if turn is not None:
                 said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
@@ -124,6 +129,7 @@ def turns(run: str | Path) -> pd.DataFrame:
                         "readable": said is not None,
                         "violations": ",".join(turn.violations),
                         "reward": game.reward(role.value),
+                        "seconds": next(seconds, None),
                     }
                 )
     return _typed(rows, TURNS)
