@@ -36,14 +36,29 @@ app.add_typer(data_app, name="data")
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
-    game: Annotated[Optional[int], typer.Option(help="Line of games.jsonl to show, from 1.")] = None,  # noqa: UP045
+    run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
+    game: Annotated[Optional[int], typer.Option(help="Line of the file of the first game, from 1.")] = None,  # noqa: UP045
+    once: Annotated[bool, typer.Option("--once", help="Print one game and end, as without a terminal.")] = False,
 ) -> None:
-    """Print one game as text and the role metrics of the first and last step."""
-    from medserl_agentloop.report.terminal import show_run
+    """Walk through the games of a run; without a terminal, print one game and the first and last step's metrics."""
+    from medserl_agentloop.report.terminal import show_run, walk
 
+    console = Console()
+    walks = not once and console.is_terminal and sys.stdin.isatty()
     with errors_in_one_line():
-        show_run(run, Console(), game=game)
+        (walk if walks else show_run)(run, console, game=game)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records. It need not exist yet.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
+) -> None:
+    """Follow a run: its step, the time left, its main curves, alarms and the last game. Ctrl-C ends it."""
+    from medserl_agentloop.report.watch import watch_run
+
+    watch_run(run, Console(), every=every, once=once)
 
 
 @app.command()
