@@ -65,13 +65,23 @@ def watch(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
+    ] = None,
 ) -> None:
     """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
-    from medserl_agentloop.report.page import write_page
+    from medserl_agentloop.report.figures import write_figures
+    from medserl_agentloop.report.frames import read_run
+    from medserl_agentloop.report.page import run_names, write_page
 
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
-    typer.echo(f"{games} games: {output}")
+        typer.echo(f"{games} games: {output}")
+        if figures is not None:
+            for name, run in zip(run_names(runs), runs, strict=True):
+                for file in write_figures(read_run(run), figures, name.replace("/", "_")):
+                    typer.echo(f"curves: {file}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -96,6 +96,20 @@ def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profi
         assert module._reads(game, stored) == module._reads(game, []) != {}
 
 
+def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, [scored(outcome, n) for n, outcome in enumerate(STEPS, start=1)])
+    runs = [str(tmp_path / name) for name in ("a", "b")]
+    options = ["-o", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")]
+    done = CliRunner().invoke(app, ["report", *runs, *options])
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+    svg = (tmp_path / "figures" / "a.svg").read_text()
+    assert svg == (tmp_path / "figures" / "b.svg").read_text()  # the same games give the same picture
+    assert all(f"<!-- {title} -->" in svg for title in ("Reward", "Outcomes", "missed error", "Assessor: accuracy"))
+
+
 @pytest.fixture(scope="module")
 def chromium() -> str:
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
