@@ -42,27 +42,52 @@ app.add_typer(data_app, name="data")
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
-    game: Annotated[Optional[int], typer.Option(help="Line of games.jsonl to show, from 1.")] = None,  # noqa: UP045
+    run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
+    game: Annotated[Optional[int], typer.Option(help="Line of the file of the first game, from 1.")] = None,  # noqa: UP045
+    once: Annotated[bool, typer.Option("--once", help="Print one game and end, as without a terminal.")] = False,
 ) -> None:
-    """Print one game as text and the role metrics of the first and last step."""
-    from medserl_agentloop.report.terminal import show_run
+    """Walk through the games of a run; without a terminal, print one game and the first and last step's metrics."""
+    from medserl_agentloop.report.terminal import show_run, walk
 
+    console = Console()
+    walks = not once and console.is_terminal and sys.stdin.isatty()
     with errors_in_one_line():
-        show_run(run, Console(), game=game)
+        (walk if walks else show_run)(run, console, game=game)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records. It need not exist yet.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
+) -> None:
+    """Follow a run: its step, the time left, its main curves, alarms and the last game. Ctrl-C ends it."""
+    from medserl_agentloop.report.watch import watch_run
+
+    watch_run(run, Console(), every=every, once=once)
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
+    ] = None,
 ) -> None:
     """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
-    from medserl_agentloop.report.page import write_page
+    from medserl_agentloop.report.figures import write_figures
+    from medserl_agentloop.report.frames import read_run
+    from medserl_agentloop.report.page import run_names, write_page
 
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
-    typer.echo(f"{games} games: {output}")
+        typer.echo(f"{games} games: {output}")
+        if figures is not None:
+            for name, run in zip(run_names(runs), runs, strict=True):
+                for file in write_figures(read_run(run), figures, name.replace("/", "_")):
+                    typer.echo(f"curves: {file}")
 
 
 @app.command()
@@ -79,7 +104,7 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.games.medical.table import plain
+    from medserl_agentloop.command_line import visible
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
@@ -90,7 +115,7 @@ def compare(
     for title, texts, note in sections:
         table = Table(*texts.columns, title=title, title_justify="left", box=None)
         for row in texts.to_numpy():
-            table.add_row(*(Text(plain(cell)) for cell in row))
+            table.add_row(*(Text(visible(cell)) for cell in row))
         console.print(table, Text(note, style="dim"), "")
     if output is not None:
         typer.echo(f"comparison: {output}")

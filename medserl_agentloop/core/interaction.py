@@ -183,6 +183,10 @@ class Interaction(ABC, Generic[G, R]):
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
 
+    def prompts(self) -> list[dict[str, Any]]:
+        """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
+        return []
+
     def metrics(self, records: Sequence[R]) -> dict[str, float]:
         """Metrics of a step's games by name, ``selfplay/…``."""
         return game_metrics(records, self.roles)

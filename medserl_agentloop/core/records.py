@@ -6,6 +6,7 @@ The agent loop makes it, the game fills it turn by turn and scores it, the train
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -43,11 +44,14 @@ class GameRecord(BaseModel):
         policy_version: Weights of the live policy: the training step they were pushed after.
         players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
+        finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
+        seconds: How long each turn took, in the order of play, as the game waited for it; of a void game, the one
+            without an answer too.
     """
 
     model_config = ConfigDict(extra="ignore")
 
-    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards",)
+    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards", "finished", "seconds")
     """Fields that JSON has only where they hold something: records of before they existed look the same."""
 
     rewards: Rewards = {}
@@ -60,6 +64,8 @@ class GameRecord(BaseModel):
     policy_version: int | None = None
     players: dict[str, str] = {}
     opponent: OpponentRecord | None = None
+    finished: datetime | None = None
+    seconds: list[float] = []
 
     @property
     def kind(self) -> str:

@@ -17,6 +17,7 @@ from medserl_agentloop.paths import replacing
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
+PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 
 
@@ -80,6 +81,18 @@ def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
+    """Write what a run renders from ``step`` on into its ``prompts.jsonl``: those prompts that are not there yet.
+
+    Each has ``role``, ``template`` and ``messages``, as ``Interaction.prompts`` gives them.
+    """
+    file = StepFile(Path(folder) / PROMPTS_FILE)
+    file.cut_after(step - 1)
+    held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}
+    if new := [prompt for prompt in prompts if held.get((prompt["role"], prompt["template"])) != prompt["messages"]]:
+        file.append({"step": step, **prompt} for prompt in new)
 
 
 class HasState(Protocol):

@@ -47,7 +47,15 @@ from medserl_agentloop.core.metrics import log_games, lost_games_metrics, oppone
 from medserl_agentloop.core.opponent import build_pool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, HasState, StepFile, load_state, save_state
+from medserl_agentloop.core.step_file import (
+    GAMES_FILE,
+    METRICS_FILE,
+    HasState,
+    StepFile,
+    load_state,
+    save_state,
+    write_prompts,
+)
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 _CREDIT_COLUMNS = (
@@ -160,6 +168,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             removed = file.cut_after(step)
             if removed:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+        if self.selfplay.certify != "only" and step < total:
+            write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -342,7 +352,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         health = self.health.observe(numbers)
         metrics.update(health.metrics)
-        self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
+        self.metrics_file.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
             if remark not in self._said:
                 self._said.add(remark)

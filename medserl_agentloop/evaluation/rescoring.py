@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
@@ -80,7 +80,9 @@ def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table
         count = counts[when, role]
         return f"{sums[when, role] / count:.4f} ({count} games)" if count else "none"
 
-    table = Table("role", f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme, title=f"{number} games")
+    table = Table("role", title=f"{number} games")
+    for heading in (f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme):
+        table.add_column(Text(visible(heading)))
     for role in Role:
         table.add_row(role.value, mean("old", role), mean("new", role))
     return table

@@ -72,6 +72,9 @@ GAMES = {
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
     "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+    "finished": Column(
+        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
+    ),
 }
 """A row per game, in the order of play; and ``reward/<role>/<component>`` for every component of the run."""
 
@@ -85,6 +88,7 @@ TURNS = {
     "readable": Column("boolean", "whether it has a note, or a verdict"),
     "violations": Column("string", "departures from the format, joined by commas"),
     "reward": Column("Float64", "the role's reward; of several assessments, each its own"),
+    "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
 }
 """A row per generated turn."""
 
@@ -118,6 +122,7 @@ def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     """The frame of the turns of these games; see :data:`TURNS`."""
     rows = []
     for number, game in enumerate(records):
+        seconds = iter(game.seconds)
         assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
@@ -130,6 +135,7 @@ def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
                         "readable": said is not None,
                         "violations": ",".join(turn.violations),
                         "reward": each.reward(role.value),
+                        "seconds": next(seconds, None),
                     }
                 )
     return typed_frame(rows, TURNS)

@@ -152,6 +152,9 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         spec = GameSpec.from_extra_info(facts)
         return [self._turn(role, Category.ADVERSARIAL_BENIGN, spec.seed_note) for role in Role]
 
+    def prompts(self) -> list[dict[str, Any]]:
+        return self._profile.templates()
+
     def metrics(self, records: Sequence[GameRecord]) -> dict[str, float]:
         return role_metrics(records)
 

@@ -75,13 +75,23 @@ class PromptProfile:
             ValueError: A template is missing or cannot be rendered; names the file, the line and the
                 reason.
         """
-        task = category.value if category.has_attack else COPY_TEMPLATE
-        name = task if role is Role.ATTACKER else "assess"
+        name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
         system = f"{role.value}/system.jinja"
         if (self.folder / system).exists():
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
+
+    def templates(self) -> list[dict[str, Any]]:
+        """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a place for the note."""
+        found = []
+        for (role, name), category in {(role, template_name(role, c)): c for role in Role for c in Category}.items():
+            try:
+                messages = self.messages(role, category, place("note"))
+            except ValueError:  # a run checks those that its rows need; a profile may lack others
+                continue
+            found.append({"role": role.value, "template": name, "messages": messages})
+        return found
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
         """The turn that they open, with the note kept apart: it is untrusted text."""
@@ -97,6 +107,13 @@ class PromptProfile:
             raise ValueError(
                 f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
             ) from error
+
+
+def template_name(role: Role, category: Category) -> str:
+    """Name of the template that opens ``role``'s turn."""
+    if role is Role.ASSESSOR:
+        return "assess"
+    return category.value if category.has_attack else COPY_TEMPLATE
 
 
 def _place(error: Exception, template: Path) -> str:

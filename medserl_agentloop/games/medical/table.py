@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from rich.control import strip_control_codes
 from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.games.medical.edits import changed_runs
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
@@ -64,7 +64,7 @@ def game_row(record: GameRecord) -> list[Any]:
 
 def marked_changes(old: str, new: str) -> Text:
     """``new`` with what it has in place of ``old`` marked word by word."""
-    before, after = plain(old).split(), plain(new).split()
+    before, after = visible(old).split(), visible(new).split()
     text, at = Text(), 0
     for start, end, new_start, new_end in changed_runs(before, after):
         text.append("".join(word + " " for word in after[at:new_start]))
@@ -74,8 +74,3 @@ def marked_changes(old: str, new: str) -> Text:
             text.append("{+" + " ".join(after[new_start:new_end]) + "+} ", style="bold")
         at = new_end
     return text.append("".join(word + " " for word in after[at:]))
-
-
-def plain(text: str) -> str:
-    """Untrusted text without the control codes that a terminal would obey."""
-    return strip_control_codes(text).replace("\x1b", "")
