@@ -83,15 +83,13 @@ def register() -> None:
 
 
 def _register_for_training() -> None:
-    """Register attention, agent loop, trainer and estimators; the latter two by being imported."""
+    """Register agent loop, trainer and estimators; the latter two by being imported."""
     from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
-    from medserl_agentloop.backends import packed_attention
     from medserl_agentloop.core import advantages, trainer  # noqa: F401
     from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
     from medserl_agentloop.core.interaction import AGENT_NAME
 
-    packed_attention.register()
     register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
 
 

@@ -16,8 +16,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 
 from medserl_agentloop.backends import packed_attention
 
-packed_attention.register()
-
 
 class _WithoutPinnedMemory:
     """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
@@ -40,6 +38,9 @@ class _WithoutPinnedMemory:
 class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy."""
 
+    def _build_module(self) -> Any:
+        return packed_attention.instead_of_sdpa(super()._build_module())
+
 
 @EngineRegistry.register("value_model", "fsdp2", device="cpu")
 class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
@@ -56,9 +57,9 @@ class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead)
             str(self.model_config.local_path),
             config=hf_config,
             dtype=dtype,
-            attn_implementation=packed_attention.NAME,
+            attn_implementation="sdpa",
             trust_remote_code=self.model_config.trust_remote_code,
         )
         if self.model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return module
+        return packed_attention.instead_of_sdpa(module)

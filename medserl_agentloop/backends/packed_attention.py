@@ -2,9 +2,10 @@
 
 verl trains on packs: many trajectories in one row, each with one or more contexts, and a context starts where positions
 restart. With ``attn_implementation=sdpa`` Transformers lets every token of the pack look at every other one behind a
-mask, so time and memory grow with the square of the pack. With ``packed_sdpa`` they grow with the square of a context.
+mask, so time and memory grow with the square of the pack. Here they grow with the square of a context.
 
-The plugin registers it in every process of a run; recipes/cpu.yaml names it.
+The CPU engines put it in place of ``sdpa`` once a model is loaded. It is not in the config, because verl writes
+``override_config`` into checkpoints, and theirs have to load where this package is not installed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from transformers.modeling_utils import AttentionInterface
 NAME = "packed_sdpa"
 
 
-def register() -> None:
-    """Make ``attn_implementation=packed_sdpa`` known to Transformers. Idempotent."""
+def instead_of_sdpa(model: Any) -> Any:
+    """A model of Transformers', which attends by this module from now on if it did by SDPA."""
     AttentionInterface.register(NAME, packed_sdpa)
     AttentionMaskInterface.register(NAME, mask_unless_packed)
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(NAME)
+    return model
 
 
 def packed_sdpa(

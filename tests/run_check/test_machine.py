@@ -99,8 +99,8 @@ def test_a_model_without_flash_attention_is_refused_with_both_ways_out(monkeypat
     has_packages(monkeypatch)
     answer = missing(ON_GPU, "qwen3_4b")
     assert "pip install flash-attn==2.8.3" in answer
-    assert f"+{MODEL}=packed_sdpa" in answer
-    assert missing({**ON_GPU, MODEL: "packed_sdpa"}, "qwen3_4b") == ""
+    assert f"+{MODEL}=sdpa" in answer
+    assert missing({**ON_GPU, MODEL: "sdpa"}, "qwen3_4b") == ""
 
 
 def test_with_flash_attention_nothing_is_said_and_with_its_fallback_what_is_downloaded(

@@ -1,5 +1,8 @@
 """One trajectory, two private contexts: what the restart of positions is worth."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,8 +10,6 @@ from hypothesis import strategies as st
 
 from medserl_agentloop.backends import packed_attention
 from medserl_agentloop.testing.tiny import tiny_model
-
-packed_attention.register()
 
 FIRST, SECOND = 37, 53  # tokens of the two contexts
 
@@ -20,9 +21,16 @@ def log_probs(model: torch.nn.Module, ids: torch.Tensor, position_ids: torch.Ten
     return logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
 
 
+def model_with(attention: str) -> Any:
+    """A tiny model that attends by SDPA, by Transformers' eager code, or by ours."""
+    if attention == packed_attention.NAME:
+        return packed_attention.instead_of_sdpa(tiny_model(512))
+    return tiny_model(512, attention=attention)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager", packed_attention.NAME])
 def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_restart(attention: str) -> None:
-    model = tiny_model(512, attention=attention)
+    model = model_with(attention)
     ids = torch.randint(0, 512, (FIRST + SECOND,), generator=torch.Generator().manual_seed(1))
     restarted = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])
     alone = log_probs(model, ids[FIRST:], torch.arange(SECOND))
@@ -55,7 +63,7 @@ def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(lengths: list[int]) -> None:
-    model = tiny_model(512, attention=packed_attention.NAME)
+    model = model_with(packed_attention.NAME)
     ids, positions = row_of(lengths)
     packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
     weighed = torch.linspace(0, 1, 512)
@@ -74,7 +82,7 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
     ids, positions = row_of([FIRST, SECOND])
     found = []
     for attention in ("sdpa", packed_attention.NAME):
-        model = tiny_model(512, attention=attention)
+        model = model_with(attention)
         if window:
             config = type(model.config)(
                 **{
@@ -100,7 +108,7 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
 
 def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
     """Or time and memory would grow with the square of the pack."""
-    model = tiny_model(512, attention=packed_attention.NAME)
+    model = model_with(packed_attention.NAME)
     ids, positions = row_of([FIRST, SECOND])
     longest = []
     forward = torch.nn.functional.scaled_dot_product_attention
@@ -113,3 +121,8 @@ def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
         log_probs(model, ids, positions)
     assert longest == [(FIRST, FIRST, None), (SECOND, SECOND, None)] * 2
+
+
+def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
+    model_with(packed_attention.NAME).save_pretrained(tmp_path)
+    assert packed_attention.NAME not in (tmp_path / "config.json").read_text(encoding="utf-8")
