@@ -19,7 +19,7 @@ from jinja2 import Template
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.page import content_hash
+from medserl_agentloop.report.page import content_policy
 
 QUESTIONS = {
     "error": ("Which note holds a medical error?", ("A", "B", "neither", "both")),
@@ -97,10 +97,7 @@ def write_blinded_sheet(folder: Path, pairs: Sequence[Pair], seed: int) -> None:
     script, style, page = (
         (PACKAGE / "report" / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
     )
-    policy = (
-        f"default-src 'none'; script-src {content_hash(script)}; style-src {content_hash(style)}; form-action 'none'"
-    )
     html = Template(page, autoescape=True).render(
-        policy=policy, script=script, style=style, items=items, questions=QUESTIONS
+        policy=content_policy(script, style), script=script, style=style, items=items, questions=QUESTIONS
     )
     (folder / "sheet.html").write_text(html, encoding="utf-8")
