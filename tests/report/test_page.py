@@ -1,6 +1,5 @@
 """The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,23 +61,6 @@ def report(*runs: Path, output: Path) -> str:
     done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(output)])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
