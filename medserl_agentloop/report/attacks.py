@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
 from jinja2 import Template
 from rapidfuzz import fuzz, process
 from rich.console import Console
@@ -34,16 +32,14 @@ from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
     UNKNOWABLE,
-    AttackRecord,
     GameRecord,
     InvalidAttack,
     Outcome,
 )
-from medserl_agentloop.games.medical.table import varied_games
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import read_run
-from medserl_agentloop.report.sheets import Pair, write_blinded_sheet, write_table
+from medserl_agentloop.report.frames import games_frame, read_run
+from medserl_agentloop.report.sheets import shown, write_blinded_sheet, write_table
 
 
 class Kind(str, Enum):
@@ -61,7 +57,7 @@ class Kind(str, Enum):
 
 MEANINGS = {
     Kind.NO_OP: "the rules found the note unchanged, or changed in spelling alone",
-    Kind.INVALID: "another rule is broken, or no note can be read; `reason` says which",
+    Kind.INVALID: "another rule is broken, or no note can be read; `invalid` says which",
     Kind.AMBIGUOUS: "the judge abstained, its votes differ, or the readers of the note alone did not find the error",
     Kind.UNDECIDED: "nobody knows: the judge or a player failed, or the assessor's answer to an error is unreadable",
     Kind.HARMLESS: "the row asks for an error, and the judge finds none in the note",
@@ -71,63 +67,40 @@ MEANINGS = {
 }
 """Each attack has the first of these that fits."""
 
-LEDGER_COLUMNS = (
-    "game", "step", "category", "case", "class", "reason", "pattern", "edit", "changed_words", "judge", "label",
-    "verdict", "hard_note",
-)  # fmt: skip
+_OF_GAME = ["step", "category", "text_id", "invalid", "void", "changed_words", "judge", "judged", "verdict"]
 _NOTHING = "(nothing)"
 _LEAST_ALIKE = 50.0  # rapidfuzz ratio of the wrong sentence and the one of the note that is taken for it
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A game in which the attacker rewrote the note, and the line of its file."""
+def kind_of(game: GameRecord) -> Kind:
+    """The class of a game's attack, by what the record says."""
+    assert game.attack is not None
+    if game.attack.invalid is not None:
+        return Kind.NO_OP if game.attack.invalid is InvalidAttack.UNCHANGED else Kind.INVALID
+    votes = {vote.label for vote in game.judgement.votes} - {None} if game.judgement else set()
+    if len(votes) > 1 or (game.void or "").startswith((JUDGE_ABSTAINED, UNKNOWABLE)):
+        return Kind.AMBIGUOUS
+    if not game.is_void and game.label is Label.SAFE:
+        return Kind.HARMLESS if game.spec.target_label is Label.HARMFUL else Kind.DECOY
+    decided = {Outcome.CORRECT_DETECTION: Kind.VALID, Outcome.MISSED_ERROR: Kind.UNDETECTED}
+    return decided.get(game.outcome, Kind.UNDECIDED)
 
-    number: int
-    game: GameRecord
 
-    @property
-    def turn(self) -> AttackRecord:
-        assert self.game.attack is not None
-        return self.game.attack
-
-    @property
-    def case(self) -> str:
-        return self.game.spec.vignette_id or self.game.spec.seed_note
-
-    @cached_property
-    def kind(self) -> Kind:
-        """Its class, by what the record says."""
-        game, said = self.game, self.game.judgement
-        if self.turn.invalid is not None:
-            return Kind.NO_OP if self.turn.invalid is InvalidAttack.UNCHANGED else Kind.INVALID
-        if (game.void or "").startswith((JUDGE_ABSTAINED, UNKNOWABLE)) or (
-            said is not None and len({vote.label for vote in said.votes if vote.label is not None}) > 1
-        ):
-            return Kind.AMBIGUOUS
-        if game.is_void:
-            return Kind.UNDECIDED
-        if game.label is Label.SAFE:
-            return Kind.HARMLESS if game.spec.target_label is Label.HARMFUL else Kind.DECOY
-        decided = {Outcome.CORRECT_DETECTION: Kind.VALID, Outcome.MISSED_ERROR: Kind.UNDETECTED}
-        return decided.get(game.outcome, Kind.UNDECIDED)
-
-    @cached_property
-    def edit(self) -> str:
-        """Old words and new words, whatever their spelling; empty without a note or a change."""
-        if self.turn.note is None:
-            return ""
-        before, after = canonical_words(self.game.spec.seed_note), canonical_words(self.turn.note)
-        return "; ".join(
-            f"{' '.join(before[start:end]) or _NOTHING} -> {' '.join(after[first:last]) or _NOTHING}"
-            for start, end, first, last in changed_runs(before, after)
-        )
+def edit_of(game: GameRecord) -> str:
+    """Old words and new words, whatever their spelling; empty without a note or a change."""
+    if game.attack is None or game.attack.note is None:
+        return ""
+    before, after = canonical_words(game.spec.seed_note), canonical_words(game.attack.note)
+    return "; ".join(
+        f"{' '.join(before[start:end]) or _NOTHING} -> {' '.join(after[first:last]) or _NOTHING}"
+        for start, end, first, last in changed_runs(before, after)
+    )
 
 
 def write_ledger(
     run: Path, output: Path, *, sheet: int, seed: int, judge: MedicalConfig | None, console: Console
 ) -> dict[Kind, int]:
-    """Write the ledger of a run's attacks.
+    """Write the ledger of a run's attacks and return how many there are of each class.
 
     Args:
         run: Folder of the run, or a file of games.
@@ -137,58 +110,55 @@ def write_ledger(
         judge: Node with the judge that is asked again about every valid attack; None keeps the run's own words.
         console: Shows the progress.
 
-    Returns:
-        The number of attacks of each class.
-
     Raises:
         ValueError: The run has no attacks, the judge cannot be asked, or the folder holds files.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} already holds files, filled sheets perhaps: give a new folder")
-    games = read_run(run)
-    attacks = [Attack(n, g) for n, g in enumerate(games, start=1) if g.attack is not None and g.category.has_attack]
-    if not attacks:
-        raise ValueError(
-            f"{run}: none of its {len(games)} games has an attack: give a run that plays adversarial games"
-        )
+    played = read_run(run)
+    turns = {number: game for number, game in enumerate(played, start=1) if game.attack is not None}
+    games = {number: game for number, game in turns.items() if game.category.has_attack}
+    if not games:
+        raise ValueError(f"{run}: none of its {len(played)} games has an attack; give a run with adversarial games")
     if judge is not None:
-        _judge_again([attack.game for attack in attacks], judge, console)
-    counts = Counter(attack.kind for attack in attacks)
-    patterns = _patterns(attacks)
-    rows, hard_note_of, left_out, uw = _hard_notes(attacks)
-    pairs = _pairs(attacks, sheet, seed)
+        _judge_again(games.values(), judge, console)
+    frame = _ledger(games)
+    kinds = frame["class"].value_counts()
+    counts = {kind: int(kinds.get(kind.value, 0)) for kind in Kind}
+    patterns = _patterns(frame)
+    hard, left_out, uw = _hard_notes({n: game for n, game in games.items() if kind_of(game) is Kind.UNDETECTED}, frame)
+    unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
     with all_or_none(output) as place:
-        write_table(place / "ledger.csv", LEDGER_COLUMNS, [_line(a, patterns, hard_note_of) for a in attacks])
-        write_table(place / "patterns.csv", _pattern_columns(), _pattern_rows(attacks, patterns))
+        write_table(place / "ledger.csv", frame)
+        write_table(place / "patterns.csv", patterns)
         with (place / "hard_notes.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-        if pairs:
-            write_blinded_sheet(place, pairs, seed)
-        template = (PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8")
-        facts = {
-            "run": run,
-            "sha256": sha256_of(run / GAMES_FILE if run.is_dir() else run),
-            "games": len(games),
-            "copies": sum(g.attack is not None for g in games) - len(attacks),
-            "attacks": len(attacks),
-            "classes": [(kind.value, counts[kind], MEANINGS[kind]) for kind in Kind],
-            "reasons": Counter(a.turn.invalid.value for a in attacks if a.turn.invalid).most_common(),
-            "judges": sorted({a.game.judgement.judge for a in attacks if a.game.judgement}),
-            "unread": BELIEVES_THE_ROW,
-            "patterns": len(patterns),
-            "undetected": counts[Kind.UNDETECTED],
-            "hard": len(rows),
-            "uw": uw,
-            "left_out": left_out.most_common(),
-            "pairs": len(pairs),
-            "seed": seed,
-        }
-        text = Template(template, trim_blocks=True, keep_trailing_newline=True).render(facts)
-        (place / "README.md").write_text(text, encoding="utf-8")
-    return {kind: counts[kind] for kind in Kind}
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *hard])
+        judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
+        pairs = write_blinded_sheet(place, judged, sheet, seed)
+        template = Template((PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8"), trim_blocks=True)
+        text = template.render(
+            run=run,
+            sha256=sha256_of(run / GAMES_FILE if run.is_dir() else run),
+            games=len(played),
+            copies=len(turns) - len(games),
+            classes=[(kind.value, counts[kind], meaning) for kind, meaning in MEANINGS.items()],
+            reasons=frame["invalid"].value_counts().items(),
+            judges=sorted(frame["judge"].dropna().unique()),
+            unread=BELIEVES_THE_ROW,
+            attacks=len(games),
+            patterns=len(patterns),
+            undetected=counts[Kind.UNDETECTED],
+            hard=len(hard),
+            uw=uw,
+            left_out=left_out.items(),
+            pairs=pairs,
+            seed=seed,
+        )
+        (place / "README.md").write_text(text + "\n", encoding="utf-8")
+    return counts
 
 
-def _judge_again(games: Sequence[GameRecord], config: MedicalConfig, console: Console) -> None:
+def _judge_again(games: Iterable[GameRecord], config: MedicalConfig, console: Console) -> None:
     """Put another judge's word into the records, asked as in a run."""
     judge, slots = build_judge(config), asyncio.Semaphore(config.judge_server.concurrency)
     asked = [game for game in games if game.attack and game.attack.invalid is None and game.assessment]
@@ -212,82 +182,60 @@ def _judge_again(games: Sequence[GameRecord], config: MedicalConfig, console: Co
         raise ValueError(f"the judge answered none of {len(asked)} questions; the first: {asked[0].void}")
 
 
-def _patterns(attacks: Sequence[Attack]) -> dict[str, int]:
-    """A number for each edit, from 1, the most frequent first."""
-    counts = Counter(attack.edit for attack in attacks if attack.edit)
-    return {edit: number for number, (edit, _) in enumerate(counts.most_common(), start=1)}
+def _ledger(games: Mapping[int, GameRecord]) -> pd.DataFrame:
+    """A row per attack; the most frequent edit is pattern 1."""
+    frame = games_frame(list(games.values()))[_OF_GAME]
+    frame.insert(0, "game", list(games))
+    frame["case"] = [shown(game.spec.vignette_id or game.spec.seed_note) for game in games.values()]
+    frame["class"] = [kind_of(game).value for game in games.values()]
+    frame["edit"] = [shown(edit_of(game)) for game in games.values()]
+    frequent = Counter(filter(None, frame["edit"])).most_common()
+    numbers = {edit: number for number, (edit, _) in enumerate(frequent, start=1)}
+    frame["pattern"] = pd.array([numbers.get(edit) for edit in frame["edit"]], dtype="Int64")
+    frame["hard_note"] = ""
+    return frame
 
 
-def _pattern_columns() -> list[str]:
-    return [
-        "pattern", "edit", "attacks", "cases", "first_step", "last_step", "undetected_share", *(k.value for k in Kind)
-    ]  # fmt: skip
+def _patterns(frame: pd.DataFrame) -> pd.DataFrame:
+    table = frame.groupby("pattern").agg(
+        edit=("edit", "first"),
+        attacks=("game", "size"),
+        cases=("case", "nunique"),
+        first_step=("step", "min"),
+        last_step=("step", "max"),
+    )
+    kinds = [kind.value for kind in Kind]
+    counts = pd.crosstab(frame["pattern"], frame["class"]).reindex(table.index, columns=kinds, fill_value=0)
+    missed = counts[Kind.UNDETECTED.value]
+    table["undetected_share"] = (missed / (missed + counts[Kind.VALID.value])).round(4)
+    return table.join(counts).reset_index()
 
 
-def _pattern_rows(attacks: Sequence[Attack], patterns: dict[str, int]) -> list[list[object]]:
-    uses: dict[str, list[Attack]] = defaultdict(list)
-    for attack in attacks:
-        uses[attack.edit].append(attack)
-    rows: list[list[object]] = []
-    for edit, number in patterns.items():
-        steps = [attack.game.step for attack in uses[edit]]
-        kinds = Counter(attack.kind for attack in uses[edit])
-        answered = kinds[Kind.UNDETECTED] + kinds[Kind.VALID]
-        share = round(kinds[Kind.UNDETECTED] / answered, 4) if answered else ""
-        cases = len({attack.case for attack in uses[edit]})
-        rows.append([number, edit, len(steps), cases, min(steps), max(steps), share, *(kinds[k] for k in Kind)])
-    return rows
-
-
-def _line(attack: Attack, patterns: dict[str, int], hard_note_of: dict[int, str]) -> list[object]:
-    game, turn, judgement = attack.game, attack.turn, attack.game.judgement
-    return [
-        attack.number,
-        game.step,
-        game.category.value,
-        attack.case,
-        attack.kind.value,
-        turn.invalid.value if turn.invalid else game.void or "",
-        patterns.get(attack.edit, ""),
-        attack.edit,
-        turn.changed_words,
-        judgement.judge if judgement else "",
-        game.label.value if game.label else "",
-        game.assessment.verdict.value if game.assessment and game.assessment.verdict else "",
-        hard_note_of.get(attack.number, ""),
-    ]
-
-
-def _hard_notes(attacks: Sequence[Attack]) -> tuple[list[list[str]], dict[int, str], Counter[str], int]:
-    """The undetected errors in MEDEC's columns, each note once.
+def _hard_notes(undetected: Mapping[int, GameRecord], frame: pd.DataFrame) -> tuple[list[list[str]], Counter[str], int]:
+    """The errors nobody saw in MEDEC's columns, each note once; ``frame`` gets the ids.
 
     Returns:
-        The rows, the id of the note by the number of each of its games, what was left out and why, and how many rows
-        are of MEDEC-UW.
+        The rows, what was left out and why, and how many rows are of MEDEC-UW.
     """
+    same: dict[str, list[int]] = defaultdict(list)
+    for number, game in undetected.items():
+        same[" ".join(canonical_words(game.presented_note or ""))].append(number)
     rows: list[list[str]] = []
-    ids: dict[str, str] = {}
-    of_game: dict[int, str] = {}
     left_out: Counter[str] = Counter()
     uw = 0
-    for attack in (a for a in attacks if a.kind is Kind.UNDETECTED):
-        note = " ".join(canonical_words(attack.game.presented_note or ""))
-        if note not in ids:
-            # Behind the id of the source, so that notes of MEDEC-UW stay known as such.
-            text_id = "-".join(filter(None, (attack.game.spec.text_id, "hard", str(len(ids) + 1))))
-            row = _hard_row(attack.game, text_id)
-            try:
-                vignette = vignette_of_row(
-                    RowPlace("hard_notes.csv", len(rows) + 1), dict(zip(COLUMNS, row, strict=True)), ""
-                )
-            except MedecFormatError as error:
-                left_out[str(error)] += 1
-                continue
-            ids[note] = text_id
-            uw += vignette.subset == "medec_uw"
-            rows.append(row)
-        of_game[attack.number] = ids[note]
-    return rows, of_game, left_out, uw
+    for numbers in same.values():
+        game = undetected[numbers[0]]
+        # Behind the id of the source, so that notes of MEDEC-UW stay known as such.
+        row = _hard_row(game, "-".join(filter(None, (game.spec.text_id, "hard", str(len(rows) + 1)))))
+        cells = dict(zip(COLUMNS, row, strict=True))
+        try:
+            uw += vignette_of_row(RowPlace("hard_notes.csv", len(rows) + 1), cells, "").subset == "medec_uw"
+        except MedecFormatError as error:
+            left_out[str(error)] += 1
+            continue
+        rows.append(row)
+        frame.loc[frame["game"].isin(numbers), "hard_note"] = row[0]
+    return rows, left_out, uw
 
 
 def _hard_row(game: GameRecord, text_id: str) -> list[str]:
@@ -304,28 +252,3 @@ def _hard_row(game: GameRecord, text_id: str) -> list[str]:
     numbered = "\n".join(f"{n} {text}" for n, text in enumerate(sentences))
     known = [kind.value if kind else None, str(number), sentence, right, clean]
     return [text_id, note, numbered, "1", *(value or "NA" for value in known)]
-
-
-def _pairs(attacks: Sequence[Attack], count: int, seed: int) -> list[Pair]:
-    """Attacks that a judge was asked about, the outcomes in turn.
-
-    A case is used once: the note that comes again in several pairs would be known as the original.
-    """
-    judged = [a for a in attacks if a.kind not in (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)]
-    of_case: dict[str, list[Attack]] = defaultdict(list)
-    for attack in judged:
-        of_case[one_line(attack.game.spec.seed_note)].append(attack)
-    rng = random.Random(f"{seed}/pairs")
-    one_each = {id(a.game): a for a in (rng.choice(same) for _, same in sorted(of_case.items()))}
-    games = [attack.game for attack in one_each.values()]
-    rng.shuffle(games)
-    return [
-        Pair(
-            one_each[id(game)].number,
-            game.spec.seed_note,
-            game.presented_note or "",
-            game.category.seed_label,
-            game.label,
-        )
-        for game in varied_games(games, count)
-    ]

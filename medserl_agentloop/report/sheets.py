@@ -5,19 +5,19 @@ Called by ``medserl attacks``. ``agreement.py`` reads the filled sheets back.
 
 from __future__ import annotations
 
-import csv
 import random
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Template
 
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.table import varied_games
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.page import content_policy
 
@@ -34,25 +34,6 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """An original note and what an attack made of it.
-
-    Attributes:
-        game: Line of the game in its file.
-        original: The note before the attack.
-        edited: The note after it.
-        original_label: What the data says of the original.
-        judge_label: What the judge says of the edited note; None if it cannot tell.
-    """
-
-    game: int
-    original: str
-    edited: str
-    original_label: Label
-    judge_label: Label | None
-
-
 def shown(text: str) -> str:
     """Untrusted text with its control, format and private characters and half surrogates written out, as ``\\x1b``."""
     return "".join(
@@ -61,13 +42,10 @@ def shown(text: str) -> str:
     )
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_table(path: Path, frame: pd.DataFrame) -> None:
     """A CSV file for people: texts by :func:`shown`, and with a ``'`` before what a spreadsheet would run."""
     # With its mark, so that Excel reads UTF-8.
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(map(_cell, row) for row in rows)
+    frame.astype(object).map(_cell).to_csv(path, index=False, encoding="utf-8-sig", lineterminator="\n")
 
 
 def _cell(value: Any) -> Any:
@@ -77,23 +55,33 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def write_blinded_sheet(folder: Path, pairs: Sequence[Pair], seed: int) -> None:
-    """Write ``sheet.html``, ``sheet.csv`` and ``sheet_key.csv``: the pairs and the notes of each in random order.
+def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int, seed: int) -> int:
+    """Write pairs of notes without labels, the notes of each in random order, and the key apart.
 
-    White space is the same in both notes of a pair, because models flatten line breaks when they copy.
+    The outcomes take turns. A case is used once: the note that comes again in several pairs would be known as the
+    original. White space is the same in both notes, because models flatten line breaks when they copy.
+
+    Returns:
+        The number of pairs; no file is written for none.
     """
     rng = random.Random(f"{seed}/sheet")
-    items = []
+    numbers = {id(game): number for number, game in games.items()}
+    shuffled = rng.sample(list(games.values()), len(games))
+    one_each = {one_line(game.spec.seed_note): game for game in shuffled}
+    chosen = varied_games(list(one_each.values()), most)
+    items: list[tuple[int, str, str]] = []
     key = []
-    for number, pair in enumerate(rng.sample(pairs, len(pairs)), start=1):
+    for item, game in enumerate(rng.sample(chosen, len(chosen)), start=1):
+        before, after = (shown(one_line(note)) for note in (game.spec.seed_note, game.presented_note or ""))
         original = rng.choice("AB")
-        notes = [shown(one_line(note)) for note in (pair.original, pair.edited)]
-        items.append((number, *(notes if original == "A" else reversed(notes))))
-        judged = pair.judge_label.value if pair.judge_label else ""
-        key.append((number, pair.game, original, pair.original_label.value, judged))
-    columns = ("item", "note_a", "note_b", *QUESTIONS, "remarks")
-    write_table(folder / "sheet.csv", columns, [(*item, *[""] * (len(QUESTIONS) + 1)) for item in items])
-    write_table(folder / "sheet_key.csv", KEY_COLUMNS, key)
+        items.append((item, before, after) if original == "A" else (item, after, before))
+        judged = game.label.value if game.label else ""
+        key.append((item, numbers[id(game)], original, game.category.seed_label.value, judged))
+    if not items:
+        return 0
+    sheet = pd.DataFrame(items, columns=["item", "note_a", "note_b"])
+    write_table(folder / "sheet.csv", sheet.assign(**dict.fromkeys([*QUESTIONS, "remarks"], "")))
+    write_table(folder / "sheet_key.csv", pd.DataFrame(key, columns=list(KEY_COLUMNS)))
     script, style, page = (
         (PACKAGE / "report" / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
     )
@@ -101,3 +89,4 @@ def write_blinded_sheet(folder: Path, pairs: Sequence[Pair], seed: int) -> None:
         policy=content_policy(script, style), script=script, style=style, items=items, questions=QUESTIONS
     )
     (folder / "sheet.html").write_text(html, encoding="utf-8")
+    return len(items)

@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Vote
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
-from medserl_agentloop.report.attacks import MEANINGS, Attack, Kind
+from medserl_agentloop.report.attacks import MEANINGS, Kind, kind_of
 from medserl_agentloop.scoring.notes import read_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -84,13 +84,13 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(("record", "kind"), CLASSES)
 def test_an_attack_has_the_class_that_its_record_says(record: GameRecord, kind: Kind) -> None:
-    assert Attack(1, record).kind is kind
+    assert kind_of(record) is kind
 
 
 @given(any_game())
 def test_every_attack_has_a_class_and_undetected_means_that_an_error_was_missed(record: GameRecord) -> None:
     if record.attack is not None:
-        kind = Attack(1, record).kind
+        kind = kind_of(record)
         assert (kind is Kind.UNDETECTED) == (record.outcome is Outcome.MISSED_ERROR)
         assert (kind is Kind.VALID) == (record.outcome is Outcome.CORRECT_DETECTION)
 
@@ -111,8 +111,9 @@ def test_the_counts_add_up_to_the_games_with_an_attack(tmp_path: Path) -> None:
 
 
 def test_the_page_and_the_readme_explain_the_classes_alike() -> None:
-    rows = re.findall(r"^\| ([\w-]+) \| (.*) \|$", (DOCS / "attacks.md").read_text(), re.MULTILINE)
-    assert [row for row in rows if row[0] not in ("file", "class")] == [(kind.value, text) for kind, text in MEANINGS.items()]
+    text = (DOCS / "attacks.md").read_text().partition("## Classes")[2]
+    rows = re.findall(r"^\| ([\w-]+) \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [("class", "meaning"), *((kind.value, text) for kind, text in MEANINGS.items())]
 
 
 def test_the_same_edit_in_other_notes_and_other_spelling_is_one_pattern(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def toy_games(count: int, harmless: float, seed: int = 0) -> list[GameRecord]:
 def test_a_judge_that_reads_finds_the_harmless_attacks_of_a_run_that_believed_its_labels(
     tmp_path: Path, share: float
 ) -> None:
-    records = toy_games(400, share)
+    records = toy_games(150, share)
     truth = {n for n, r in enumerate(records, start=1) if oracle(r.presented_note or "").label is SAFE}
     assert abs(len(truth) / len(records) - share) < 0.1
     (tmp_path / "believed").mkdir()
