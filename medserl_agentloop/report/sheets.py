@@ -67,7 +67,7 @@ def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int
     rng = random.Random(f"{seed}/sheet")
     numbers = {id(game): number for number, game in games.items()}
     shuffled = rng.sample(list(games.values()), len(games))
-    one_each = {one_line(game.spec.seed_note): game for game in shuffled}
+    one_each = {game.spec.vignette_id or game.spec.seed_note: game for game in shuffled}
     chosen = varied_games(list(one_each.values()), most)
     items: list[tuple[int, str, str]] = []
     key = []
