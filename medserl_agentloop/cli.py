@@ -121,6 +121,50 @@ def compare(
         typer.echo(f"comparison: {output}")
 
 
+@app.command()
+def attacks(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for ledger, patterns, notes and sheets.")],
+    sheet: Annotated[int, typer.Option(min=0, help="Most pairs of notes in the sheet for clinicians.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of their choice and order.")] = 0,
+    judge: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Ask this judge again: http, llm, oracle, or package.module:Class."),
+    ] = None,
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
+    ] = None,
+) -> None:
+    """Sort the attacks of a run by what they did, and export the errors that nobody saw."""
+    from medserl_agentloop.core.config import selfplay_config
+    from medserl_agentloop.games.medical.config import MedicalConfig
+    from medserl_agentloop.report.attacks import write_ledger
+
+    with errors_in_one_line():
+        if settings and judge is None:
+            raise ValueError("--set belongs to --judge: name the judge to ask")
+        config = selfplay_config(MedicalConfig, {"judge": judge}, settings or []) if judge else None
+        counts = write_ledger(run, output, sheet=sheet, seed=seed, judge=config, console=Console(stderr=True))
+    typer.echo(f"{sum(counts.values())} attacks: " + ", ".join(f"{n} {kind.value}" for kind, n in counts.items() if n))
+    typer.echo(f"{output}: README.md describes the files")
+
+
+@app.command()
+def agreement(
+    sheets: Annotated[list[Path], typer.Argument(help="Sheets that were filled in, one for each rater.")],
+    key: Annotated[Path, typer.Option(help="The sheet_key.csv that was written with them.")],
+) -> None:
+    """Print how far clinicians agree with each other and with the judge on the sheet of medserl attacks."""
+    from medserl_agentloop.report.agreement import agreement as measured
+
+    with errors_in_one_line():
+        table, problems = measured(sheets, key)
+    for problem in problems:
+        typer.echo(problem, err=True)
+    Console().print(table)
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def certify(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, e.g. quickstart.")],

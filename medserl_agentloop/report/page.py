@@ -88,16 +88,16 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
 def _html(blocks: list[tuple[str, str]]) -> str:
     folder = PACKAGE / "report"
     script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
-    )
     template = Template((folder / "page.html").read_text(encoding="utf-8"))
-    html: str = template.render(policy=policy, script=script, style=style, blocks=blocks)
+    html: str = template.render(policy=content_policy(script, style), script=script, style=style, blocks=blocks)
     return html
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def content_policy(script: str, style: str) -> str:
+    """The content security policy of a page that may run this script and use this style, and nothing else."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    allowed = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def _packed(text: str) -> str:

@@ -1,6 +1,5 @@
 """The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,23 +107,6 @@ def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) 
     svg = (tmp_path / "figures" / "a.svg").read_text()
     assert svg == (tmp_path / "figures" / "b.svg").read_text()  # the same games give the same picture
     assert all(f"<!-- {title} -->" in svg for title in ("Reward", "Outcomes", "missed error", "Assessor: accuracy"))
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
