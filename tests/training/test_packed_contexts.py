@@ -70,11 +70,12 @@ def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(l
     torch.autograd.backward((packed.log_softmax(-1) @ weighed).sum())
     gradient = model.model.embed_tokens.weight.grad
     model.zero_grad()
-    for row, alone in zip(packed.split(lengths), ids.split(lengths), strict=True):
-        logits = model(input_ids=alone[None], use_cache=False).logits[0]
+    for row, own in zip(packed.split(lengths), ids.split(lengths), strict=True):
+        logits = model(input_ids=own[None], use_cache=False).logits[0]
         torch.testing.assert_close(row, logits, atol=1e-5, rtol=1e-5)
         torch.autograd.backward((logits.log_softmax(-1) @ weighed).sum())
-    torch.testing.assert_close(gradient, model.model.embed_tokens.weight.grad, atol=1e-4, rtol=1e-4)
+    alone = model.model.embed_tokens.weight.grad
+    assert (gradient - alone).norm() < 1e-4 * alone.norm()
 
 
 @pytest.mark.parametrize("window", [None, 8])
