@@ -242,6 +242,9 @@ def evaluation_rows(
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
     split: Annotated[str, Option(help="What extra_info.split says.")] = EVAL_SPLIT,
+    name: Annotated[
+        str, Option(help="What the metrics call the set, e.g. panel; by default each note's collection.")
+    ] = "",
     first_index: Annotated[
         int, Option(min=0, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,
@@ -253,7 +256,7 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split)
+        made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split, name=name)
         _refuse_uw(made.read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)

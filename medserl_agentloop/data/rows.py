@@ -353,9 +353,17 @@ class EvalRows(NamedTuple):
 
 
 def build_eval_rows(
-    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, split: str = EVAL_SPLIT
+    paths: Sequence[Path],
+    *,
+    profile: str = "medserl",
+    first_index: int = FIRST_INDEX,
+    split: str = EVAL_SPLIT,
+    name: str = "",
 ) -> EvalRows:
-    """One assessor turn for every row of MEDEC's CSV files; ``split`` is what ``extra_info.split`` says.
+    """One assessor turn for every row of MEDEC's CSV files.
+
+    ``split`` is what ``extra_info.split`` says, ``name`` what the metrics call the set: by default, each note's
+    collection.
 
     Published figures are computed on the text as it was published, so unlike in training rows nothing is
     stripped, repaired or left out here.
@@ -380,7 +388,7 @@ def build_eval_rows(
                 category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
                 index = first_index + len(rows)
                 row = game_row(published, category, Role.ASSESSOR, cells["Text"], split, index, prompts)
-                row["data_source"] = f"{published.subset}_eval/{category.value}"
+                row["data_source"] = f"{name or published.subset}_eval/{category.value}"
                 row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
                 rows.append(row)
     return EvalRows(rows, read)

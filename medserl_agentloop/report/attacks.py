@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from jinja2 import Template
@@ -127,13 +128,16 @@ def write_ledger(
     kinds = frame["class"].value_counts()
     counts = {kind: int(kinds.get(kind.value, 0)) for kind in Kind}
     patterns = _patterns(frame)
-    hard, left_out, uw = _hard_notes({n: game for n, game in games.items() if kind_of(game) is Kind.UNDETECTED}, frame)
+    hard = _medec_notes(games, {Kind.UNDETECTED}, "hard")
+    panel = _medec_notes(games, {Kind.VALID, Kind.UNDETECTED, Kind.DECOY}, "panel")
+    frame["hard_note"] = frame["game"].map(hard.ids).fillna("")
     unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
     with all_or_none(output) as place:
         write_table(place / "ledger.csv", frame)
         write_table(place / "patterns.csv", patterns)
-        with (place / "hard_notes.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *hard])
+        for name, notes in (("hard_notes.csv", hard), ("panel.csv", panel)):
+            with (place / name).open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *notes.rows])
         judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
         pairs = write_blinded_sheet(place, judged, sheet, seed)
         template = Template((PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8"), trim_blocks=True)
@@ -149,9 +153,10 @@ def write_ledger(
             attacks=len(games),
             patterns=len(patterns),
             undetected=counts[Kind.UNDETECTED],
-            hard=len(hard),
-            uw=uw,
-            left_out=left_out.items(),
+            hard=len(hard.rows),
+            panel=len(panel.rows),
+            uw=panel.uw,
+            left_out=panel.left_out.items(),
             pairs=pairs,
             seed=seed,
         )
@@ -193,7 +198,6 @@ def _ledger(games: Mapping[int, GameRecord]) -> pd.DataFrame:
     frequent = Counter(filter(None, frame["edit"])).most_common()
     numbers = {edit: number for number, (edit, _) in enumerate(frequent, start=1)}
     frame["pattern"] = pd.array([numbers.get(edit) for edit in frame["edit"]], dtype="Int64")
-    frame["hard_note"] = ""
     return frame
 
 
@@ -212,36 +216,53 @@ def _patterns(frame: pd.DataFrame) -> pd.DataFrame:
     return table.join(counts).reset_index()
 
 
-def _hard_notes(undetected: Mapping[int, GameRecord], frame: pd.DataFrame) -> tuple[list[list[str]], Counter[str], int]:
-    """The errors nobody saw in MEDEC's columns, each note once; ``frame`` gets the ids.
+class _MedecNotes(NamedTuple):
+    """Presented notes as rows of MEDEC's CSV.
 
-    Returns:
-        The rows, what was left out and why, and how many rows are of MEDEC-UW.
+    Attributes:
+        rows: Their cells.
+        ids: The row's id, by number of each game with that note.
+        left_out: Why a note has no row, counted.
+        uw: How many rows are of MEDEC-UW.
     """
+
+    rows: list[list[str]]
+    ids: dict[int, str]
+    left_out: Counter[str]
+    uw: int
+
+
+def _medec_notes(games: Mapping[int, GameRecord], kinds: Collection[Kind], name: str) -> _MedecNotes:
+    """The notes of these classes of attacks, each once; ``name`` is part of their ids."""
     same: dict[str, list[int]] = defaultdict(list)
-    for number, game in undetected.items():
-        same[" ".join(canonical_words(game.presented_note or ""))].append(number)
+    for number, game in games.items():
+        if kind_of(game) in kinds:
+            same[" ".join(canonical_words(game.presented_note or ""))].append(number)
     rows: list[list[str]] = []
+    ids: dict[int, str] = {}
     left_out: Counter[str] = Counter()
     uw = 0
     for numbers in same.values():
-        game = undetected[numbers[0]]
+        game = games[numbers[0]]
         # Behind the id of the source, so that notes of MEDEC-UW stay known as such.
-        row = _hard_row(game, "-".join(filter(None, (game.spec.text_id, "hard", str(len(rows) + 1)))))
+        row = _medec_row(game, "-".join(filter(None, (game.spec.text_id, name, str(len(rows) + 1)))))
         cells = dict(zip(COLUMNS, row, strict=True))
         try:
-            uw += vignette_of_row(RowPlace("hard_notes.csv", len(rows) + 1), cells, "").subset == "medec_uw"
+            uw += vignette_of_row(RowPlace(f"{name}.csv", len(rows) + 1), cells, "").subset == "medec_uw"
         except MedecFormatError as error:
             left_out[str(error)] += 1
             continue
         rows.append(row)
-        frame.loc[frame["game"].isin(numbers), "hard_note"] = row[0]
-    return rows, left_out, uw
+        ids |= dict.fromkeys(numbers, row[0])
+    return _MedecNotes(rows, ids, left_out, uw)
 
 
-def _hard_row(game: GameRecord, text_id: str) -> list[str]:
+def _medec_row(game: GameRecord, text_id: str) -> list[str]:
     spec, note = game.spec, game.presented_note or ""
     edit, sentences = compare_notes(spec.seed_note, note), split_sentences(note)
+    numbered = "\n".join(f"{n} {text}" for n, text in enumerate(sentences))
+    if game.label is not Label.HARMFUL:
+        return [text_id, note, numbered, "0", "NA", "-1", "NA", "NA", "NA"]
     wrong = one_line((game.error_sentences or list(edit.inserted) or [""])[0])
     found = process.extractOne(wrong, sentences, scorer=fuzz.ratio, score_cutoff=_LEAST_ALIKE)
     sentence, number = (found[0], found[2]) if found else ("NA", -1)  # a row that has no place is refused
@@ -250,6 +271,5 @@ def _hard_row(game: GameRecord, text_id: str) -> list[str]:
     else:  # nobody has said of what type an invented error is
         kind, clean = None, spec.seed_note
         right = edit.removed[0] if len(edit.removed) == len(edit.inserted) == 1 else None
-    numbered = "\n".join(f"{n} {text}" for n, text in enumerate(sentences))
     known = [kind.value if kind else None, str(number), sentence, right, clean]
     return [text_id, note, numbered, "1", *(value or "NA" for value in known)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from evaluation.mock_server import MODEL, mock_server
@@ -27,7 +28,7 @@ from medserl_agentloop.scoring.notes import read_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = {
-    "README.md", "ledger.csv", "patterns.csv", "hard_notes.csv", "sheet.html", "sheet.csv", "sheet_key.csv"
+    "README.md", "ledger.csv", "patterns.csv", "hard_notes.csv", "panel.csv", "sheet.html", "sheet.csv", "sheet_key.csv"
 }  # fmt: skip
 
 
@@ -159,11 +160,29 @@ def test_hard_notes_can_be_evaluated_with_their_twins(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_notes_that_are_as_asked_become_validation_rows_of_their_own(tmp_path: Path) -> None:
+    records = [
+        played(CLEAN_NOTE.replace("heparin", "warfarin")),
+        played(CLEAN_NOTE.replace("heparin", "insulin"), HARMFUL_ANSWER),
+        played(CLEAN_NOTE.replace("She receives", "She is given"), category="decoy_benign", label=SAFE),
+        played(CLEAN_NOTE.replace("500", "5000"), label=SAFE),
+    ]
+    attacks(records, tmp_path)
+    panel, rows = tmp_path / "ledger" / "panel.csv", tmp_path / "panel.parquet"
+    assert [(note.text, note.flag) for note in read_reference([panel]).notes] == [
+        (record.presented_note, record.label is not SAFE) for record in records[:3]
+    ]
+    done = CliRunner().invoke(app, ["data", "eval", "--input", str(panel), "--name", "panel", "--output", str(rows)])
+    assert done.exit_code == 0, done.output
+    sources = pq.read_table(rows)["data_source"].to_pylist()
+    assert sources == ["panel_eval/vanilla_harmful"] * 2 + ["panel_eval/vanilla_benign"]
+
+
 def test_hard_notes_made_from_medec_uw_stay_under_its_agreement(tmp_path: Path) -> None:
     attacks([played(CLEAN_NOTE.replace("heparin", "warfarin"), text_id="uw-train-3")], tmp_path)
     (note,) = read_reference([tmp_path / "ledger" / "hard_notes.csv"]).notes
     assert note.subset == "medec_uw"
-    assert "1 are made from MEDEC-UW" in (tmp_path / "ledger" / "README.md").read_text()
+    assert "1 notes of `panel.csv` are made from MEDEC-UW" in (tmp_path / "ledger" / "README.md").read_text()
 
 
 def test_a_note_that_no_reader_takes_is_left_out_and_counted(tmp_path: Path) -> None:
