@@ -165,7 +165,7 @@ def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[s
                 )
 
 
-def selfplay_config(config_class: type[C], named: dict[str, str], settings: list[str]) -> C:
+def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
     """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
     for setting in settings:
         if "=" not in setting:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -47,7 +48,15 @@ from medserl_agentloop.core.metrics import log_games, lost_games_metrics, oppone
 from medserl_agentloop.core.opponent import build_pool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, HasState, StepFile, load_state, save_state
+from medserl_agentloop.core.step_file import (
+    CONFIG_FILE,
+    GAMES_FILE,
+    METRICS_FILE,
+    HasState,
+    StepFile,
+    load_state,
+    save_state,
+)
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 _CREDIT_COLUMNS = (
@@ -74,6 +83,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        (Path(self.selfplay.records) / CONFIG_FILE).write_text(
+            OmegaConf.to_yaml(config, resolve=True), encoding="utf-8"
+        )
         self.pool = build_pool(self.selfplay.opponent, config)
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.pool is not None:
