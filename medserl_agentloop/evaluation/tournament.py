@@ -191,7 +191,7 @@ async def play_match(
 
     await play_in_step(interaction, games, answer)
     await asyncio.gather(*(interaction.score(game.record) for game in games))
-    for record in (game.record for game in games):
-        players = {Role.ATTACKER: (attacker, record.attack), Role.ASSESSOR: (assessor, record.assessment)}
-        record.players = {role.value: seat.name for role, (seat, turn) in players.items() if turn is not None}
+    for game in games:  # who never got a turn is named too: an invalid attack belongs to its pairing
+        names = {Role.ATTACKER.value: attacker.name, Role.ASSESSOR.value: assessor.name}
+        game.record.players = names if game.record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
     return [game.record for game in games]

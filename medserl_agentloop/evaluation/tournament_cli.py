@@ -82,7 +82,7 @@ def entries(text: str) -> list[Entry]:
     if not steps:
         return [Entry(name, place)]
     start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
-    first = [Entry(f"{name}/0", start, line=name)] if Path(start).is_dir() else []
+    first = [Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
     return first + [Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
 
 
