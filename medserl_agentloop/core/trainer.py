@@ -40,11 +40,18 @@ from medserl_agentloop.core.columns import (
     write_anchor,
 )
 from medserl_agentloop.core.config import game_class
-from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
+from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.core.metrics import log_games, lost_games_metrics, opponent_metrics, step_line, step_numbers
+from medserl_agentloop.core.metrics import (
+    log_games,
+    lost_games_metrics,
+    opponent_metrics,
+    step_line,
+    step_numbers,
+    yardstick_metrics,
+)
 from medserl_agentloop.core.opponent import build_pool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
@@ -113,6 +120,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             )
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
+        if games := self.selfplay.yardstick.games:
+            add_yardstick(self.val_dataset, self.interaction, games)
 
     def _setup(self) -> None:
         super()._setup()
@@ -144,6 +153,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
+        if measured := yardstick_metrics(data_sources, reward_extra_infos_dict):
+            metrics.update(measured)
+            self.metrics_file.append([{"step": self.global_steps, **measured}])
         return metrics
 
     def _save_checkpoint(self) -> None:
