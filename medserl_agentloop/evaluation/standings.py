@@ -104,14 +104,14 @@ def newest(found: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
 
     An older attacker is forgotten if its success against the newest assessor is higher than against an earlier assessor
     of the line: Fisher's exact test, one-sided, p times the number of comparisons below :data:`SIGNIFICANT`. None if
-    the line has no assessor that met an attack.
+    the line has fewer than two assessors.
     """
     from scipy.stats import fisher_exact
 
     success = found[found.measure == "success"].set_index(_BY)
     met = set(success.index)
     assessors = [name for name in line if name in success.index.get_level_values("assessor")]
-    if not assessors:
+    if len(assessors) < 2:
         return None
     last = assessors[-1]
     worst = success.xs(last, level="assessor").share.idxmax()
@@ -152,6 +152,7 @@ def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Seq
         ("attacker", attackers, ("valid", "valid decoys")),
         ("assessor", assessors, ("errors found, untouched", "false alarms, untouched", "false alarms, decoys")),
     ):
+        measures = tuple(measure for measure in measures if measure in set(found.measure))
         table = Table(role, "rating", *(f"{measure}, %" for measure in measures))
         for name in names:
             where = (name, "") if role == "attacker" else ("", name)
