@@ -152,13 +152,13 @@ def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Seq
         ("attacker", attackers, ("valid", "valid decoys")),
         ("assessor", assessors, ("errors found, untouched", "false alarms, untouched", "false alarms, decoys")),
     ):
-        measures = tuple(measure for measure in measures if measure in set(found.measure))
-        table = Table(role, "rating", *(f"{measure}, %" for measure in measures))
+        counted = [measure for measure in measures if measure in set(found.measure)]
+        table = Table(role, "rating", *(f"{measure}, %" for measure in counted))
         for name in names:
             where = (name, "") if role == "attacker" else ("", name)
             points = rated[role].get(name)
             table.add_row(
-                name, "" if points is None else f"{points:+.0f}", *(shown.get((m, *where), "") for m in measures)
+                name, "" if points is None else f"{points:+.0f}", *(shown.get((m, *where), "") for m in counted)
             )
         yield table
 
