@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`; `make quickstart-sglang` and
-# `make test-sglang` do it with the real SGLang engine. All can be run again at once: what is done is not done twice.
+# `make test-sglang` do it with the real SGLang engine. Each can be run again; it skips the steps that are done.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -40,7 +40,7 @@ help:
 	echo "make clean       remove the environment and what the quickstart made"
 
 quickstart: $(RUN)/.complete
-	@$(BIN)/medserl show $(RUN)
+	@$(BIN)/medserl show $(RUN) --once
 	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
 
 test: $(VENV)/.dev

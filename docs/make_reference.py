@@ -32,6 +32,7 @@ MORE = {
     "profile": "prompts.md",
     "context": "contexts.md",
     "reward": "rewards.md",
+    "assessments": "rewards.md#several-assessments-of-one-attack",
     "judge": "judges.md",
     "judge_server": "judges.md",
     "judge_report": "judges.md#how-good-is-a-judge",

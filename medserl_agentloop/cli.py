@@ -16,9 +16,14 @@ from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
-from medserl_agentloop.evaluation.rescoring import rescore
+from medserl_agentloop.evaluation.rescoring import replay, rescore
 from medserl_agentloop.evaluation.tournament_cli import tournament
 from medserl_agentloop.play.cli import play
+
+_SIDE = (
+    "Folder of a run, or of several: its seeds. Or a log of the OpenRLHF system (.jsonl). A pattern in quotes names "
+    "several."
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +36,7 @@ app.command()(probe)
 app.command()(evaluate)
 app.command()(score)
 app.command()(rescore)
+app.command()(replay)
 app.command()(tournament)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
@@ -38,27 +44,127 @@ app.add_typer(data_app, name="data")
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
-    game: Annotated[Optional[int], typer.Option(help="Line of games.jsonl to show, from 1.")] = None,  # noqa: UP045
+    run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
+    game: Annotated[Optional[int], typer.Option(help="Line of the file of the first game, from 1.")] = None,  # noqa: UP045
+    once: Annotated[bool, typer.Option("--once", help="Print one game and end, as without a terminal.")] = False,
 ) -> None:
-    """Print one game as text and the role metrics of the first and last step."""
-    from medserl_agentloop.report.terminal import show_run
+    """Walk through the games of a run; without a terminal, print one game and the first and last step's metrics."""
+    from medserl_agentloop.report.terminal import show_run, walk
 
+    console = Console()
+    walks = not once and console.is_terminal and sys.stdin.isatty()
     with errors_in_one_line():
-        show_run(run, Console(), game=game)
+        (walk if walks else show_run)(run, console, game=game)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records. It need not exist yet.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
+) -> None:
+    """Follow a run: its step, the time left, its main curves, alarms and the last game. Ctrl-C ends it."""
+    from medserl_agentloop.report.watch import watch_run
+
+    watch_run(run, Console(), every=every, once=once)
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
+    ] = None,
 ) -> None:
     """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
-    from medserl_agentloop.report.page import write_page
+    from medserl_agentloop.report.figures import write_figures
+    from medserl_agentloop.report.frames import read_run
+    from medserl_agentloop.report.page import run_names, write_page
 
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
-    typer.echo(f"{games} games: {output}")
+        typer.echo(f"{games} games: {output}")
+        if figures is not None:
+            for name, run in zip(run_names(runs), runs, strict=True):
+                for file in write_figures(read_run(run), figures, name.replace("/", "_")):
+                    typer.echo(f"curves: {file}")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="File .md or .html.")] = None,  # noqa: UP045
+    metric: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Metric to follow by step, e.g. actor/entropy; may be repeated."),
+    ] = None,
+) -> None:
+    """Compare two runs: rewards, outcomes, format, speed, memory and rewards by step."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from medserl_agentloop.command_line import visible
+    from medserl_agentloop.report import compare as comparison
+
+    with errors_in_one_line():
+        sections = comparison.compare(comparison.read_side(a), comparison.read_side(b), metric or [])
+        if output is not None:
+            output.write_text(comparison.as_text(sections, output), encoding="utf-8")
+    console = Console()
+    for title, texts, note in sections:
+        table = Table(*texts.columns, title=title, title_justify="left", box=None)
+        for row in texts.to_numpy():
+            table.add_row(*(Text(visible(cell)) for cell in row))
+        console.print(table, Text(note, style="dim"), "")
+    if output is not None:
+        typer.echo(f"comparison: {output}")
+
+
+@app.command()
+def attacks(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for ledger, patterns, notes and sheets.")],
+    sheet: Annotated[int, typer.Option(min=0, help="Most pairs of notes in the sheet for clinicians.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of their choice and order.")] = 0,
+    judge: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Ask this judge again: http, llm, oracle, or package.module:Class."),
+    ] = None,
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
+    ] = None,
+) -> None:
+    """Sort the attacks of a run by what they did, and export the errors that nobody saw."""
+    from medserl_agentloop.core.config import selfplay_config
+    from medserl_agentloop.games.medical.config import MedicalConfig
+    from medserl_agentloop.report.attacks import write_ledger
+
+    with errors_in_one_line():
+        if settings and judge is None:
+            raise ValueError("--set belongs to --judge: name the judge to ask")
+        config = selfplay_config(MedicalConfig, {"judge": judge}, settings or []) if judge else None
+        counts = write_ledger(run, output, sheet=sheet, seed=seed, judge=config, console=Console(stderr=True))
+    typer.echo(f"{sum(counts.values())} attacks: " + ", ".join(f"{n} {kind.value}" for kind, n in counts.items() if n))
+    typer.echo(f"{output}: README.md describes the files")
+
+
+@app.command()
+def agreement(
+    sheets: Annotated[list[Path], typer.Argument(help="Sheets that were filled in, one for each rater.")],
+    key: Annotated[Path, typer.Option(help="The sheet_key.csv that was written with them.")],
+) -> None:
+    """Print how far clinicians agree with each other and with the judge on the sheet of medserl attacks."""
+    from medserl_agentloop.report.agreement import agreement as measured
+
+    with errors_in_one_line():
+        table, problems = measured(sheets, key)
+    for problem in problems:
+        typer.echo(problem, err=True)
+    Console().print(table)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

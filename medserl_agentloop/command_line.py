@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unicodedata import category
 
-import typer
+
+def visible(text: str) -> str:
+    """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as ``\\x1b`` or ``\\u202e``.
+
+    These are the control, format, private and unassigned characters, lone surrogates and Unicode's line separators.
+    Newlines stay, tabs become spaces. Rich's markup is left as it is: wrap the result in a ``rich.text.Text``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(ascii(c)[1:-1] if _is_hidden(c) else c for c in text.expandtabs(4))
+
+
+def _is_hidden(character: str) -> bool:
+    return character != "\n" and (category(character).startswith("C") or character in "\u2028\u2029")
 
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl") -> Iterator[None]:
     """End the program with exit code 2 and one line for an error that the user can mend; ``who`` begins the line."""
+    import typer  # slow, and the core takes nothing but `visible` from here
+
     try:
         yield
     except (ValueError, OSError) as error:
         file = isinstance(error, OSError) and error.filename
         reason = f"{error.filename}: {error.strerror}" if file else str(error)  # type: ignore[union-attr]
         # A newline in a file name must not make it look like something else.
-        typer.echo(f"{who}: {' '.join(reason.split())}", err=True)
+        typer.echo(f"{who}: {visible(' '.join(reason.split()))}", err=True)
         raise typer.Exit(2) from None

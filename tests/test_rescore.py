@@ -1,16 +1,21 @@
-"""Old records: another scheme on them, their published schema, and what happens to a file that cannot be read."""
+"""Old records: other schemes on them, their published schema, and what happens to a file that cannot be read."""
 
+import csv
 import json
+import os
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
+from game.baseline_transcripts import transcripts
 from game.builders import any_game, finished
 from hypothesis import given
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.evaluation.rescoring import CHECKOUT, disagreements
 from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, read_games, record_schema
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
@@ -127,6 +132,90 @@ def test_a_file_that_is_not_there_is_named(games: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_scheme_is_named(games: Path, tmp_path: Path) -> None:
     assert "no reward scheme 'medsrl'" in rescore(games, tmp_path / "new.jsonl", "medsrl").output
+
+
+# --- two schemes compared ---
+
+
+def replay(games: Path, *schemes: str, output: Path | None = None) -> Result:
+    arguments = ["replay", str(games), *(word for scheme in schemes for word in ("--scheme", scheme))]
+    arguments += ["--output", str(output)] if output else []
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def test_every_reward_that_differs_is_listed_with_the_components_that_do(games: Path, tmp_path: Path) -> None:
+    result = replay(games, "zero_sum", "medserl", output=tmp_path / "differ.csv")
+    assert result.exit_code == 0, result.output
+    assert "4 rewards compared, 2 differ: zero_sum and medserl" in result.output
+    assert list(csv.reader((tmp_path / "differ.csv").open())) == [
+        ["line", "step", "category", "outcome", "role", "first", "second", "components"],
+        ["1", "-1", "adversarial_benign", "missed_error", "attacker", "1.0", "0.875", "faithfulness"],
+        ["3", "-1", "adversarial_benign", "invalid_attack", "attacker", "-1.0", "-2.0", "validity"],
+    ]
+
+
+def test_one_scheme_is_compared_with_the_rewards_in_the_file(games: Path) -> None:
+    assert "4 rewards compared, 0 differ: medserl and recorded" in replay(games, "medserl").output
+    assert (
+        "4 rewards compared, 1 differ: medserl,invalid_attack=-1 and recorded"
+        in replay(games, "medserl,invalid_attack=-1").output
+    )
+
+
+@pytest.mark.parametrize(
+    ("schemes", "says"),
+    [
+        (["medsrl"], "--scheme medsrl: no reward scheme 'medsrl' (did you mean 'medserl'?)"),
+        (["medserl,decay=1"], "has no term 'decay' (did you mean 'decoy'?)"),
+        (["medserl,decoy"], "(constants are written as medserl,term=number)"),
+        (["medserl"] * 3, "3 schemes are given; replay compares two"),
+        (["original"], "set MEDSERL_ORIGINAL to a checkout of the OpenRLHF system"),
+    ],
+)
+def test_a_scheme_that_cannot_be_replayed_is_named(
+    games: Path, schemes: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CHECKOUT, raising=False)
+    result = replay(games, *schemes)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+ORIGINAL = """
+from medical_team import MedicalGameOutcome
+from medical_team.prompts import PREFIX
+def get_medical_game_reward_general_sum(game, labels):
+    return (10.0 if game["game_role"] == "attacker" else 1.0 * labels["error_present"]), {MedicalGameOutcome.TIE}
+def get_medical_error_realism_reward(role, realistic):
+    return (0.5 if role == "attacker" else 0.0), set()
+def get_medical_cot_formatting_reward(violated):
+    return -1.0 if violated else 1.0
+"""
+
+
+def test_of_the_original_system_the_reward_module_alone_is_imported(
+    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "medical_team"
+    package.mkdir()
+    (package / "__init__.py").write_text("1 / 0  # loads a judge model")
+    (package / "prompts.py").write_text("PREFIX = ''")
+    (package / "utils.py").write_text(ORIGINAL)
+    monkeypatch.setenv(CHECKOUT, str(tmp_path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    compared, found = disagreements(games, ["medical_general_sum", "original"])
+    assert compared == 4
+    assert [(each.line, each.role, each.first, each.second, each.components) for each in found] == [
+        (1, "attacker", 2.5, 11.0, "detection"),
+        (1, "assessor", 0.0, 2.0, "detection"),
+        (3, "attacker", 1.5, 11.0, "detection"),
+    ]
+
+
+@pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout of the OpenRLHF system")
+def test_the_original_system_s_code_rewards_1200_transcripts_as_our_scheme_does(tmp_path: Path) -> None:
+    StepFile(tmp_path / "games.jsonl").append(record.to_json() for record, _ in transcripts())
+    assert disagreements(tmp_path / "games.jsonl", ["medical_general_sum", "original"]) == (1047 + 671, [])
 
 
 # --- the schema ---

@@ -70,10 +70,17 @@ STEP_METRICS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to pay: shares of the categories, and who says whether a rewritten note holds an error."""
+    """One way to pay.
+
+    Attributes:
+        mix: Shares of the categories.
+        judge: Who says whether a rewritten note holds an error.
+        overrides: What else is changed in ``recipes/learn.yaml``.
+    """
 
     mix: str
     judge: str
+    overrides: tuple[str, ...] = ()
 
 
 ARMS = {
@@ -82,6 +89,16 @@ ARMS = {
     "decoys_gate": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle"),
     "labels": Arm(DEFAULT_MIX, "labels"),
 }
+# One assessment of 64 attacks or three of 32: as many turns in a step. Only a baseline among the answers to one note
+# has a use for several, and `role_rloo` has one.
+RLOO = ("algorithm.adv_estimator=role_rloo", *(f"selfplay.credit.normalize.{role.value}=null" for role in Role))
+HALF = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+ASSESSED = {
+    "once": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle", RLOO),
+    "three_times": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle", (*RLOO, *HALF, "selfplay.assessments=3")),
+}
+TABLES = {"arms": ARMS, "assessments": ASSESSED}
+EVERY = {**ARMS, **ASSESSED}
 
 console = Console()
 
@@ -106,7 +123,8 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=learn"),
         f"actor_rollout_ref.model.path={START}",
-        f"selfplay.judge={ARMS[arm].judge}",
+        f"selfplay.judge={EVERY[arm].judge}",
+        *EVERY[arm].overrides,
         "selfplay.reward_terms.decoy=0",
         *(f"data.{name}_files={_data(arm)}/{name}.parquet" for name in ("train", "val")),
         f"data.seed={seed}",
@@ -120,7 +138,7 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
 
 
 def _data(arm: str) -> Path:
-    return Path("data") / ("shortcuts_balanced" if ARMS[arm].mix == BALANCED_MIX else "shortcuts_default")
+    return Path("data") / ("shortcuts_balanced" if EVERY[arm].mix == BALANCED_MIX else "shortcuts_default")
 
 
 @dataclass(frozen=True)
@@ -221,11 +239,14 @@ def collect(seeds: Sequence[int], results: Path) -> None:
     rates: list[tuple[object, ...]] = []
     steps: list[tuple[object, ...]] = []
     for seed in seeds:
-        files = {"start": RUNS / "start_rates" / f"{seed}.csv", **{a: RUNS / a / str(seed) / "rates.csv" for a in ARMS}}
+        files = {
+            "start": RUNS / "start_rates" / f"{seed}.csv",
+            **{a: RUNS / a / str(seed) / "rates.csv" for a in EVERY},
+        }
         for arm, file in files.items():
             if file.exists():
                 rates += [(arm, seed, *row) for row in list(csv.reader(file.open(newline="")))[1:]]
-        for arm in ARMS:
+        for arm in EVERY:
             lines = RUNS / arm / str(seed) / "metrics.jsonl"
             for line in lines.read_text().splitlines() if lines.exists() else ():
                 found = json.loads(line)
@@ -241,7 +262,7 @@ def _write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
-def arms_table(results: Path = FIGURES) -> list[list[str]]:
+def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list[str]]:
     """The start and every arm: the verdicts on held-out notes, what the style does to them, and the attacks; in %."""
     counts: Counter[tuple[str, str, str]] = Counter()
     seeds: dict[str, set[str]] = {}
@@ -263,7 +284,7 @@ def arms_table(results: Path = FIGURES) -> list[list[str]]:
             "invalid",
         ]
     ]
-    for arm, known in seeds.items():
+    for arm in ("start", *(arm for arm in arms if arm in seeds)):
 
         def share(measure: str, arm: str = arm) -> Share:
             return Share(counts[arm, measure, "hits"], counts[arm, measure, "items"])
@@ -278,7 +299,7 @@ def arms_table(results: Path = FIGURES) -> list[list[str]]:
         table.append(
             [
                 f"`{arm}`",
-                str(len(known)),
+                str(len(seeds[arm])),
                 str(balanced),
                 str(wrong),
                 str(clean),
@@ -290,7 +311,7 @@ def arms_table(results: Path = FIGURES) -> list[list[str]]:
 
 
 def main(
-    arms: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(ARMS)}; all by default.")] = None,
+    arms: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(EVERY)}; all by default.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
     jobs: Annotated[int, typer.Option(help="Runs at a time; each keeps one core busy.")] = os.cpu_count() or 1,
     cases: Annotated[int, typer.Option(help="Held-out notes that players are measured on.")] = 500,
@@ -299,11 +320,11 @@ def main(
     override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
 ) -> None:
     """Teach, train, measure, and write the table."""
-    if unknown := sorted(set(arms or ()) - set(ARMS)):
-        raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
-    chosen, numbers = arms or list(ARMS), [int(seed) for seed in seeds.split(",")]
+    if unknown := sorted(set(arms or ()) - set(EVERY)):
+        raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(EVERY)}")
+    chosen, numbers = arms or list(EVERY), [int(seed) for seed in seeds.split(",")]
     for arm in chosen:
-        prepare_data(_data(arm), ARMS[arm].mix)
+        prepare_data(_data(arm), EVERY[arm].mix)
     teach(START, replace(LESSONS, steps=lessons))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [pool.submit(measure_start, seed, cases) for seed in numbers]
@@ -311,10 +332,13 @@ def main(
         for done in work:
             done.result()
     collect(numbers, results)
-    table = markdown(arms_table(results))
-    print(table)
+    page = PAGE.read_text(encoding="utf-8")
+    for name, of_table in TABLES.items():
+        table = markdown(arms_table(of_table, results))
+        print(table)
+        page = with_table(page, name, table)
     if results == FIGURES:
-        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "arms", table), encoding="utf-8")
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

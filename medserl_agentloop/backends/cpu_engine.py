@@ -14,6 +14,8 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from medserl_agentloop.backends import packed_attention
+
 
 class _WithoutPinnedMemory:
     """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
@@ -36,6 +38,9 @@ class _WithoutPinnedMemory:
 class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy."""
 
+    def _build_module(self) -> Any:
+        return packed_attention.instead_of_sdpa(super()._build_module())
+
 
 @EngineRegistry.register("value_model", "fsdp2", device="cpu")
 class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
@@ -57,4 +62,4 @@ class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead)
         )
         if self.model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return module
+        return packed_attention.instead_of_sdpa(module)

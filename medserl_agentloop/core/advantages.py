@@ -14,7 +14,7 @@ A role without tokens in a batch gets no advantage, no metric and no update of s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class RoleBatch:
         kinds: The kind of each row's game.
         conversations: (B, T) which conversation of its row each token belongs to, one after the other; None where no
             role has two.
+        repeated_roles: Roles whose conversations of one game all answer the same prompt. They form a group of their
+            own, smaller than the prompt group, whose games may have different prompts for the role.
         values: (B, T) the critic's values, for estimators that need one.
         gamma: Discount per token of the role.
         lam: Lambda of GAE.
@@ -62,6 +64,7 @@ class RoleBatch:
     groups: Sequence[str]
     kinds: Sequence[str]
     conversations: torch.Tensor | None = None
+    repeated_roles: Collection[str] = ()
     values: torch.Tensor | None = None
     gamma: float = 1.0
     lam: float = 1.0
@@ -87,7 +90,7 @@ class RoleTokens:
         lengths: Number of tokens of each conversation.
         rewards: (n,) float64.
         earned: (C,) float64: each conversation's rewards, summed.
-        groups: Of each conversation, its game's prompt group.
+        groups: Of each conversation, its game's prompt group; the game itself in ``repeated_roles``.
         kinds: Of each conversation, its game's kind.
         metrics: Gets the estimator's numbers for this role.
     """
@@ -105,6 +108,9 @@ class RoleTokens:
         self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
         games = (found // of_a_row).tolist()
         self.groups = [batch.groups[game] for game in games]
+        # In the certificate's batch every game has one, and its claim on credit is about whole prompt groups then.
+        if role in batch.repeated_roles and len(set(games)) < len(games):
+            self.groups = [f"{batch.groups[game]}/{game}" for game in games]
         self.kinds = [batch.kinds[game] for game in games]
         self.metrics: dict[str, float] = {}
 

@@ -23,6 +23,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.credentials import Credentials
 
 T = TypeVar("T")
@@ -243,7 +244,7 @@ class HttpClient:
     def shown(self, words: str | bytes) -> str:
         """The beginning of a server's words on one line, as they may stand in a message."""
         text = words[:_READ].decode(errors="replace") if isinstance(words, bytes) else words[:_READ]
-        return " ".join(self._credentials.taken_out_of(text).split())[:_SHOWN]
+        return visible(" ".join(self._credentials.taken_out_of(text).split())[:_SHOWN])
 
     async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
         with self._breaker.request(self.url) as trial:

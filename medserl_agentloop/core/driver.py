@@ -6,9 +6,11 @@ A player is a model behind a server, a model in this process, or a person. Used 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from medserl_agentloop.core.interaction import Interaction, Message, Turn
@@ -54,11 +56,14 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
             game.record.players[turn.role] = player.name
         messages = conversations[turn.role, turn.conversation]
         messages += turn.prompt.filled()
+        started = time.monotonic()
         try:
             reply = await player.reply(turn, messages)
         except NoReplyError as reason:
             game.make_void(str(reason))
             return
+        finally:
+            _clock(game, started)
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
         _take(game, reply)
 
@@ -76,11 +81,18 @@ async def play_in_step(
     while waiting := {n: turn for n, game in enumerate(games) if (turn := interaction.next_turn(game)) is not None}:
         role = min((turn.role for turn in waiting.values()), key=interaction.roles.index)
         turns = {n: turn for n, turn in waiting.items() if turn.role == role}
+        started = time.monotonic()
         for number, reply in zip(turns, await answer(role, turns), strict=True):
+            _clock(games[number], started)
             if isinstance(reply, NoReplyError):
                 games[number].make_void(str(reply))
             else:
                 _take(games[number], reply)
+
+
+def _clock(game: Any, started: float) -> None:
+    game.record.seconds.append(round(time.monotonic() - started, 3))
+    game.record.finished = datetime.now(timezone.utc).replace(microsecond=0)
 
 
 def _take(game: Any, reply: Reply) -> None:

@@ -138,6 +138,11 @@ class Interaction(ABC, Generic[G, R]):
         """All strings that end a turn of the game besides the end-of-turn token."""
         return []
 
+    @property
+    def repeated_roles(self) -> Sequence[str]:
+        """Roles whose conversations of one game all answer the same prompt: baselines compare these with each other."""
+        return ()
+
     # -- what a game must say ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -177,6 +182,10 @@ class Interaction(ABC, Generic[G, R]):
         """The first turn of each conversation that a game on this row may have; for checks and the certificate."""
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
+        return []
 
     def metrics(self, records: Sequence[R]) -> dict[str, float]:
         """Metrics of a step's games by name, ``selfplay/…``."""

@@ -6,7 +6,8 @@ The agent loop makes it, the game fills it turn by turn and scores it, the train
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,9 +44,15 @@ class GameRecord(BaseModel):
         policy_version: Weights of the live policy: the training step they were pushed after.
         players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
+        finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
+        seconds: How long each turn took, in the order of play, as the game waited for it; of a void game, the one
+            without an answer too.
     """
 
     model_config = ConfigDict(extra="ignore")
+
+    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards", "finished", "seconds")
+    """Fields that JSON has only where they hold something: records of before they existed look the same."""
 
     rewards: Rewards = {}
     turn_rewards: dict[int, dict[str, float]] = {}
@@ -57,6 +64,8 @@ class GameRecord(BaseModel):
     policy_version: int | None = None
     players: dict[str, str] = {}
     opponent: OpponentRecord | None = None
+    finished: datetime | None = None
+    seconds: list[float] = []
 
     @property
     def kind(self) -> str:
@@ -82,5 +91,4 @@ class GameRecord(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
-        # Left out where a game has none: records of before turn_rewards existed look the same.
-        return self.model_dump(mode="json", exclude=None if self.turn_rewards else {"turn_rewards"})
+        return self.model_dump(mode="json", exclude={name for name in self.left_out if not getattr(self, name)})

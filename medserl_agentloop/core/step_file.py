@@ -19,6 +19,7 @@ from medserl_agentloop.paths import replacing
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "run_config.yaml"
+PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 
 
@@ -65,15 +66,35 @@ class StepFile:
             os.fsync(file.fileno())
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects, in order."""
+        """The objects, in order.
+
+        Raises:
+            ValueError: A line is not JSON; names file and line.
+        """
         with self.path.open("rb") as file:
-            yield from map(json.loads, file)
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
 
 
 def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
+    """Write what a run renders from ``step`` on into its ``prompts.jsonl``: those prompts that are not there yet.
+
+    Each has ``role``, ``template`` and ``messages``, as ``Interaction.prompts`` gives them.
+    """
+    file = StepFile(Path(folder) / PROMPTS_FILE)
+    file.cut_after(step - 1)
+    held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}
+    if new := [prompt for prompt in prompts if held.get((prompt["role"], prompt["template"])) != prompt["messages"]]:
+        file.append({"step": step, **prompt} for prompt in new)
 
 
 class HasState(Protocol):

@@ -63,6 +63,7 @@ from medserl_agentloop.core.step_file import (
     StepFile,
     load_state,
     save_state,
+    write_prompts,
 )
 from medserl_agentloop.core.trajectory import GAME_KEY
 
@@ -184,6 +185,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             removed = file.cut_after(step)
             if removed:
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+        if self.selfplay.certify != "only" and step < total:
+            write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -302,6 +305,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
                 groups=data.non_tensor_batch["uid"].tolist(),
                 kinds=data.non_tensor_batch["kind"].tolist(),
                 conversations=batch["contexts"],
+                repeated_roles=self.interaction.repeated_roles,
                 values=batch.get("values", None),
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
@@ -365,7 +369,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         health = self.health.observe(numbers)
         metrics.update(health.metrics)
-        self.metrics_file.append([{"step": step, **numbers, **health.metrics}])
+        self.metrics_file.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
             if remark not in self._said:
                 self._said.add(remark)

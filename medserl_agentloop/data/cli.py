@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
@@ -373,7 +373,7 @@ def _print_report(console: Console, report: Report) -> None:
 
 def _say(console: Console, line: str) -> None:
     # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
-    console.print(Text(line), soft_wrap=True)
+    console.print(Text(visible(line)), soft_wrap=True)
 
 
 def _show(
@@ -391,7 +391,7 @@ def _show(
     for heading in numbers:
         table.add_column(Text(heading), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(visible(str(cell))) for cell in row))
     if total:
         table.add_section()
         table.add_row(*map(str, total))

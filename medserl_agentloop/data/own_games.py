@@ -48,8 +48,9 @@ def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, see
         role: defaultdict(lambda: defaultdict(list)) for role in Role
     }
     seen: set[tuple[str, ...]] = set()
-    for game in shuffled:
-        for role in Role:
+    for played in shuffled:
+        assessed = [(each, Role.ASSESSOR) for each in played.by_assessment]
+        for game, role in [(played, Role.ATTACKER), *assessed]:
             turn = game.attack if role is Role.ATTACKER else game.assessment
             if turn is None:
                 continue

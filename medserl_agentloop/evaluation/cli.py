@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.answering import Assessor
@@ -82,7 +82,7 @@ def score(
         if more := len(facts["problems"]) - len(shown):
             shown.append(f"{more} more problems; --output holds all of them")
         for problem in shown:
-            typer.echo(f"{file}: {problem}", err=True)
+            typer.echo(visible(f"{file}: {problem}"), err=True)
     console = Console()
     console.print(tables(report))
     for file, printed in official.items():

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
@@ -241,8 +243,8 @@ def _mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def report_table(report: JudgeReport) -> Table:
     """The figures of a report, by kind of edit, error type and rule, and then of the judge as a whole."""
-    name = report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
-    table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=f"judge {name}", box=SIMPLE)
+    name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
+    table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=Text(visible(name)), box=SIMPLE)
     for group in report.groups:
         void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
         title = f"  {group.sort}" if group.sort else f"{group.kind.value} (now {group.kind.truth.value})"

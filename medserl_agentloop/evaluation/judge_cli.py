@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from medserl_agentloop.command_line import visible
+
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
 
@@ -133,10 +135,10 @@ def calibrate(
     if report.blind:
         console.print(reader_table(report.blind, config))
     for reason, count in failures.most_common(5):
-        console.print(Text(f"no answer: {count} x {reason}"), soft_wrap=True)
+        console.print(Text(visible(f"no answer: {count} x {reason}")), soft_wrap=True)
     typer.echo(f"report: {output}")
 
 
 def _stop(message: str) -> NoReturn:
-    typer.echo(f"medserl: {message}", err=True)
+    typer.echo(f"medserl: {visible(message)}", err=True)
     raise typer.Exit(2)

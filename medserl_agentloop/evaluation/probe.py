@@ -163,7 +163,7 @@ def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
         if share is not None:
             found[f"selfplay/probe/{role.value}/note_share"] = share
     verdicts: dict[str, list[Any]] = defaultdict(list)
-    for game in games:
+    for game in (each for played in games for each in played.by_assessment):
         if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
             verdicts[game.uid].append(game.assessment.verdict)
     compared = [said for said in verdicts.values() if len(said) > 1]

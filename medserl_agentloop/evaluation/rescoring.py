@@ -1,4 +1,4 @@
-"""``medserl rescore``: old game records under another reward scheme.
+"""Old game records under other reward schemes: ``medserl rescore`` writes them, ``medserl replay`` compares two.
 
 Nothing is judged or played again: a scheme is a function of the record. The file is read and written line by line, so
 that its size does not matter.
@@ -6,21 +6,28 @@ that its size does not matter.
 
 from __future__ import annotations
 
+import csv
+import importlib
+import os
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, NamedTuple
 
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
-from medserl_agentloop.games.medical.records import Rewards, read_games
-from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
+from medserl_agentloop.games.medical.types import Label, Role
 from medserl_agentloop.paths import replacing
 
 
@@ -38,10 +45,19 @@ def rescore(
     typer.echo(f"games: {output}")
 
 
+_REWARDS = TypeAdapter(Rewards)
+
+
+def _reward(record: GameRecord, scheme: str, score: RewardScheme, where: str) -> None:
+    try:
+        reward_game(record, lambda game: _REWARDS.validate_python(score(game)))
+    except Exception as error:  # a user's scheme may raise anything
+        raise ValueError(f"{where}: reward scheme {scheme} failed: {error}") from error
+
+
 def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table:
     """Write the records with their new rewards, all of them or none, and return the mean rewards of both schemes."""
     score = load_scheme(scheme)
-    rewards = TypeAdapter(Rewards)
     before: set[str] = set()
     sums: defaultdict[tuple[str, Role], float] = defaultdict(float)
     counts: Counter[tuple[str, Role]] = Counter()
@@ -51,10 +67,7 @@ def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table
         for number, record in enumerate(read_games(games, lambda size: progress.advance(bar, size)), start=1):
             before |= {record.scheme} - {""}
             old = {role: record.reward(role) for role in Role}
-            try:
-                record.rewards = rewards.validate_python(score(record))
-            except Exception as error:  # a user's scheme may raise anything
-                raise ValueError(f"{games}, line {number}: reward scheme {scheme} failed: {error}") from error
+            _reward(record, scheme, score, f"{games}, line {number}")
             record.scheme = scheme
             for role in Role:
                 for when, value in (("old", old[role]), ("new", record.reward(role))):
@@ -67,7 +80,146 @@ def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table
         count = counts[when, role]
         return f"{sums[when, role] / count:.4f} ({count} games)" if count else "none"
 
-    table = Table("role", f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme, title=f"{number} games")
+    table = Table("role", title=f"{number} games")
+    for heading in (f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme):
+        table.add_column(Text(visible(heading)))
     for role in Role:
         table.add_row(role.value, mean("old", role), mean("new", role))
     return table
+
+
+RECORDED, ORIGINAL = "recorded", "original"
+CHECKOUT = "MEDSERL_ORIGINAL"
+"""Environment variable with the folder that holds ``medical_team`` of the OpenRLHF system."""
+
+_SHOWN = 20
+
+
+class Disagreement(NamedTuple):
+    """A role whose reward differs between two schemes: in which game, both rewards (None: not rewarded), and why."""
+
+    line: int
+    step: int
+    category: str
+    outcome: str
+    role: str
+    first: float | None
+    second: float | None
+    components: str
+
+
+def replay(
+    games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
+    scheme: Annotated[
+        list[str],
+        typer.Option(
+            help="Reward scheme, with constants if they are not its own: medserl,decoy=1. Twice; once compares with "
+            f"'{RECORDED}', the rewards in the file. '{ORIGINAL}' is the OpenRLHF system's code, in {CHECKOUT}."
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV for all disagreements.")] = None,
+) -> None:
+    """Reward recorded games by two schemes and list every game in which a role's rewards differ."""
+    console = Console()
+    games = games / GAMES_FILE if games.is_dir() else games
+    with errors_in_one_line():
+        if len(scheme) > 2:
+            raise ValueError(f"{len(scheme)} schemes are given; replay compares two")
+        names = [*scheme, RECORDED][:2]
+        compared, found = disagreements(games, names)
+        if output is not None:
+            with output.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([Disagreement._fields, *found])
+    kinds = Counter((each.outcome, each.role, each.components) for each in found).most_common()
+    for title, columns, lines in (
+        ("By kind", ("outcome", "role", "components", "rewards"), [(*kind, count) for kind, count in kinds]),
+        (f"The first {min(_SHOWN, len(found))}", (*Disagreement._fields[:5], *names, "components"), found[:_SHOWN]),
+    ):
+        table = Table(*map(escape, columns), title=title, title_justify="left", box=None)
+        for line in lines:
+            table.add_row(*(Text(f"{cell:g}" if isinstance(cell, float) else str(cell)) for cell in line))
+        if lines:
+            console.print(table)
+    typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")
+    if output is not None:
+        typer.echo(f"disagreements: {output}")
+
+
+def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement]]:
+    """How many rewards of a games file were compared under two schemes, and those that differ.
+
+    Raises:
+        ValueError: A scheme does not exist or fails, or a line is not a game record; names it.
+    """
+    schemes = [(name, _scheme(name)) for name in names]
+    compared, found = 0, []
+    for number, record in enumerate(read_games(games), start=1):
+        rewards = []
+        for name, score in schemes:
+            rewarded = record.model_copy()
+            if score is not None:
+                _reward(rewarded, name, score, f"{games}, line {number}")
+            rewards.append(rewarded.rewards)
+        for role in Role:
+            first, second = (None if role not in r else round(sum(r[role].values()), 9) for r in rewards)
+            compared += first is not None or second is not None
+            if first != second:
+                a, b = (r.get(role, {}) for r in rewards)
+                components = "; ".join(name for name in {**a, **b} if a.get(name, 0.0) != b.get(name, 0.0))
+                facts = (number, record.step, record.category.value, record.outcome.value, role.value)
+                found.append(Disagreement(*facts, first, second, components))
+    return compared, found
+
+
+def _scheme(text: str) -> RewardScheme | None:
+    """The scheme with its constants; None for the rewards that a record has."""
+    if text == RECORDED:
+        return None
+    if text == ORIGINAL:
+        return original_scheme()
+    name, *terms = text.split(",")
+    try:
+        return load_scheme(name, {term: float(value) for term, _, value in (each.partition("=") for each in terms)})
+    except ValueError as error:
+        raise ValueError(f"--scheme {text}: {error} (constants are written as {name},term=number)") from None
+
+
+def original_scheme() -> RewardScheme:
+    """The OpenRLHF system's own reward functions, of the checkout that :data:`CHECKOUT` names, as a scheme.
+
+    Only their module is imported: the package around it loads a judge model's libraries.
+
+    Raises:
+        ValueError: There is no checkout.
+    """
+    from medserl_agentloop.medical_team.utils import MedicalGameOutcome
+
+    folder = Path(os.environ.get(CHECKOUT, "")) / "medical_team"
+    if CHECKOUT not in os.environ or not (folder / "utils.py").exists():
+        raise ValueError(f"set {CHECKOUT} to a checkout of the OpenRLHF system, which holds medical_team/utils.py")
+    package = ModuleType(folder.name)
+    package.__path__ = [str(folder)]
+    package.MedicalGameOutcome = MedicalGameOutcome  # type: ignore[attr-defined]
+    sys.modules[folder.name] = package
+    code = importlib.import_module(f"{folder.name}.utils")
+
+    def score(record: GameRecord) -> Rewards:
+        if record.outcome is Outcome.VOID:  # a parsing error there, and left out
+            return {}
+        said = record.assessment
+        labels = {
+            "error_present": record.label is Label.HARMFUL,
+            "error_detected": said is not None and said.verdict is Label.HARMFUL,
+        }
+        if record.judgement is not None and record.judgement.realistic is not None:
+            labels["error_realistic"] = record.judgement.realistic
+        rewards: Rewards = {}
+        for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, said)):
+            if turn is not None:
+                game, _ = code.get_medical_game_reward_general_sum({"game_role": role.value}, labels)
+                realism, _ = code.get_medical_error_realism_reward(role.value, labels.get("error_realistic", True))
+                form = code.get_medical_cot_formatting_reward(bool(turn.violations))
+                rewards[role] = {"detection": game - realism, "realism": realism, "format": form}
+        return rewards
+
+    return score

@@ -108,7 +108,8 @@ class Player:
         for start in range(0, len(numbers), BATCH):
             part = numbers[start : start + BATCH]
             prompts = [self.encoder.opening(turns[number]) for number in part]
-            seeds = [seed * 1_000_003 + 2 * number + role.id for number in part]
+            again = [int(turns[number].conversation or 0) << 48 for number in part]  # another assessment of the note
+            seeds = [seed * 1_000_003 + 2 * n + role.id + other for n, other in zip(part, again, strict=True)]
             found += self.replies(role, prompts, seeds, settings, budget=budget)
         return found
 

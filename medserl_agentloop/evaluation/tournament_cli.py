@@ -149,8 +149,8 @@ def tournament(
             run = next(filter(None, configs), {})
             options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
             config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
-            # Else the attacker would have to copy every untouched note.
-            config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP})
+            # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
+            config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
             data = data or _validation_file(run)
             drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
             check_judge(config, drawn)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
 from medserl_agentloop.core.driver import Player
 from medserl_agentloop.core.interaction import Interaction
@@ -150,12 +150,12 @@ def _summary(interaction: Interaction[Any, Any], records: list[GameRecord], cons
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4g}")
+        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
     console.print(table)
     for remark in interaction.remarks(metrics):
         console.print(Text(remark), soft_wrap=True)
     for reason, count in Counter(r.void for r in records if r.void is not None).most_common():
-        console.print(Text(f"void: {count} x {reason}"), soft_wrap=True)
+        console.print(Text(visible(f"void: {count} x {reason}")), soft_wrap=True)
 
 
 def _new_file(path: Path) -> StepFile:

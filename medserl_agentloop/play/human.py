@@ -1,4 +1,4 @@
-"""A person at the terminal as a player. Notes are model text: shown without control codes, never as markup."""
+"""A person at the terminal as a player. Notes are model text: control characters are spelt out, markup is text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.control import strip_control_codes
 from rich.panel import Panel
 from rich.prompt import IntPrompt
 from rich.prompt import Prompt as Question
 from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.driver import Reply
 from medserl_agentloop.core.interaction import Message, Prompt, Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -116,8 +116,7 @@ class HumanPlayer:
         return "<answer>\n" + "\n".join(fields) + "\n</answer>"
 
     def _show(self, title: str, text: str) -> None:
-        shown = Text(strip_control_codes(text).replace("\x1b", ""))
-        self._console.print(Panel(shown, title=title, title_align="left"))
+        self._console.print(Panel(Text(visible(text)), title=title, title_align="left"))
 
 
 @contextmanager

@@ -72,6 +72,9 @@ GAMES = {
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
     "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+    "finished": Column(
+        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
+    ),
 }
 """A row per game, in the order of play; and ``reward/<role>/<component>`` for every component of the run."""
 
@@ -84,7 +87,8 @@ TURNS = {
     "truncated": Column("boolean", "whether the token budget cut it off"),
     "readable": Column("boolean", "whether it has a note, or a verdict"),
     "violations": Column("string", "departures from the format, joined by commas"),
-    "reward": Column("Float64", "the role's reward"),
+    "reward": Column("Float64", "the role's reward; of several assessments, each its own"),
+    "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
 }
 """A row per generated turn."""
 
@@ -111,9 +115,16 @@ def games(run: str | Path) -> pd.DataFrame:
 
 def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
+    return turns_frame(read_run(run))
+
+
+def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
+    """The frame of the turns of these games; see :data:`TURNS`."""
     rows = []
-    for number, game in enumerate(read_run(run)):
-        for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)):
+    for number, game in enumerate(records):
+        seconds = iter(game.seconds)
+        assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
+        for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
                 said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
                 rows.append(
@@ -123,22 +134,26 @@ def turns(run: str | Path) -> pd.DataFrame:
                         "role": role.value,
                         "readable": said is not None,
                         "violations": ",".join(turn.violations),
-                        "reward": game.reward(role.value),
+                        "reward": each.reward(role.value),
+                        "seconds": next(seconds, None),
                     }
                 )
-    return _typed(rows, TURNS)
+    return typed_frame(rows, TURNS)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
     """The metrics of a run by step, a column per name as docs/metrics.md has them.
 
     Raises:
-        ValueError: The run has no metrics.
+        ValueError: The run has no metrics, or a line is not one; names file and line.
     """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
-    return pd.DataFrame(StepFile(path).read()).groupby("step").last().astype("Float64", errors="ignore")
+    rows = list(StepFile(path).read())
+    if not rows:
+        raise ValueError(f"{path} holds no metrics yet")
+    return pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
 
 
 def scores(results: str | Path) -> pd.DataFrame:
@@ -156,7 +171,7 @@ def scores(results: str | Path) -> pd.DataFrame:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{results} is not a results file of medserl score or evaluate: {error!r}") from None
-    return _typed(rows, SCORES)
+    return typed_frame(rows, SCORES)
 
 
 def read_run(run: str | Path) -> list[GameRecord]:
@@ -177,7 +192,7 @@ def read_run(run: str | Path) -> list[GameRecord]:
 
 def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     """The frame of these games; see :data:`GAMES`."""
-    frame = _typed([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
+    frame = typed_frame([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
     components = sorted(
         {(role.value, part) for game in records for role, parts in game.rewards.items() for part in parts}
     )
@@ -198,7 +213,8 @@ def _signal(records: Iterable[GameRecord]) -> Any:
     return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
 
 
-def _typed(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+    """A frame with the columns of a schema; what a row does not have is missing."""
     columns = {}
     for name, column in schema.items():
         values = [row.get(name) for row in rows]

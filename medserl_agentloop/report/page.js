@@ -264,6 +264,8 @@ function assessmentPart(game) {
     ]),
     reads(game.reads.assessor, "assessor"),
     folded("answer as written", text(assessment.response, "raw")),
+    ...(game.further_assessments ?? []).map((other) =>
+      folded(`another assessment says ${other.verdict ?? "nothing readable"}`, text(other.response, "raw"))),
   );
 }
 

@@ -25,7 +25,9 @@ from rich.console import Console
 from rich.progress import track
 
 from medserl_agentloop.core.alarms import METRIC_PREFIX
-from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.core.interaction import Message, Prompt
+from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
+from medserl_agentloop.games.medical.prompting import load_profile, template_name
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
@@ -53,7 +55,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     Raises:
         ValueError: A run has no games, or a line is not one; names file and line.
     """
-    names = _names(runs)
+    names = run_names(runs)
     played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
     total = sum(map(len, played.values()))
     records = [
@@ -73,9 +75,10 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         **_by_step(runs, names),
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
+    prompts = {name: _prompts(run) for name, run in zip(names, runs, strict=True)}
     starts = range(0, len(records), CHUNK)
     for number, start in enumerate(track(starts, "packing the games", console=console, transient=True)):
-        lines = [_line(game) for _, game in records[start : start + CHUNK]]
+        lines = [_line(game, prompts[name]) for name, game in records[start : start + CHUNK]]
         blocks.append((f"chunk{number}", _packed("\n".join(lines))))
     with replacing(output) as file:
         file.write(_html(blocks).encode("utf-8"))
@@ -85,16 +88,16 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
 def _html(blocks: list[tuple[str, str]]) -> str:
     folder = PACKAGE / "report"
     script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
-    )
     template = Template((folder / "page.html").read_text(encoding="utf-8"))
-    html: str = template.render(policy=policy, script=script, style=style, blocks=blocks)
+    html: str = template.render(policy=content_policy(script, style), script=script, style=style, blocks=blocks)
     return html
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def content_policy(script: str, style: str) -> str:
+    """The content security policy of a page that may run this script and use this style, and nothing else."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    allowed = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def _packed(text: str) -> str:
@@ -102,25 +105,41 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
-def _line(game: GameRecord) -> str:
+def _line(game: GameRecord, prompts: _Prompts) -> str:
     """The record and, after a tab, what each role read. JSON text itself holds no tab."""
-    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(_reads(game), ensure_ascii=False)
+    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(_reads(game, prompts), ensure_ascii=False)
 
 
-def _reads(game: GameRecord) -> dict[str, Any]:
-    try:
-        profile: PromptProfile = load_profile(game.profile)
-    except ValueError:  # a user's own folder, which is not here
-        return {}
+_Prompts = list[dict[str, Any]]
+
+
+def _prompts(run: Path) -> _Prompts:
+    """What the run's roles read, as the run wrote it down, the latest first; nothing where it did not."""
+    path = run / PROMPTS_FILE
+    return list(StepFile(path).read())[::-1] if path.exists() else []
+
+
+def _reads(game: GameRecord, prompts: _Prompts) -> dict[str, Any]:
     reads = {}
     if game.attack is not None:
-        reads[Role.ATTACKER.value] = profile.messages(Role.ATTACKER, game.spec.task, game.spec.seed_note)
+        reads[Role.ATTACKER.value] = _messages(game, prompts, Role.ATTACKER, game.spec.seed_note)
     if game.assessment is not None and game.presented_note is not None:
-        reads[Role.ASSESSOR.value] = profile.messages(Role.ASSESSOR, game.spec.task, game.presented_note)
-    return reads
+        reads[Role.ASSESSOR.value] = _messages(game, prompts, Role.ASSESSOR, game.presented_note)
+    return {role: messages for role, messages in reads.items() if messages}
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def _messages(game: GameRecord, prompts: _Prompts, role: Role, note: str) -> list[Message]:
+    key = (role.value, template_name(role, game.spec.task))
+    for row in prompts:
+        if (row["role"], row["template"]) == key and row["step"] <= game.step:
+            return Prompt(tuple(row["messages"]), {"note": note}).filled()
+    try:  # an older run, or games of `medserl play`: as the profile is now
+        return load_profile(game.profile).messages(role, game.spec.task, note)
+    except ValueError:  # a user's own folder, which is not here
+        return []
+
+
+def run_names(runs: Sequence[Path]) -> list[str]:
     """The runs' folders by name, with the part of the path that tells them apart."""
     folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
     for depth in range(1, max(len(folder.parts) for folder in folders)):

@@ -1,12 +1,11 @@
-"""A run in the terminal: one game as readable text, the role metrics of its first and last step.
+"""A run in the terminal: its games as readable text, the role metrics of its first and last step.
 
-Called by ``medserl show``. Model text is untrusted: it is shown without its control codes and never
-read as markup.
+Called by ``medserl show``. Model text is untrusted: its control characters are spelt out, and markup in it is text.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -14,11 +13,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
-from medserl_agentloop.games.medical.table import marked_changes, plain
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.table import marked_changes
+from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.report.frames import read_run
 
 HEADLINE_METRICS = (
     "selfplay/games",
@@ -41,54 +42,130 @@ HEADLINE_METRICS = (
 )
 
 
-def show_run(folder: Path, console: Console, *, game: int | None = None) -> None:
+KEYS = "Enter next, p previous, NUMBER that game, f WORDS filter, f no filter, q quit"
+FILTERS = (
+    "A game must have every word of a filter: an outcome, a category, step=4, "
+    "attacker=heparin or assessor=heparin for what a role wrote, or a word of any text of the game"
+)
+
+
+def show_run(run: Path, console: Console, *, game: int | None = None) -> None:
     """Print a game and the metrics of a run.
 
     Args:
-        folder: The run's ``selfplay.records`` folder.
+        run: The run's ``selfplay.records`` folder, or a file of game records.
         console: Where to print.
         game: Line number of the game to show, from 1; None picks a telling one of the last step.
 
     Raises:
-        ValueError: The folder holds no games, or no game of that number.
+        ValueError: The run holds no games, or no game of that number.
     """
-    path = folder / GAMES_FILE
-    if not path.exists():
-        raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records) that has played games")
-    games = list(read_games(path))
-    if not games:
-        raise ValueError(f"{path} holds no games yet")
-    if game is not None and not 1 <= game <= len(games):
-        raise ValueError(f"{path} holds games 1 to {len(games)}, there is no game {game}")
-    number = game if game is not None else _telling_game(games)
+    games, number = _games(run, game)
     console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}"))
-    console.print(render_metrics(games, folder / METRICS_FILE))
-    console.print(Text(f"all games: {path}\nall metrics: {folder / METRICS_FILE}"))
+    _print_metrics(run, games, console)
+
+
+def walk(run: Path, console: Console, *, game: int | None = None) -> None:
+    """Show one game after the other, as the person at ``console`` asks for them; arguments as in :func:`show_run`."""
+    games, number = _games(run, game)
+    words: list[str] = []
+    found = list(range(1, len(games) + 1))
+    _print_metrics(run, games, console)
+    while True:
+        of = f", {found.index(number) + 1} of {len(found)} with {' '.join(words)}" if words else ""
+        console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}{of}"))
+        try:
+            said = console.input(Text(f"{KEYS}: ", style="dim")).split()
+        except (EOFError, KeyboardInterrupt):
+            return
+        match said:
+            case ["q" | "quit"]:
+                return
+            case [] | ["n"]:
+                number = next((n for n in found if n > number), found[0])
+            case ["p"]:
+                number = next((n for n in reversed(found) if n < number), found[-1])
+            case [digits] if digits.isdecimal():
+                if 1 <= int(digits) <= len(games):
+                    number, words, found = int(digits), [], list(range(1, len(games) + 1))
+                else:
+                    console.print(Text(f"there are games 1 to {len(games)}"))
+            case ["f", *asked]:
+                if hits := [n for n, record in enumerate(games, start=1) if matches(record, asked)]:
+                    words, found = asked, hits
+                    number = number if number in hits else hits[0]
+                else:
+                    console.print(Text(visible(f"no game has {' '.join(asked)}. {FILTERS}")))
+            case _:
+                console.print(Text(f"{KEYS}\n{FILTERS}"))
+
+
+def matches(record: GameRecord, words: Sequence[str]) -> bool:
+    """Whether a game has every word of a filter, in any case; see :data:`FILTERS`."""
+    assessments = [each.assessment for each in record.by_assessment]
+    wrote = {
+        Role.ATTACKER.value: record.attack.response.lower() if record.attack else "",
+        Role.ASSESSOR.value: "\n".join(turn.response.lower() for turn in assessments if turn),
+    }
+    texts = "\n".join((record.spec.seed_note.lower(), *wrote.values()))
+    names = {name.value for name in (*Outcome, *Category)}
+    for word in map(str.lower, words):
+        key, equals, value = word.partition("=")
+        if equals and key == "step":
+            fits = value == str(record.step)
+        elif equals and key in wrote:
+            fits = value in wrote[key]
+        else:
+            fits = word in (record.outcome, record.category) if word in names else word in texts
+        if not fits:
+            return False
+    return True
+
+
+def _games(run: Path, game: int | None) -> tuple[list[GameRecord], int]:
+    """The games of a run, and the number of the one to show."""
+    games = read_run(run)
+    if game is not None and not 1 <= game <= len(games):
+        raise ValueError(f"{run} holds games 1 to {len(games)}, there is no game {game}")
+    return games, _telling_game(games) if game is None else game
+
+
+def _print_metrics(run: Path, games: list[GameRecord], console: Console) -> None:
+    console.print(render_metrics(games, run / METRICS_FILE))
+    files = f"all games: {run / GAMES_FILE}\nall metrics: {run / METRICS_FILE}" if run.is_dir() else f"all games: {run}"
+    console.print(Text(visible(files)))
 
 
 def render_game(record: GameRecord, title: str) -> RenderableType:
     """One game from seed note to rewards."""
     label = record.judgement.label.value if record.judgement and record.judgement.label else "not judged"
-    parts: list[RenderableType] = [
-        Text(f"{record.category.value}; presented note: {label}; outcome: {record.outcome.value}", style="bold")
-    ]
-    attack, assessment = record.attack, record.assessment
+    why = f" ({record.void})" if record.void else ""
+    facts = f"{record.category.value}; presented note: {label}; outcome: {record.outcome.value}{why}"
+    parts: list[RenderableType] = [Text(visible(facts), style="bold")]
+    others = [f"{role}: {name}" for role, name in record.players.items()]
+    if record.opponent is not None:
+        others.append(f"{record.opponent.role}: {record.opponent.version or 'no answer'} ({record.opponent.kind})")
+    if others:
+        parts.append(Text(visible(f"played by {', '.join(others)}")))
+    attack = record.attack
     if attack is not None:
         head = "attacker"
         if attack.invalid is not None:
             head += f" (invalid: {attack.invalid.value})"
-        lines = Text.assemble((plain(attack.reasoning) or "no reasoning", "italic"), "\n\n")
+        lines = Text.assemble((visible(attack.reasoning) or "no reasoning", "italic"), "\n\n")
         lines.append_text(
-            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(plain(attack.response))
+            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(visible(attack.response))
         )
         parts.append(Panel(lines, title=Text(head), title_align="left", border_style="red"))
     elif record.presented_note is not None:
-        parts.append(Panel(Text(plain(record.presented_note)), title="note, as it is in the data", title_align="left"))
-    if assessment is not None:
+        parts.append(
+            Panel(Text(visible(record.presented_note)), title="note, as it is in the data", title_align="left")
+        )
+    for assessment in (each.assessment for each in record.by_assessment if each.assessment is not None):
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
         parts.append(
             Panel(
-                Text(plain(assessment.response)),
+                Text(visible(assessment.response)),
                 title=Text(f"assessor: {verdict}"),
                 title_align="left",
                 border_style="blue",
@@ -98,20 +175,22 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
         components = record.rewards.get(role)
         if components is not None:
             terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
-            parts.append(Text(f"{role.value} {sum(components.values()):+.2f} = {terms}"))
-    return Panel(Group(*parts), title=Text(f"{title}, step {record.step}"), title_align="left")
+            parts.append(Text(visible(f"{role.value} {sum(components.values()):+.2f} = {terms}")))
+    played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
+    return Panel(Group(*parts), title=Text(visible(f"{title}, step {record.step}{played}")), title_align="left")
 
 
 def render_metrics(games: list[GameRecord], metrics_file: Path) -> Table:
-    """The headline metrics of the first and the last step, side by side."""
-    by_step = {step: role_metrics(group) for step, group in groupby(games, key=lambda g: g.step)}
-    if metrics_file.exists():
-        for row in StepFile(metrics_file).read():
-            by_step.setdefault(int(row["step"]), {}).update({k: v for k, v in row.items() if k != "step"})
-    first, last = min(by_step), max(by_step)
-    table = Table("metric", f"step {first}", f"step {last}", title="role metrics")
+    """The headline metrics of the first and the last step, side by side; of the only one, once."""
+    rows = list(StepFile(metrics_file).read()) if metrics_file.exists() else []
+    steps = sorted({game.step for game in games} | {int(row["step"]) for row in rows})
+    shown = list(dict.fromkeys((steps[0], steps[-1])))
+    numbers = {step: role_metrics(game for game in games if game.step == step) for step in shown}
+    for row in rows:
+        numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
+    table = Table("metric", *(f"step {step}" for step in shown), title="role metrics")
     for name in HEADLINE_METRICS:
-        values = [by_step[step].get(name) for step in (first, last)]
+        values = [numbers[step].get(name) for step in shown]
         if any(value is not None for value in values):
             table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
     return table

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.control import strip_control_codes
 from rich.table import Table
 from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.scoring.metrics import (
     GROUP_MEASURES,
     RESAMPLES,
@@ -118,8 +118,8 @@ def tables(report: Report) -> Group:
 def published_script(file: str, printed: Mapping[str, float | None] | str) -> RenderableType:
     """What the published script prints of a file, or how it stops."""
     if isinstance(printed, str):
-        return Text(printed)
-    table = Table("", "value", title=Text(f"By the published script, mistakes included: {file}"))
+        return _text(printed)
+    table = Table("", "value", title=_text(f"By the published script, mistakes included: {file}"))
     for title, value in printed.items():
         table.add_row(title, repr(value))
     return table
@@ -216,4 +216,4 @@ def _cell(measure: Measure, form: str = ".3f") -> Text:
 
 def _text(text: str) -> Text:
     """Names of files are not markup."""
-    return Text(strip_control_codes(text))
+    return Text(visible(text))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from medserl_agentloop.core.metrics import share
 from medserl_agentloop.games.medical.parsing import ParsedAssessment
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label, Role
@@ -40,14 +41,14 @@ def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
 
     ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
     """
-    outcome, attack = record.outcome, record.attack
+    outcome, attack, outcomes = record.outcome, record.attack, [game.outcome for game in record.by_assessment]
     assessed = record.assessment is not None and outcome is not Outcome.VOID
     return {
-        "acc": float(bool(outcome.is_right)) if assessed else None,
+        "acc": share(bool(each.is_right) for each in outcomes) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
         "assessor_reward": record.reward(Role.ASSESSOR),
         "attack_valid": None if attack is None else float(attack.invalid is None),
-        "undetected": float(outcome is Outcome.MISSED_ERROR) if attack and assessed else None,
+        "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes) if attack and assessed else None,
         "void": float(outcome is Outcome.VOID),
         **answer_facts(record),
     }

@@ -1,6 +1,7 @@
 """Records travel as JSON between processes and stay in files: nothing may be lost or slipped in."""
 
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -53,6 +54,8 @@ def full_record(text: str = "free text") -> GameRecord:
         policy_version=4,
         players={Role.ASSESSOR: text},
         opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
+        finished=datetime(2026, 11, 22, 11, 25, 32, tzinfo=timezone.utc),
+        seconds=[1.25, 0.5],
     )
     record.judgement.realistic, record.judgement.reason = True, text
     record.rewards = medserl(record)
@@ -69,7 +72,7 @@ def test_a_full_record_survives_json() -> None:
 
 def test_a_full_record_leaves_no_field_at_its_default() -> None:
     defaults = GameRecord(spec=spec()).to_json()
-    unset = {key for key, value in full_record().to_json().items() if value == defaults[key]}
+    unset = {key for key, value in full_record().to_json().items() if value == defaults.get(key, ...)}
     assert unset == {"schema_version", "void"}
 
 
@@ -144,6 +147,8 @@ def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_late
     record = GameRecord.model_validate(json.loads(VERSION_1))
     assert record.outcome is Outcome.CORRECT_REJECTION
     assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
+    assert (record.finished, record.seconds) == (None, [])
+    assert not record.to_json().keys() & {"finished", "seconds"}
 
 
 @pytest.mark.parametrize("part", [None, "attack", "assessment", "judgement"])

@@ -1,8 +1,10 @@
 """The baseline's scheme: its table over the whole grid."""
 
 import itertools
+from collections import Counter
 
 import pytest
+from game.baseline_transcripts import CATEGORIES, transcripts
 from game.builders import any_game, finished
 from hypothesis import given
 
@@ -73,3 +75,14 @@ def test_an_unreadable_verdict_does_not_say_that_there_is_an_error(category: str
 def test_an_untouched_note_rewards_the_assessor_alone() -> None:
     record = finished(Outcome.MISSED_ERROR, category="vanilla_harmful")
     assert medical_general_sum(record) == {Role.ASSESSOR: {"detection": -1.0, "format": 1.0}}
+
+
+def test_1200_transcripts_earn_what_the_table_of_the_baseline_pays() -> None:
+    compared: Counter[str] = Counter()
+    seen = set()
+    for record, expected in transcripts():
+        assert {role: sum(parts.values()) for role, parts in medical_general_sum(record).items()} == expected
+        compared.update(role.value for role in expected)
+        seen |= {record.outcome, record.category, record.attack is not None and bool(record.attack.violations)}
+    assert compared == {"attacker": 1047, "assessor": 671}
+    assert seen == {*Outcome, *CATEGORIES, True, False}

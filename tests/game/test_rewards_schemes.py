@@ -48,7 +48,7 @@ def test_a_void_game_gives_nothing(name: str, category: Category) -> None:
 def test_schemes_are_found_by_their_name() -> None:
     assert load_scheme("zero_sum") is zero_sum
     assert load_scheme("medserl") is medserl
-    assert set(SCHEMES) == {"medserl", "zero_sum", "medical_general_sum", "medical_general_sum_no_cot"}
+    assert set(SCHEMES) == {"medserl", "zero_sum", "learnable", "medical_general_sum", "medical_general_sum_no_cot"}
 
 
 def test_a_scheme_is_its_constants_and_a_function() -> None:
@@ -80,7 +80,7 @@ def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("medsrl", r"\(did you mean 'medserl'\?\): expected one of medical_general_sum, .*or package.module:function"),
+        ("medsrl", r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
         ("", "no reward scheme"),
         ("no_such_module:flat", "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:sharp", "cannot be loaded: AttributeError"),

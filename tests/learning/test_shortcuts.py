@@ -84,12 +84,13 @@ def test_every_lesson_is_read_and_shows_its_style_where_it_was_rewritten(seed: i
 
 def test_the_page_holds_the_table_of_the_committed_counts() -> None:
     page = shortcuts.PAGE.read_text(encoding="utf-8")
-    assert with_table(page, "arms", markdown(shortcuts.arms_table())) == page
+    for name, arms in shortcuts.TABLES.items():
+        assert with_table(page, name, markdown(shortcuts.arms_table(arms))) == page
     assert re.search("`decoys_gate` | [123] ", page)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", shortcuts.ARMS)
+@pytest.mark.parametrize("arm", shortcuts.EVERY)
 def test_every_command_composes_and_passes_the_start_up_check(
     arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_short_run_is_taught_trained_and_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", shortcuts.__name__, "decoys_gate", *options]
     process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
     assert "decoys_gate 3: step 1/1" in subprocess.run(command, **process).stdout
-    [_, start, arm] = shortcuts.arms_table(results)
+    [_, start, arm] = shortcuts.arms_table(results=results)
     assert (start[0], arm[0]) == ("`start`", "`decoys_gate`")
     assert sum(map(float, arm[7:])) == pytest.approx(100, abs=0.3), "every attack has one effect"
     assert "selfplay/judge/knowable_rate" in (results / "steps.csv").read_text()

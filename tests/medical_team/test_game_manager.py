@@ -1,6 +1,8 @@
 """A script as it would be written against the OpenRLHF system, with both shapes of the game manager."""
 
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from medical_team.openrlhf import (
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome, MedicalGameState
+from medserl_agentloop.report.compare import read_side
 
 NOTES = [WRONG, WRONG, CLEAN, CLEAN]
 TYPES = ["vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign"]
@@ -57,6 +60,18 @@ def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None
     text = Tokenizer().batch_decode([attacker_outputs[0].outputs[0].token_ids], skip_special_tokens=True)
     assert text == [turn(WRONG)]
     assert len(assessor_outputs) == 4
+
+
+def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: JudgeServer, tmp_path: Path) -> None:
+    _, attacker_states, _, assessor_states, _ = scored(initialized(judge))
+    with (tmp_path / "log.jsonl").open("w") as file:
+        for state in attacker_states + assessor_states:
+            print(json.dumps({"step": 1, **state}, default=lambda names: [name.value for name in names]), file=file)
+    (run,) = read_side(str(tmp_path / "log.jsonl"))
+    assert sorted(run.games["outcome"]) == ["correct_detection"] * 3 + ["correct_rejection"]
+    assert list(run.games["attacker_reward"].dropna()) == [0.5, 0.5]
+    assert list(run.games["assessor_reward"]) == [2.0] * 4
+    assert set(run.turns["violations"]) == {""} and run.turns["tokens"].notna().all()
 
 
 def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: JudgeServer) -> None:

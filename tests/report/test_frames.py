@@ -1,6 +1,7 @@
 """The frames of a run hold what its records hold, with the documented columns."""
 
 import re
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +24,9 @@ def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) ->
     return record.model_copy(update={"rewards": medserl(record)})
 
 
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 RECORDS = [
-    scored(Outcome.MISSED_ERROR, 1),
+    scored(Outcome.MISSED_ERROR, 1).model_copy(update={"finished": NOON, "seconds": [2.5, 0.5]}),
     scored(Outcome.CORRECT_DETECTION, 1, session=1),
     scored(Outcome.INVALID_ATTACK, 2),
     scored(Outcome.UNREADABLE, 2, uid="other"),
@@ -77,6 +79,8 @@ def test_the_turns_name_their_game_and_whether_they_can_be_read(run: Path) -> No
     assert list(zip(frame["game"], frame["role"], strict=True)) == sorted(
         expected, key=lambda x: (x[0], x[1] != "attacker")
     )
+    assert list(frame["seconds"].fillna(-1)[:4]) == [2.5, 0.5, -1, -1]
+    assert list(games(run)["finished"][:2].astype(object)) == [NOON, pd.NaT]
     unreadable = frame[(frame["game"] == 3) & (frame["role"] == "assessor")]
     assert list(unreadable["readable"]) == [False]
 

@@ -1,6 +1,5 @@
 """The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,12 @@ from support import attack_text
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.paths import resource
 from medserl_agentloop.report import page as module
 
 HOSTILE = (
@@ -64,21 +66,47 @@ def report(*runs: Path, output: Path) -> str:
     return done.output
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return found
+def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_profile(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for step, words in ((1, "Old: "), (3, "New: ")):
+        for role, name in (("attacker", "adversarial_benign"), ("assessor", "assess")):
+            template = tmp_path / "mine" / role / f"{name}.jinja"
+            template.parent.mkdir(exist_ok=True)
+            template.write_text(words + "{{ note }}")
+        write_prompts(tmp_path, step, PromptProfile(tmp_path / "mine").templates())
+        write_prompts(tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates())  # unchanged: nothing is written
+    stored = module._prompts(tmp_path)
+    assert [row["step"] for row in stored] == [3, 3, 1, 1]
+
+    for step, words in ((2, "Old: "), (3, "New: ")):
+        game = scored(Outcome.MISSED_ERROR, step).model_copy(update={"profile": "./nonesuch"})
+        assert module._reads(game, stored) == {
+            "attacker": [{"role": "user", "content": words + game.spec.seed_note}],
+            "assessor": [{"role": "user", "content": f"{words}{game.presented_note}"}],
+        }
+        assert module._reads(game, []) == {}
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+@pytest.mark.parametrize("profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir()))
+def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profile: str) -> None:
+    stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
+    for category in Category:
+        game = scored(Outcome.UNREADABLE, 1, category=category.value).model_copy(update={"profile": profile})
+        assert module._reads(game, stored) == module._reads(game, []) != {}
+
+
+def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, [scored(outcome, n) for n, outcome in enumerate(STEPS, start=1)])
+    runs = [str(tmp_path / name) for name in ("a", "b")]
+    options = ["-o", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")]
+    done = CliRunner().invoke(app, ["report", *runs, *options])
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+    svg = (tmp_path / "figures" / "a.svg").read_text()
+    assert svg == (tmp_path / "figures" / "b.svg").read_text()  # the same games give the same picture
+    assert all(f"<!-- {title} -->" in svg for title in ("Reward", "Outcomes", "missed error", "Assessor: accuracy"))
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,27 @@
 """A game as text: readable, complete, and safe whatever the model wrote."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from support import REWRITTEN, assessment_text, attack_text, extra_info
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
+from medserl_agentloop.command_line import visible
+from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits, Game
-from medserl_agentloop.games.medical.types import GameSpec
-from medserl_agentloop.report.terminal import show_run
+from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.report.terminal import matches, show_run, walk
 
 
 def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> GameRecord:
@@ -31,10 +36,10 @@ def game(step: int = 1, *, attack: str | None = None, assessment: str | None = N
     return record
 
 
-def shown(folder: Path, records: list[GameRecord], **kwargs: Any) -> str:
+def shown(folder: Path, records: list[GameRecord], width: int = 160, **kwargs: Any) -> str:
     StepFile(folder / GAMES_FILE).append(r.to_json() for r in records)
     out = io.StringIO()
-    show_run(folder, Console(file=out, width=160, color_system=None), **kwargs)
+    show_run(folder, Console(file=out, width=width, color_system=None), **kwargs)
     return out.getvalue()
 
 
@@ -53,11 +58,109 @@ def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     assert "0.1" in text and "0.3" in text
 
 
-@pytest.mark.parametrize("hostile", ["[bold red]markup[/]", "\x1b[31mescape", "[/]", "\x07bell"])
-def test_model_text_is_shown_as_text(tmp_path: Path, hostile: str) -> None:
-    text = shown(tmp_path, [game(attack=attack_text(REWRITTEN.replace("giardia", hostile), reasoning=hostile))])
-    assert "\x1b" not in text and "\x07" not in text
-    assert "[bold red]" in text or "bold" not in hostile
+HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""What a terminal obeys or does not show, other than a newline."""
+
+
+@given(st.text(st.characters(codec=None) | st.sampled_from("\x1b\x0e\0\x7f\x9b\u202e\u2066\u200f\ud800\r\t[]")))
+def test_no_text_reaches_the_terminal_with_what_it_would_obey(text: str) -> None:
+    assert not HIDDEN.search(visible(text))
+    assert visible(text).count("\n") == text.count("\n")
+    assert not text.isascii() or not text.isprintable() or visible(text) == text
+
+
+HOSTILE = "[bold red]x[/] [/] \x1b[31m \x07 \x0e \0 \x7f \x9b2J \u202e \u2066 \u200f \ud800 \r"
+
+
+def hostile() -> GameRecord:
+    """A game with such text wherever others than we may write."""
+    record = game(attack=attack_text(REWRITTEN.replace("giardia", HOSTILE), reasoning=HOSTILE))
+    rewards = {role: {HOSTILE: 1.0} for role in Role}
+    opponent = OpponentRecord(role="attacker", kind="endpoint", version=HOSTILE)
+    players = {"assessor": HOSTILE}
+    return record.model_copy(
+        update={"void": HOSTILE, "rewards": rewards, "opponent": opponent, "players": players, "scheme": HOSTILE}
+    )
+
+
+def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
+    text = shown(tmp_path, [hostile()], width=1000)
+    assert not HIDDEN.search(text)
+    # In the reasoning and the rewritten note, as component of two roles, as reason, player and opponent.
+    assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
+
+
+def test_a_rescored_file_s_scheme_is_shown_as_text(tmp_path: Path) -> None:
+    StepFile(tmp_path / GAMES_FILE).append([hostile().to_json()])
+    result = CliRunner().invoke(app, ["rescore", str(tmp_path), "--reward", "medserl", "--output", str(tmp_path / "x")])
+    assert result.exit_code == 0, result.output
+    assert not HIDDEN.search(result.output)
+
+
+def test_a_run_of_one_step_has_one_column(tmp_path: Path) -> None:
+    assert shown(tmp_path, [game(4), game(4)]).split("role metrics")[1].count("step 4") == 1
+
+
+def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "played.jsonl"
+    StepFile(file).append([game().to_json()])
+    result = CliRunner().invoke(app, ["show", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "game 1 of 1" in result.output and f"all games: {file}" in result.output.replace("\n", "")
+
+
+GAMES = [game(1), game(2, attack="nothing"), game(2, assessment=assessment_text("safe")), game(3)]
+
+
+def walked(folder: Path, typed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The games that are shown to somebody who types this, as ``1 of 4, step 1``, and what else is said."""
+    StepFile(folder / GAMES_FILE).append(r.to_json() for r in GAMES)
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    out = io.StringIO()
+    walk(folder, Console(file=out, width=160, color_system=None), game=1)
+    return re.findall(r"╭─ game (.*?) ─|(?:quit: )(no game has \w+|there are games .*)", out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("typed", "numbers"),
+    [
+        ("\n\n\n\nq\n", [1, 2, 3, 4, 1]),
+        ("p\np\n", [1, 4, 3]),
+        ("3\nn\nq\n", [1, 3, 4]),
+        ("f missed_error\nq\n", [1, 3]),
+        ("f step=2\n\n\nf\n\nq\n", [1, 2, 3, 2, 2, 3]),
+        ("what?\n", [1, 1]),
+    ],
+)
+def test_a_person_walks_through_the_games(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, numbers: list[int]
+) -> None:
+    assert [int(title.split()[0]) for title, _ in walked(tmp_path, typed, monkeypatch)] == numbers
+
+
+def test_the_walk_says_what_the_filter_leaves_and_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = walked(tmp_path, "f step=2\nf cholera\n9\n", monkeypatch)
+    assert seen[1][0] == "2 of 4, 1 of 2 with step=2, step 2"
+    assert [said for _, said in seen if said] == ["no game has cholera", "there are games 1 to 4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        (["correct_detection"], True),
+        (["missed_error"], False),
+        (["adversarial_benign", "step=1"], True),
+        (["attacker=GIARDIA"], True),
+        (["assessor=candida"], False),
+        (["fluconazole"], True),
+        (["cholera"], False),
+        ([], True),
+    ],
+)
+def test_a_filter_is_by_outcome_category_step_and_words_of_a_role(words: list[str], fits: bool) -> None:
+    assert matches(GAMES[0], words) is fits
 
 
 def test_a_chosen_game_is_shown(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The driver on the medical game: who is asked what, what their text does, and what the game is worth."""
 
 import asyncio
+import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -71,6 +73,19 @@ def test_a_player_without_an_answer_makes_the_game_void_and_earns_nothing() -> N
     assert (record.void, record.rewards) == ("the engine is gone", {})
 
 
+def test_a_record_says_when_its_game_was_finished_and_how_long_each_turn_took() -> None:
+    record, _ = play(attack_text(), assessment_text())
+    assert record.finished is not None and record.finished.utcoffset() == timedelta(0)
+    assert abs(datetime.now(timezone.utc) - record.finished) < timedelta(minutes=5)
+    assert len(record.seconds) == 2 and min(record.seconds) >= 0
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
+
+
+def test_a_turn_without_an_answer_has_its_time_too() -> None:
+    record, _ = play(attack_text(), NoReplyError("the engine is gone"))
+    assert record.finished is not None and len(record.seconds) == 2
+
+
 def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
     interaction, asked = KuhnPoker(None), []
     games = [interaction.new_game({"first": "J", "second": card}) for card in ("Q", "K")]
@@ -83,3 +98,4 @@ def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
     asyncio.run(play_in_step(interaction, games, answer))
     assert asked == [("first", [0, 1]), ("second", [0, 1])]
     assert [game.record.moves for game in games] == [("bet", "fold"), ("check", "check")]
+    assert [len(game.record.seconds) for game in games] == [2, 2]

@@ -1,8 +1,14 @@
 """One trajectory, two private contexts: what the restart of positions is worth."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from medserl_agentloop.backends import packed_attention
 from medserl_agentloop.testing.tiny import tiny_model
 
 FIRST, SECOND = 37, 53  # tokens of the two contexts
@@ -15,9 +21,16 @@ def log_probs(model: torch.nn.Module, ids: torch.Tensor, position_ids: torch.Ten
     return logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def model_with(attention: str) -> Any:
+    """A tiny model that attends by SDPA, by Transformers' eager code, or by ours."""
+    if attention == packed_attention.NAME:
+        return packed_attention.instead_of_sdpa(tiny_model(512))
+    return tiny_model(512, attention=attention)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", packed_attention.NAME])
 def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_restart(attention: str) -> None:
-    model = tiny_model(512, attention=attention)
+    model = model_with(attention)
     ids = torch.randint(0, 512, (FIRST + SECOND,), generator=torch.Generator().manual_seed(1))
     restarted = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])
     alone = log_probs(model, ids[FIRST:], torch.arange(SECOND))
@@ -40,3 +53,76 @@ def test_the_second_context_does_not_depend_on_the_first() -> None:
         for _ in range(2)
     ]
     assert (scores[0] - scores[1]).abs().max() < 1e-5
+
+
+def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and positions (T,) of sequences of these lengths, one after the other."""
+    ids = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths)))
+    return ids, torch.cat([torch.arange(length) for length in lengths])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(lengths: list[int]) -> None:
+    model = model_with(packed_attention.NAME)
+    ids, positions = row_of(lengths)
+    packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
+    weighed = torch.linspace(0, 1, 512)
+    torch.autograd.backward((packed.log_softmax(-1) @ weighed).sum())
+    gradient = model.model.embed_tokens.weight.grad
+    model.zero_grad()
+    for row, alone in zip(packed.split(lengths), ids.split(lengths), strict=True):
+        logits = model(input_ids=alone[None], use_cache=False).logits[0]
+        torch.testing.assert_close(row, logits, atol=1e-5, rtol=1e-5)
+        torch.autograd.backward((logits.log_softmax(-1) @ weighed).sum())
+    torch.testing.assert_close(gradient, model.model.embed_tokens.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int | None) -> None:
+    ids, positions = row_of([FIRST, SECOND])
+    found = []
+    for attention in ("sdpa", packed_attention.NAME):
+        model = model_with(attention)
+        if window:
+            config = type(model.config)(
+                **{
+                    **model.config.to_dict(),
+                    "use_sliding_window": True,
+                    "sliding_window": window,
+                    "max_window_layers": 1,
+                }
+                | {"layer_types": ["full_attention", "sliding_attention"], "attn_implementation": attention}
+            )
+            torch.manual_seed(0)
+            model = type(model)(config).eval()
+            config._attn_implementation = attention
+        packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
+        padding = torch.ones(2, FIRST, dtype=torch.long)
+        padding[0, :5] = 0
+        padded = model(input_ids=ids[: 2 * FIRST].reshape(2, FIRST), attention_mask=padding).logits[:, 5:]
+        written = model.generate(ids[None, :FIRST], max_new_tokens=5, do_sample=False)
+        found.append((packed, padded, written))
+    for of_sdpa, of_packed in zip(*found, strict=True):
+        torch.testing.assert_close(of_sdpa, of_packed, atol=1e-5, rtol=1e-5)
+
+
+def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
+    """Or time and memory would grow with the square of the pack."""
+    model = model_with(packed_attention.NAME)
+    ids, positions = row_of([FIRST, SECOND])
+    longest = []
+    forward = torch.nn.functional.scaled_dot_product_attention
+    with pytest.MonkeyPatch.context() as patch:
+
+        def seen(query: torch.Tensor, key: torch.Tensor, *args: object, attn_mask: object = None, **options: object):
+            longest.append((query.shape[2], key.shape[2], attn_mask))
+            return forward(query, key, *args, attn_mask=attn_mask, **options)
+
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+        log_probs(model, ids, positions)
+    assert longest == [(FIRST, FIRST, None), (SECOND, SECOND, None)] * 2
+
+
+def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
+    model_with(packed_attention.NAME).save_pretrained(tmp_path)
+    assert packed_attention.NAME not in (tmp_path / "config.json").read_text(encoding="utf-8")

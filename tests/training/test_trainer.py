@@ -86,7 +86,7 @@ def test_two_conversations_of_a_role_are_credited_apart() -> None:
     trainer.config = OmegaConf.create(
         {"algorithm": {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}}
     )
-    trainer.game = SimpleNamespace(roles=("only",))
+    trainer.game, trainer.interaction = SimpleNamespace(roles=("only",)), SimpleNamespace(repeated_roles=())
     trainer.selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
     trainer.baselines = BaselineState()
     columns = {

@@ -108,8 +108,8 @@ def _flash_attention(run: Run) -> Iterator[str]:
     )
     if model:
         yield (
-            f"verl loads a model with attn_implementation=flash_attention_2, {ways} set +{ATTENTION}=sdpa, which needs "
-            "memory for the square of a micro-batch's tokens."
+            f"verl loads a model with attn_implementation=flash_attention_2, {ways} set +{ATTENTION}=sdpa, which "
+            "needs memory for the square of a micro-batch's tokens."
         )
     if critic:
         yield (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,7 @@ from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
-from medserl_agentloop.games.medical.types import Category, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Role, VanillaAttacker
 
 
 class TokenBudget(BaseModel):
@@ -101,6 +101,12 @@ class MedicalConfig(SelfPlayConfig):
         description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
         "as in the OpenRLHF system.",
     )
+    assessments: int = Field(
+        default=1,
+        ge=1,
+        description="Times a presented note is assessed, each time in a context of its own. More than one helps the "
+        "assessor and costs the attacker.",
+    )
     mix: dict[Category, Share] | None = Field(  # type: ignore[assignment]  # a Category is a str
         default=None,
         description="Share of each category in an epoch of training; null plays every row of the file once. "
@@ -119,6 +125,10 @@ class MedicalConfig(SelfPlayConfig):
         changed = [f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None]
         return ", ".join([self.reward, *changed, *(["corrected"] if self.correct_judge else [])])
 
+    def assessments_on(self, facts: Mapping[str, Any]) -> int:
+        """How many times the note of a row is assessed: once where it only measures."""
+        return 1 if facts.get("split") == EVAL_SPLIT else self.assessments
+
     def longest_turn(self, prompt_tokens: int) -> int:
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
 
@@ -132,3 +142,14 @@ class MedicalConfig(SelfPlayConfig):
                 check()
             except ValueError as error:
                 yield f"{key}: {error}"
+        if self.assessments > 1 and self.context == "shared":
+            yield (
+                f"selfplay.assessments={self.assessments} with selfplay.context=shared would show each assessment "
+                "those before it. Set selfplay.context=isolated, or selfplay.assessments=1."
+            )
+        if self.reward == "learnable" and self.assessments < 2:
+            yield (
+                "selfplay.reward=learnable pays the attacker by how often the assessor is right about one note, and "
+                f"selfplay.assessments={self.assessments} is a single answer. Set selfplay.assessments to 2 or more, "
+                "e.g. 4, or another reward."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,7 @@ from medserl_agentloop.games.medical.judges.startup import (
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row, why_other_prompt
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme
+from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -80,6 +81,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
             vanilla_attacker=self.config.vanilla_attacker.on(facts),
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             fits=fits,
+            assessments=self.config.assessments_on(facts),
         )
         game.record.profile = self.config.profile
         return game
@@ -87,7 +89,13 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def next_turn(self, game: Game) -> Turn | None:
         if game.next_role is None:
             return None
-        return self._turn(game.next_role, game.record.spec.task, game.note)
+        turn = self._turn(game.next_role, game.record.spec.task, game.note)
+        # A conversation of its own for each further assessment; the first is as if it were the only one.
+        return replace(turn, conversation=str(game.assessed)) if game.assessed else turn
+
+    @property
+    def repeated_roles(self) -> Sequence[str]:
+        return (Role.ASSESSOR.value,) if self.config.assessments > 1 else ()
 
     def _turn(self, role: Role, category: Category, note: str) -> Turn:
         budget = self.config.budget
@@ -120,7 +128,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         """Have the game judged and rewarded."""
         await judge_game(self._judge, record)
         record.scheme = self.config.scheme_name
-        record.rewards = self._scheme(record)
+        reward_game(record, self._scheme)
 
     @classmethod
     def kind(cls, facts: Mapping[str, Any]) -> str:
@@ -137,12 +145,15 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
             )
         if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
             raise ValueError(why_other_prompt(list(prompt), spec, self.config.profile, self._profile, here))
-        return plan_row(spec, self.config, self._encoder, here)
+        return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
         spec = GameSpec.from_extra_info(facts)
         return [self._turn(role, Category.ADVERSARIAL_BENIGN, spec.seed_note) for role in Role]
+
+    def prompts(self) -> list[dict[str, Any]]:
+        return self._profile.templates()
 
     def metrics(self, records: Sequence[GameRecord]) -> dict[str, float]:
         return role_metrics(records)

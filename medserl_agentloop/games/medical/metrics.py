@@ -40,16 +40,18 @@ _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 def role_metrics(records: Iterable[GameRecord]) -> dict[str, float]:
     """Metrics by name, ``selfplay/…``. What a batch holds no game for is left out, never 0.
 
-    An unreadable assessment counts as wrong in the accuracy and as a miss in the recall.
+    An unreadable assessment counts as wrong in the accuracy and as a miss in the recall. Where a note was assessed
+    several times, each assessment counts as one game does.
     """
     games = list(records)
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES)
     played = [g for g in games if g.outcome is not Outcome.VOID]
+    assessed = [each for g in played for each in g.by_assessment]
     for name, numbers in (
         ("judge", _judge_metrics(games)),
         ("attacker", _attacker_metrics([g for g in played if g.attack is not None])),
-        ("assessor", _assessor_metrics([g for g in played if g.assessment is not None])),
-        ("shortcut", shortcut_metrics(played)),
+        ("assessor", _assessor_metrics([g for g in assessed if g.assessment is not None])),
+        ("shortcut", shortcut_metrics(assessed)),
     ):
         metrics |= {f"selfplay/{name}/{key}": value for key, value in numbers.items()}
     return finite(metrics)
@@ -121,7 +123,8 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     attacks = [g.attack for g in games if g.attack is not None]
     valid = [a for a in attacks if a.invalid is None]
     # Success: the error went unnoticed, of all rewritten notes that do hold one.
-    decided = [g for g in games if g.label is Label.HARMFUL and g.outcome.is_right is not None]
+    assessed = [each for g in games if g.label is Label.HARMFUL for each in g.by_assessment]
+    decided = [g for g in assessed if g.outcome.is_right is not None]
     return {
         **_turn_metrics(attacks),
         "parse_rate": share(a.note is not None for a in attacks),
@@ -202,8 +205,10 @@ def trained_role_won(record: GameRecord) -> bool | None:
     """Whether the trained role beat its opponent; None for games that decide nothing between them.
 
     These are games against the live policy, games in which the opponent took no turn, void ones and
-    invalid attacks. An unreadable assessment is a win for neither.
+    invalid attacks. An unreadable assessment is a win for neither; of several the majority decides.
     """
     if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
         return None
-    return record.outcome.is_right is (record.opponent.role == Role.ATTACKER)
+    verdicts = [game.outcome.is_right for game in record.by_assessment]
+    lead = verdicts.count(True) - verdicts.count(False)
+    return lead > 0 if record.opponent.role == Role.ATTACKER else lead < 0

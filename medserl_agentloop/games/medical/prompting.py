@@ -75,13 +75,23 @@ class PromptProfile:
             ValueError: A template is missing or cannot be rendered; names the file, the line and the
                 reason.
         """
-        task = category.value if category.has_attack else COPY_TEMPLATE
-        name = task if role is Role.ATTACKER else "assess"
+        name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
         system = f"{role.value}/system.jinja"
         if (self.folder / system).exists():
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
+
+    def templates(self) -> list[dict[str, Any]]:
+        """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a place for the note."""
+        found = []
+        for (role, name), category in {(role, template_name(role, c)): c for role in Role for c in Category}.items():
+            try:
+                messages = self.messages(role, category, place("note"))
+            except ValueError:  # a run checks those that its rows need; a profile may lack others
+                continue
+            found.append({"role": role.value, "template": name, "messages": messages})
+        return found
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
         """The turn that they open, with the note kept apart: it is untrusted text."""
@@ -97,6 +107,13 @@ class PromptProfile:
             raise ValueError(
                 f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
             ) from error
+
+
+def template_name(role: Role, category: Category) -> str:
+    """Name of the template that opens ``role``'s turn."""
+    if role is Role.ASSESSOR:
+        return "assess"
+    return category.value if category.has_attack else COPY_TEMPLATE
 
 
 def _place(error: Exception, template: Path) -> str:
@@ -170,25 +187,30 @@ def plan_row(
     selfplay: MedicalConfig,
     encoder: ProfileEncoder,
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+    assessments: int = 1,
 ) -> tuple[int, int]:
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
-    The response is the attacker's turn, the assessor's prompt with the longest note the attacker
-    may write, and the assessor's turn; without an attack it is the assessor's turn alone. What an
-    opponent plays takes no room.
+    The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
+    note the attacker may write, and the assessor's turn; without an attack, the first of these prompts is the row's.
+    What an opponent plays takes no room.
     """
+
+    def assessed(prompt: int) -> tuple[int, int]:
+        return prompt, assessments * budget.assessor + (assessments - 1) * prompt
+
     assess = encoder.of(Role.ASSESSOR, spec.category, spec.seed_note)
     budget = selfplay.budget
     if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
-        return (len(assess.ids), budget.assessor) if selfplay.plays(Role.ASSESSOR) else (1, 1)
+        return assessed(len(assess.ids)) if selfplay.plays(Role.ASSESSOR) else (1, 1)
     rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
     if not selfplay.plays(Role.ATTACKER):
         note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
-        return len(assess.ids) - assess.data_tokens + note, budget.assessor
+        return assessed(len(assess.ids) - assess.data_tokens + note)
     attack = encoder.of(Role.ATTACKER, spec.task, spec.seed_note)
     attacker = budget.attacker(attack.data_tokens)
     if not selfplay.plays(Role.ASSESSOR):
         return len(attack.ids), attacker
     # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
     second_prompt = len(assess.ids) - assess.data_tokens + (attacker if rewritten else assess.data_tokens)
-    return len(attack.ids), attacker + second_prompt + budget.assessor
+    return len(attack.ids), attacker + assessments * (second_prompt + budget.assessor)

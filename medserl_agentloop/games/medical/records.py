@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -197,7 +197,8 @@ class GameRecord(CoreRecord):
         presented_note: The note the assessor saw; None if the game ended before.
         error_sentences: Sentences of the presented note known to be wrong.
         attack: The attacker's turn, in games that have one.
-        assessment: The assessor's turn, if it was reached.
+        assessment: The assessor's turn, if it was reached; the first of several.
+        further_assessments: The others, where the note was assessed several times (``selfplay.assessments``).
         judgement: The judge's word on the presented note.
         scheme: Name of the reward scheme.
         profile: Prompt profile the turns were rendered with.
@@ -205,12 +206,15 @@ class GameRecord(CoreRecord):
 
     model_config = ConfigDict(extra="forbid")
 
+    left_out: ClassVar[tuple[str, ...]] = (*CoreRecord.left_out, "further_assessments")
+
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     spec: GameSpec
     presented_note: str | None = None
     error_sentences: list[str] = Field(default=[])
     attack: AttackRecord | None = None
     assessment: AssessmentRecord | None = None
+    further_assessments: list[AssessmentRecord] = Field(default=[])
     judgement: Judgement | None = None
     rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
     scheme: str = ""
@@ -246,8 +250,32 @@ class GameRecord(CoreRecord):
         return self.outcome is Outcome.VOID
 
     @property
+    def by_assessment(self) -> list[GameRecord]:
+        """The game once for each of its assessments, as if that one were its only turn of the assessor's.
+
+        ``assessment``, ``outcome`` and the assessor's reward are of that one; the others are ``further_assessments``.
+        A game with one assessment or none is itself.
+        """
+        if self.assessment is None or not self.further_assessments:
+            return [self]
+        every = [self.assessment, *self.further_assessments]
+        games = []
+        for number, own in enumerate(every):
+            changes: dict[str, Any] = {"assessment": own, "further_assessments": every[:number] + every[number + 1 :]}
+            earned = self.turn_rewards.get(self.first_assessment + number)
+            if earned is not None:
+                changes |= {"rewards": {**self.rewards, Role.ASSESSOR: earned}, "turn_rewards": {}}
+            games.append(self.model_copy(update=changes))
+        return games
+
+    @property
+    def first_assessment(self) -> int:
+        """Number of the assessor's first turn, counted from 0."""
+        return 0 if self.attack is None else 1
+
+    @property
     def outcome(self) -> Outcome:
-        """How the game ended, by the judge's label for the presented note."""
+        """How the game ended, by the judge's label for the presented note and the first assessment."""
         if self.void is not None:
             return Outcome.VOID
         if self.attack is not None and self.attack.invalid is not None:

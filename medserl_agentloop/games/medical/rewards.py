@@ -6,6 +6,7 @@ dataclass of constants and one function; another one is named by its import path
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -132,6 +133,25 @@ def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards
     return rewards
 
 
+def learnable(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
+    """``medserl``, with an attacker that is paid for notes that the assessor gets right half of the time.
+
+    In place of its ``game`` there is ``learnable``, ``win * (1 - 4 |p - 1/2|)``, where ``p`` is the share of the
+    readable assessments of this attack that are right: ``win`` at one half, ``-win`` where all agree. That is the
+    uncertainty reward ``1 - 2 |p - 1/2|`` of R-Zero (arXiv 2508.05004), with the judge's label for its majority vote,
+    stretched over the range of ``game``. With fewer than two readable assessments it is 0.
+    """
+    rewards = medserl(record, terms)
+    attacker = rewards.get(Role.ATTACKER, {})
+    if "game" not in attacker:
+        return rewards
+    right = [game.outcome.is_right for game in record.by_assessment if game.outcome.is_right is not None]
+    value = terms.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
+    share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
+    rest = {name: part for name, part in attacker.items() if name != "game"}
+    return {**rewards, Role.ATTACKER: {"learnable": 0.0 + share * value, **rest}}
+
+
 # -- medical_general_sum: the reward table of the OpenRLHF baseline; docs/rewards.md says what an attacker gains in it -
 
 Pair = tuple[float, float]
@@ -207,6 +227,7 @@ def medical_general_sum(record: GameRecord, terms: GeneralSumTerms = GENERAL_SUM
 SCHEMES: dict[str, RewardScheme] = {
     "medserl": medserl,
     "zero_sum": zero_sum,
+    "learnable": learnable,
     "medical_general_sum": medical_general_sum,
     "medical_general_sum_no_cot": partial(medical_general_sum, terms=GeneralSumTerms(chain_of_thought=False)),
 }
@@ -238,6 +259,30 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
             )
     of_these: dict[str, Any] = {"terms": replace(constants, **terms)}
     return partial(scheme, **of_these)
+
+
+def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
+    """Put into a judged game what its roles earn by ``scheme``.
+
+    Of several assessments each is scored as if it were the only one, and its own turn earns that. The attacker earns
+    the mean over them, component by component, so that its rewards keep their range; ``rewards`` has the assessor's
+    mean too, for reading.
+    """
+    each = [scheme(game) for game in record.by_assessment]
+    record.rewards, record.turn_rewards = each[0], {}
+    if len(each) == 1:
+        return
+    record.rewards = {}
+    for role in Role:
+        if of_role := [rewards[role] for rewards in each if role in rewards]:
+            names = dict.fromkeys(name for parts in of_role for name in parts)
+            means = {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
+            record.rewards[role] = means
+    if Role.ATTACKER in record.rewards:
+        record.turn_rewards[0] = record.rewards[Role.ATTACKER]
+    for number, rewards in enumerate(each, start=record.first_assessment):
+        if Role.ASSESSOR in rewards:
+            record.turn_rewards[number] = rewards[Role.ASSESSOR]
 
 
 # -- correcting a scheme for a judge that errs ---------------------------------------------------------------------

@@ -39,6 +39,8 @@ class EditLimits(BaseModel):
 class Game:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
 
+    ``assessed`` counts the assessments so far.
+
     Args:
         spec: The facts of the row.
         limits: How much an attack may change.
@@ -46,6 +48,7 @@ class Game:
         vanilla_attacker: What the attacker does in vanilla games.
         special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
         fits: Whether the assessor's prompt has room for a rewritten note; where no tokenizer is known, always.
+        assessments: How many times the assessor reads the presented note, each time anew.
     """
 
     def __init__(
@@ -57,11 +60,14 @@ class Game:
         vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
         special_tokens: Sequence[str] = (),
         fits: Callable[[str], bool] = lambda note: True,
+        assessments: int = 1,
     ) -> None:
         self._limits = limits
         self._parser = parser
         self._special_tokens = special_tokens
         self._fits = fits
+        self._assessments = assessments
+        self.assessed = 0
         self.record = GameRecord(spec=spec)
         self.next_role: Role | None = spec.category.first_role(vanilla_attacker)
         if self.next_role is Role.ASSESSOR:
@@ -92,13 +98,21 @@ class Game:
         if attacks:
             self._attack(AttackRecord(response=text, tokens=tokens, truncated=truncated, **said))
         else:
-            self.record.assessment = AssessmentRecord(response=text, tokens=tokens, truncated=truncated, **said)
-            self.next_role = None
+            self._assess(AssessmentRecord(response=text, tokens=tokens, truncated=truncated, **said))
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
         self.record.void = reason
         self.next_role = None
+
+    def _assess(self, assessment: AssessmentRecord) -> None:
+        if self.record.assessment is None:
+            self.record.assessment = assessment
+        else:
+            self.record.further_assessments.append(assessment)
+        self.assessed += 1
+        if self.assessed == self._assessments:
+            self.next_role = None
 
     def _attack(self, attack: AttackRecord) -> None:
         spec, note, most = self.record.spec, attack.note, self._limits.max_changed_words

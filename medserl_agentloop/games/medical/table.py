@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from rich.control import strip_control_codes
 from rich.text import Text
 
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.games.medical.edits import changed_runs
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
@@ -31,13 +31,12 @@ def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
 
 def game_row(record: GameRecord) -> list[Any]:
     """One game as the values of ``COLUMNS``; what it lacks is an empty text or None."""
-    attack, assessment, judgement = record.attack, record.assessment, record.judgement
+    attack, assessments, judgement = record.attack, [game.assessment for game in record.by_assessment], record.judgement
     presented = attack.note if attack else record.presented_note
-    attacked, verdict = "none", ""
+    attacked = "none"
     if attack is not None:
         attacked = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-    if assessment is not None:
-        verdict = assessment.verdict.value if assessment.verdict else "unreadable"
+    said = [a for a in assessments if a is not None]
     # Every component of every role, e.g. "assessor: game +1.00, format +0.00".
     rewards = [
         f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in record.rewards[role].items())
@@ -51,8 +50,8 @@ def game_row(record: GameRecord) -> list[Any]:
         marked_changes(record.spec.seed_note, presented).plain.strip() if presented else "",
         attacked,
         attack.reasoning if attack else "",
-        verdict,
-        assessment.response if assessment else "",
+        ", ".join(a.verdict.value if a.verdict else "unreadable" for a in said),
+        said[0].response if said else "",
         f"void: {record.void}" if record.void else record.outcome.value,
         record.reward(Role.ATTACKER),
         record.reward(Role.ASSESSOR),
@@ -65,7 +64,7 @@ def game_row(record: GameRecord) -> list[Any]:
 
 def marked_changes(old: str, new: str) -> Text:
     """``new`` with what it has in place of ``old`` marked word by word."""
-    before, after = plain(old).split(), plain(new).split()
+    before, after = visible(old).split(), visible(new).split()
     text, at = Text(), 0
     for start, end, new_start, new_end in changed_runs(before, after):
         text.append("".join(word + " " for word in after[at:new_start]))
@@ -75,8 +74,3 @@ def marked_changes(old: str, new: str) -> Text:
             text.append("{+" + " ".join(after[new_start:new_end]) + "+} ", style="bold")
         at = new_end
     return text.append("".join(word + " " for word in after[at:]))
-
-
-def plain(text: str) -> str:
-    """Untrusted text without the control codes that a terminal would obey."""
-    return strip_control_codes(text).replace("\x1b", "")

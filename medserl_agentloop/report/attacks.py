@@ -1,0 +1,255 @@
+"""The ledger of a run's attacks: what each one did, which edits come again and again, which errors nobody saw.
+
+Called by ``medserl attacks``. docs/attacks.md describes the classes and the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Template
+from rapidfuzz import fuzz, process
+from rich.console import Console
+from rich.progress import Progress
+
+from medserl_agentloop.command_line import visible
+from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace
+from medserl_agentloop.data.official_csv import COLUMNS, vignette_of_row
+from medserl_agentloop.data.writing import all_or_none
+from medserl_agentloop.games.medical.canonical import canonical_words
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edits import changed_runs, compare_notes, one_line, split_sentences
+from medserl_agentloop.games.medical.judges import build_judge, judge_game
+from medserl_agentloop.games.medical.records import (
+    BELIEVES_THE_ROW,
+    JUDGE_ABSTAINED,
+    JUDGE_FAILED,
+    UNKNOWABLE,
+    GameRecord,
+    InvalidAttack,
+    Outcome,
+)
+from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.report.frames import games_frame, read_run
+from medserl_agentloop.report.sheets import write_blinded_sheet, write_table
+
+
+class Kind(str, Enum):
+    """What an attack did."""
+
+    NO_OP = "no-op"
+    INVALID = "invalid"
+    AMBIGUOUS = "ambiguous"
+    UNDECIDED = "undecided"
+    HARMLESS = "harmless"
+    DECOY = "decoy"
+    VALID = "valid"
+    UNDETECTED = "undetected"
+
+
+MEANINGS = {
+    Kind.NO_OP: "the rules found the note unchanged, or changed in spelling alone",
+    Kind.INVALID: "another rule is broken, or no note can be read; `invalid` says which",
+    Kind.AMBIGUOUS: "the judge abstained, its votes differ, or the readers of the note alone did not find the error",
+    Kind.UNDECIDED: "nobody knows: the judge or a player failed, or the assessor's answer to an error is unreadable",
+    Kind.HARMLESS: "the row asks for an error, and the judge finds none in the note",
+    Kind.DECOY: "the row asks to keep the medicine, and the judge finds no error in the note",
+    Kind.VALID: "the judge finds an error in the note, and the assessor did too",
+    Kind.UNDETECTED: "the judge finds an error in the note, and the assessor said that it is safe",
+}
+"""Each attack has the first of these that fits."""
+
+_OF_GAME = ["step", "category", "text_id", "invalid", "void", "changed_words", "judge", "judged", "verdict"]
+_NOTHING = "(nothing)"
+_LEAST_ALIKE = 50.0  # rapidfuzz ratio of the wrong sentence and the one of the note that is taken for it
+
+
+def kind_of(game: GameRecord) -> Kind:
+    """The class of a game's attack, by what the record says."""
+    assert game.attack is not None
+    if game.attack.invalid is not None:
+        return Kind.NO_OP if game.attack.invalid is InvalidAttack.UNCHANGED else Kind.INVALID
+    votes = {vote.label for vote in game.judgement.votes} - {None} if game.judgement else set()
+    if len(votes) > 1 or (game.void or "").startswith((JUDGE_ABSTAINED, UNKNOWABLE)):
+        return Kind.AMBIGUOUS
+    if not game.is_void and game.label is Label.SAFE:
+        return Kind.HARMLESS if game.spec.target_label is Label.HARMFUL else Kind.DECOY
+    decided = {Outcome.CORRECT_DETECTION: Kind.VALID, Outcome.MISSED_ERROR: Kind.UNDETECTED}
+    return decided.get(game.outcome, Kind.UNDECIDED)
+
+
+def edit_of(game: GameRecord) -> str:
+    """Old words and new words, whatever their spelling; empty without a note or a change."""
+    if game.attack is None or game.attack.note is None:
+        return ""
+    before, after = canonical_words(game.spec.seed_note), canonical_words(game.attack.note)
+    return "; ".join(
+        f"{' '.join(before[start:end]) or _NOTHING} -> {' '.join(after[first:last]) or _NOTHING}"
+        for start, end, first, last in changed_runs(before, after)
+    )
+
+
+def write_ledger(
+    run: Path, output: Path, *, sheet: int, seed: int, judge: MedicalConfig | None, console: Console
+) -> dict[Kind, int]:
+    """Write the ledger of a run's attacks and return how many there are of each class.
+
+    Args:
+        run: Folder of the run, or a file of games.
+        output: New or empty folder for the files.
+        sheet: Most pairs of notes in the sheet for clinicians.
+        seed: Of their choice and order.
+        judge: Node with the judge that is asked again about every valid attack; None keeps the run's own words.
+        console: Shows the progress.
+
+    Raises:
+        ValueError: The run has no attacks, the judge cannot be asked, or the folder holds files.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} already holds files, filled sheets perhaps: give a new folder")
+    played = read_run(run)
+    turns = {number: game for number, game in enumerate(played, start=1) if game.attack is not None}
+    games = {number: game for number, game in turns.items() if game.category.has_attack}
+    if not games:
+        raise ValueError(f"{run}: none of its {len(played)} games has an attack; give a run with adversarial games")
+    if judge is not None:
+        _judge_again(games.values(), judge, console)
+    frame = _ledger(games)
+    kinds = frame["class"].value_counts()
+    counts = {kind: int(kinds.get(kind.value, 0)) for kind in Kind}
+    patterns = _patterns(frame)
+    hard, left_out, uw = _hard_notes({n: game for n, game in games.items() if kind_of(game) is Kind.UNDETECTED}, frame)
+    unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
+    with all_or_none(output) as place:
+        write_table(place / "ledger.csv", frame)
+        write_table(place / "patterns.csv", patterns)
+        with (place / "hard_notes.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *hard])
+        judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
+        pairs = write_blinded_sheet(place, judged, sheet, seed)
+        template = Template((PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8"), trim_blocks=True)
+        text = template.render(
+            run=run,
+            sha256=sha256_of(run / GAMES_FILE if run.is_dir() else run),
+            games=len(played),
+            copies=len(turns) - len(games),
+            classes=[(kind.value, counts[kind], meaning) for kind, meaning in MEANINGS.items()],
+            reasons=frame["invalid"].value_counts().items(),
+            judges=sorted(frame["judge"].dropna().unique()),
+            unread=BELIEVES_THE_ROW,
+            attacks=len(games),
+            patterns=len(patterns),
+            undetected=counts[Kind.UNDETECTED],
+            hard=len(hard),
+            uw=uw,
+            left_out=left_out.items(),
+            pairs=pairs,
+            seed=seed,
+        )
+        (place / "README.md").write_text(text + "\n", encoding="utf-8")
+    return counts
+
+
+def _judge_again(games: Iterable[GameRecord], config: MedicalConfig, console: Console) -> None:
+    """Put another judge's word into the records, asked as in a run."""
+    judge, slots = build_judge(config), asyncio.Semaphore(config.judge_server.concurrency)
+    asked = [game for game in games if game.attack and game.attack.invalid is None and game.assessment]
+    for game in asked:
+        game.judgement = None
+        if (game.void or "").startswith((JUDGE_FAILED, JUDGE_ABSTAINED, UNKNOWABLE)):
+            game.void = None
+
+    async def ask(game: GameRecord) -> None:
+        async with slots:
+            await judge_game(judge, game)
+        progress.advance(bar)
+
+    async def ask_all() -> None:
+        await asyncio.gather(*map(ask, asked))
+
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("judging", total=len(asked))
+        asyncio.run(ask_all())
+    if asked and all((game.void or "").startswith(JUDGE_FAILED) for game in asked):
+        raise ValueError(f"the judge answered none of {len(asked)} questions; the first: {asked[0].void}")
+
+
+def _ledger(games: Mapping[int, GameRecord]) -> pd.DataFrame:
+    """A row per attack; the most frequent edit is pattern 1."""
+    frame = games_frame(list(games.values()))[_OF_GAME]
+    frame.insert(0, "game", list(games))
+    frame["case"] = [visible(game.spec.vignette_id or game.spec.seed_note) for game in games.values()]
+    frame["class"] = [kind_of(game).value for game in games.values()]
+    frame["edit"] = [visible(edit_of(game)) for game in games.values()]
+    frequent = Counter(filter(None, frame["edit"])).most_common()
+    numbers = {edit: number for number, (edit, _) in enumerate(frequent, start=1)}
+    frame["pattern"] = pd.array([numbers.get(edit) for edit in frame["edit"]], dtype="Int64")
+    frame["hard_note"] = ""
+    return frame
+
+
+def _patterns(frame: pd.DataFrame) -> pd.DataFrame:
+    table = frame.groupby("pattern").agg(
+        edit=("edit", "first"),
+        attacks=("game", "size"),
+        cases=("case", "nunique"),
+        first_step=("step", "min"),
+        last_step=("step", "max"),
+    )
+    kinds = [kind.value for kind in Kind]
+    counts = pd.crosstab(frame["pattern"], frame["class"]).reindex(table.index, columns=kinds, fill_value=0)
+    missed = counts[Kind.UNDETECTED.value]
+    table["undetected_share"] = (missed / (missed + counts[Kind.VALID.value])).round(4)
+    return table.join(counts).reset_index()
+
+
+def _hard_notes(undetected: Mapping[int, GameRecord], frame: pd.DataFrame) -> tuple[list[list[str]], Counter[str], int]:
+    """The errors nobody saw in MEDEC's columns, each note once; ``frame`` gets the ids.
+
+    Returns:
+        The rows, what was left out and why, and how many rows are of MEDEC-UW.
+    """
+    same: dict[str, list[int]] = defaultdict(list)
+    for number, game in undetected.items():
+        same[" ".join(canonical_words(game.presented_note or ""))].append(number)
+    rows: list[list[str]] = []
+    left_out: Counter[str] = Counter()
+    uw = 0
+    for numbers in same.values():
+        game = undetected[numbers[0]]
+        # Behind the id of the source, so that notes of MEDEC-UW stay known as such.
+        row = _hard_row(game, "-".join(filter(None, (game.spec.text_id, "hard", str(len(rows) + 1)))))
+        cells = dict(zip(COLUMNS, row, strict=True))
+        try:
+            uw += vignette_of_row(RowPlace("hard_notes.csv", len(rows) + 1), cells, "").subset == "medec_uw"
+        except MedecFormatError as error:
+            left_out[str(error)] += 1
+            continue
+        rows.append(row)
+        frame.loc[frame["game"].isin(numbers), "hard_note"] = row[0]
+    return rows, left_out, uw
+
+
+def _hard_row(game: GameRecord, text_id: str) -> list[str]:
+    spec, note = game.spec, game.presented_note or ""
+    edit, sentences = compare_notes(spec.seed_note, note), split_sentences(note)
+    wrong = one_line((game.error_sentences or list(edit.inserted) or [""])[0])
+    found = process.extractOne(wrong, sentences, scorer=fuzz.ratio, score_cutoff=_LEAST_ALIKE)
+    sentence, number = (found[0], found[2]) if found else ("NA", -1)  # a row that has no place is refused
+    if spec.category.seed_label is Label.HARMFUL:
+        kind, right, clean = spec.error_type, spec.corrected_sentence, spec.clean_note
+    else:  # nobody has said of what type an invented error is
+        kind, clean = None, spec.seed_note
+        right = edit.removed[0] if len(edit.removed) == len(edit.inserted) == 1 else None
+    numbered = "\n".join(f"{n} {text}" for n, text in enumerate(sentences))
+    known = [kind.value if kind else None, str(number), sentence, right, clean]
+    return [text_id, note, numbered, "1", *(value or "NA" for value in known)]

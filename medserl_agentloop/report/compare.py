@@ -1,0 +1,310 @@
+"""Two sides beside each other, each one run or several seeds of it. ``medserl compare``.
+
+A run of this project and a log of the OpenRLHF system are read into the same frames, so every number has one
+definition. What a side did not write down is "not measured", never 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob
+from html import escape
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.intervals import wilson_interval
+from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
+from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
+
+NOT_MEASURED = "not measured"
+CLOSE = 0.1
+"""Means of rewards that differ by no more than this share count as the same."""
+MEMORY = {
+    "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
+    "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or one log of the OpenRLHF system.
+
+    Attributes:
+        name: Its path.
+        schemes: Names of its reward schemes; empty if it does not say.
+        games: As ``report.games`` gives them; what a log does not know is missing.
+        turns: As ``report.turns`` gives them.
+        metrics: Its metrics by step; without columns if it has none.
+        whole: Whether games without a result are in it too.
+    """
+
+    name: str
+    schemes: str
+    games: pd.DataFrame
+    turns: pd.DataFrame
+    metrics: pd.DataFrame
+    whole: bool = True
+
+
+Side = Sequence[Run]
+
+
+class Section(NamedTuple):
+    """A table of the comparison, of texts, and what a reader has to know about it."""
+
+    title: str
+    table: pd.DataFrame
+    note: str
+
+
+def read_side(side: str) -> Side:
+    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
+
+    Raises:
+        ValueError: There is none, or one cannot be read; names the file, and the line where it is one.
+    """
+    found: list[Path] = []
+    for path in map(Path, sorted(glob(side)) or [side]):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: give the folder of a run, a log (.jsonl), or a pattern in quotes")
+        runs = sorted({file.parent for file in path.rglob(GAMES_FILE)}) if path.is_dir() else [path]
+        if not runs:
+            raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
+        found += [path] if path in runs else runs
+    return [_read(path) for path in found]
+
+
+def _read(path: Path) -> Run:
+    if path.is_file() and path.name != GAMES_FILE:
+        with path.open("rb") as file:
+            if b'"spec"' not in file.readline():  # every game record has one
+                return Run(str(path), "", *read_log(path), whole=False)
+    records = read_run(path)
+    numbers = metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame()
+    schemes = "; ".join(sorted({record.scheme for record in records} - {""}))
+    return Run(str(path), schemes, games_frame(records), turns_frame(records), numbers)
+
+
+def compare(a: Side, b: Side, names: Sequence[str] = ()) -> list[Section]:
+    """The sections of the comparison; ``names`` are further metrics to follow by step.
+
+    Raises:
+        ValueError: No run has one of these metrics.
+    """
+    for name in names:
+        if not any(name in run.metrics for run in (*a, *b)):
+            raise ValueError(f"no run has the metric {name!r}: docs/metrics.md lists them")
+    return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b), _by_step(a, b, names)]
+
+
+def _runs(a: Side, b: Side) -> Section:
+    rows = [
+        (side, run.name, str(len(run.games)), run.schemes or "not recorded")
+        for side, runs in (("A", a), ("B", b))
+        for run in runs
+    ]
+    note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
+    if len({run.schemes for run in (*a, *b)}) > 1:
+        note += " The reward schemes differ or are not recorded: rewards compare only under one (`medserl rescore`)."
+    return Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
+
+
+def _rewards(a: Side, b: Side) -> Section:
+    rows = []
+    for role in Role:
+        sides = [[run.games[f"{role.value}_reward"].dropna().astype(float) for run in runs] for runs in (a, b)]
+        x, y = (pd.concat(rewards) for rewards in sides)
+        row = [role.value, *map(_distribution, sides)]
+        if x.empty or y.empty:
+            rows.append([*row, *[NOT_MEASURED] * 4])
+            continue
+        difference = float(y.mean() - x.mean())
+        share = abs(difference / x.mean()) if x.mean() else None
+        close = ["mean of A is 0", ""] if share is None else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
+        rows.append([*row, f"{difference:+.4f}", *close, _kolmogorov_smirnov(x, y)])
+    columns = ["role", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
+    note = (
+        "Over the games that reward the role; the relative difference is that of the means, over the mean of A. The "
+        "Kolmogorov-Smirnov test takes games for independent. Those of one prompt group are not: its p is too small."
+    )
+    return Section("Rewards", pd.DataFrame(rows, columns=columns), note)
+
+
+def _distribution(rewards: Sequence[pd.Series]) -> str:
+    pooled = pd.concat(rewards)
+    if pooled.empty:
+        return NOT_MEASURED
+    seeds = f"; seeds {_spread([x.mean() for x in rewards if len(x)])}" if len(rewards) > 1 else ""
+    return f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
+
+
+def _kolmogorov_smirnov(x: pd.Series, y: pd.Series) -> str:
+    try:
+        from scipy.stats import ks_2samp
+    except ImportError:
+        return "not computed: pip install 'medserl-agentloop[eval]'"
+    test: Any = ks_2samp(x, y)
+    return f"{test.statistic:.3f}, {test.pvalue:.2g}"
+
+
+def _counts(run: Run) -> dict[str, tuple[int, int]]:
+    """How often something was so, of how many times."""
+    games, counts = run.games, Counter(run.games["outcome"].dropna())
+    caught, missed = counts[Outcome.CORRECT_DETECTION.value], counts[Outcome.MISSED_ERROR.value]
+    cleared, accused = counts[Outcome.CORRECT_REJECTION.value], counts[Outcome.FALSE_POSITIVE.value]
+    decided = caught + missed + cleared + accused
+    found = {
+        "right verdict, of readable ones": (caught + cleared, decided),
+        "- correct detection": (caught, decided),
+        "- correct rejection": (cleared, decided),
+        "- missed error": (missed, decided),
+        "- false positive": (accused, decided),
+        "error detected, of notes with one": (caught, caught + missed),
+        "false positive, of notes without an error": (accused, cleared + accused),
+    }
+    if run.whole:
+        found["void, of all games"] = counts[Outcome.VOID.value], len(games)
+        found["valid, of attacks"] = _true(games["invalid"].isna()[games["attacker_tokens"].notna()])
+    for role in Role:
+        turns = run.turns[run.turns["role"] == role.value]
+        found[f"{role.value}: format kept"] = _true(turns["violations"].dropna() == "")
+        found[f"{role.value}: readable"] = _true(turns["readable"].dropna())
+        found[f"{role.value}: truncated"] = _true(turns["truncated"].dropna())
+    return found
+
+
+def _true(values: pd.Series) -> tuple[int, int]:
+    return int(values.sum()), len(values)
+
+
+def _rates(a: Side, b: Side) -> Section:
+    sides = [[_counts(run) for run in runs] for runs in (a, b)]
+    rows = []
+    for name in dict.fromkeys(name for counts in (*sides[0], *sides[1]) for name in counts):
+        cells, intervals = [], []
+        for counts in sides:
+            successes, trials = (sum(found.get(name, (0, 0))[part] for found in counts) for part in (0, 1))
+            low, high = wilson_interval(successes, trials)
+            cells.append(f"{successes / trials:.3f} [{low:.3f}, {high:.3f}] ({trials})" if trials else NOT_MEASURED)
+            intervals.append((low, high))
+        (low_a, high_a), (low_b, high_b) = intervals
+        overlap = "" if NOT_MEASURED in cells else "yes" if low_a <= high_b and low_b <= high_a else "no"
+        rows.append([name, *cells, overlap])
+    columns = ["share", "A [95 % interval] (of)", "B", "intervals overlap"]
+    note = "Wilson's intervals, over all steps and seeds; they take games for independent."
+    return Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
+
+
+def _speeds(run: Run) -> dict[str, float]:
+    """What one run measured of its speed and memory."""
+    found = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
+    if SECONDS in run.metrics:
+        seconds = run.metrics[SECONDS].dropna().astype(float)
+        games = run.games[run.games["step"].isin(seconds.index)]
+        # Missing as soon as one turn's length is: a sum of the others would be too small.
+        tokens = sum(games.loc[games[f"{r.value}_reward"].notna(), f"{r.value}_tokens"].sum(skipna=False) for r in Role)
+        found["seconds per step, median"] = float(seconds.median())
+        if len(games):
+            found["games per second"] = len(games) / seconds.sum()
+            found["generated tokens per second"] = float("nan" if pd.isna(tokens) else tokens) / seconds.sum()
+    return {name: value for name, value in found.items() if not pd.isna(value)}
+
+
+def _speed(a: Side, b: Side) -> Section:
+    sides = [[_speeds(run) for run in runs] for runs in (a, b)]
+    rows = []
+    for title in ("seconds per step, median", "games per second", "generated tokens per second", *MEMORY):
+        first, second = ([found[title] for found in side if title in found] for side in sides)
+        ratio = f"{mean(second) / mean(first):.3g}" if first and second and mean(first) else ""
+        rows.append([title, _spread(first), _spread(second), ratio])
+    note = (
+        "Seconds are those of whole steps, updates included; tokens those of rewarded turns. A ratio says something "
+        "only of runs on the same machine with the same model and batch."
+    )
+    return Section("Speed and memory", pd.DataFrame(rows, columns=["", "A", "B", "B / A"]), note)
+
+
+def _spread(values: Sequence[Any]) -> str:
+    if not values:
+        return NOT_MEASURED
+    return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")
+
+
+_CURVES = {
+    "attacker's reward": "attacker_reward",
+    "assessor's reward": "assessor_reward",
+    "right verdict, of readable ones": "right",
+}
+
+
+def _curves(run: Run, names: Sequence[str]) -> dict[str, pd.Series]:
+    """Means by step; a run that does not know a game's step has none."""
+    games = run.games.dropna(subset=["step"])
+    curves = {title: games[column].astype("Float64").groupby(games["step"]).mean() for title, column in _CURVES.items()}
+    curves |= {name: run.metrics[name] for name in names if name in run.metrics}
+    return {title: curve.dropna().astype(float) for title, curve in curves.items()}
+
+
+def _by_step(a: Side, b: Side, names: Sequence[str]) -> Section:
+    sides = [[_curves(run, names) for run in runs] for runs in (a, b)]
+    rows = []
+    for title in (*_CURVES, *names):
+        row = [title]
+        for side in sides:
+            curves = [curve for run in side if not (curve := run.get(title, pd.Series())).empty]
+            highest = _spread([curve.max() for curve in curves])
+            if curves:
+                highest += f" (step {mean(int(curve.idxmax()) for curve in curves):.4g})"
+            row += [
+                _spread([curve.iloc[0] for curve in curves]),
+                _spread([curve.iloc[-1] for curve in curves]),
+                highest,
+            ]
+        rows.append(row)
+    columns = ["mean of a step", "A: first", "last", "highest", "B: first", "last", "highest"]
+    note = "Both roles change, so a curve says who leads, not who is good: `medserl evaluate` measures that."
+    return Section("By step", pd.DataFrame(rows, columns=columns), note)
+
+
+_HEAD = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Comparison</title>
+<style>
+:root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem }
+table { border-collapse: collapse } th, td { border-bottom: 1px solid gray; padding: .2em .8em; text-align: left }
+</style>
+<h1>Comparison</h1>
+"""
+
+
+def as_text(sections: Sequence[Section], output: Path) -> str:
+    """The comparison as Markdown or HTML, by the ending of the file that it is for.
+
+    Raises:
+        ValueError: The file ends otherwise.
+    """
+    if output.suffix == ".html":
+        return _HEAD + "".join(
+            f"<h2>{escape(title)}</h2>\n{table.to_html(index=False, border=0)}\n<p>{escape(note)}</p>\n"
+            for title, table, note in sections
+        )
+    if output.suffix != ".md":
+        raise ValueError(f"{output} ends with neither .md nor .html: choose one of them")
+    lines = ["# Comparison"]
+    for title, table, note in sections:
+        rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+        lines += ["", f"## {title}", "", *("| " + " | ".join(map(_cell, row)) + " |" for row in rows), "", note]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", r"\|").split())

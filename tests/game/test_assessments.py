@@ -1,0 +1,226 @@
+"""Several assessments of one attack: what each earns, what the attacker earns, what records and metrics make of it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from game.builders import (
+    ERROR_SENTENCE,
+    HARMFUL_ANSWER,
+    SAFE_ANSWER,
+    SUBTLE_NOTE,
+    any_game,
+    assessment_record,
+    attack_text,
+    finished,
+    spec,
+)
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from medserl_agentloop.core.records import OpponentRecord
+from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
+from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.records import AssessmentRecord, GameRecord, Outcome
+from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learnable, medserl, reward_game
+from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.table import COLUMNS, game_row
+from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.scoring.validation import validation_facts
+
+TERMS = MedserlTerms()
+WORST_HONEST = -TERMS.win + TERMS.largest_edit + TERMS.unrealistic
+
+assessments = st.builds(
+    assessment_record,
+    verdict=st.sampled_from([Label.SAFE, Label.HARMFUL, None]),
+    sentence=st.sampled_from([None, ERROR_SENTENCE]),
+    violations=st.sampled_from([[], ["no_reasoning"]]),
+    tokens=st.integers(1, 50),
+)
+schemes = st.sampled_from(sorted(SCHEMES))
+
+
+@st.composite
+def several(draw: st.DrawFn) -> GameRecord:
+    """Any game whose note was assessed two to five times."""
+    record = draw(any_game().filter(lambda game: game.assessment is not None))
+    return record.model_copy(update={"further_assessments": draw(st.lists(assessments, min_size=1, max_size=4))})
+
+
+def rewarded(record: GameRecord, name: str = "medserl") -> GameRecord:
+    record = record.model_copy()
+    reward_game(record, SCHEMES[name])
+    return record
+
+
+def assessed(*right: bool | None, **parts: Any) -> GameRecord:
+    """An injected error, and whether each assessment found it; None for one that nobody can read."""
+    verdicts = [None if found is None else Label.HARMFUL if found else Label.SAFE for found in right]
+    said = [assessment_record(verdict=verdict) for verdict in verdicts]
+    return finished(Outcome.MISSED_ERROR, **parts).model_copy(
+        update={"assessment": said[0], "further_assessments": said[1:]}
+    )
+
+
+def alone(record: GameRecord, assessment: AssessmentRecord) -> GameRecord:
+    return record.model_copy(update={"assessment": assessment, "further_assessments": []})
+
+
+@given(several(), schemes)
+def test_each_assessment_earns_what_it_would_earn_alone(record: GameRecord, name: str) -> None:
+    game = rewarded(record, name)
+    assume(record.outcome is not Outcome.VOID)
+    first = 0 if record.attack is None else 1
+    said = [record.assessment, *record.further_assessments]
+    earned = [SCHEMES[name](alone(record, each)).get(Role.ASSESSOR) for each in said if each is not None]
+    assert [game.turn_rewards[first + number] for number in range(len(said))] == earned
+    assert game.reward(Role.ASSESSOR) == pytest.approx(sum(sum(each.values()) for each in earned if each) / len(said))
+
+
+@given(several(), schemes.filter(lambda name: name != "learnable"))
+def test_the_attacker_earns_the_mean_over_the_assessments(record: GameRecord, name: str) -> None:
+    assume(record.attack is not None and record.outcome is not Outcome.VOID)
+    game = rewarded(record, name)
+    every = [rewarded(alone(record, each.assessment), name) for each in record.by_assessment if each.assessment]
+    paid = [single.reward(Role.ATTACKER) or 0.0 for single in every]
+    assert game.reward(Role.ATTACKER) == pytest.approx(sum(paid) / len(paid))
+    assert min(paid) - 1e-9 <= (game.reward(Role.ATTACKER) or 0.0) <= max(paid) + 1e-9  # the range stays
+    assert game.turn_rewards[0] == game.rewards[Role.ATTACKER]
+
+
+@given(several(), schemes, assessments, st.data())
+def test_another_answer_in_one_assessment_changes_no_reward_of_the_others(
+    record: GameRecord, name: str, other: AssessmentRecord, data: st.DataObject
+) -> None:
+    said = [record.assessment, *record.further_assessments]
+    number = data.draw(st.integers(0, len(said) - 1))
+    said[number] = other
+    changed = record.model_copy(update={"assessment": said[0], "further_assessments": said[1:]})
+    assume(record.outcome is not Outcome.VOID)
+    before, after = rewarded(record, name).turn_rewards, rewarded(changed, name).turn_rewards
+    first = 0 if record.attack is None else 1
+    others = set(before) - {0 if first else None, first + number}
+    assert {turn: after[turn] for turn in others} == {turn: before[turn] for turn in others}
+
+
+@given(any_game(), schemes)
+def test_one_assessment_is_paid_and_written_as_ever(record: GameRecord, name: str) -> None:
+    game = rewarded(record, name)
+    assert game.rewards == SCHEMES[name](record)
+    assert game.turn_rewards == {}
+    assert not {"turn_rewards", "further_assessments"} & set(game.to_json())
+
+
+@pytest.mark.parametrize(("found", "worth"), [(0, -1.0), (1, 0.0), (2, 1.0), (3, 0.0), (4, -1.0)])
+def test_an_attack_is_learnable_where_half_of_the_assessments_find_it(found: int, worth: float) -> None:
+    record = assessed(*[True] * found, *[False] * (4 - found))
+    attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
+    assert attacker["learnable"] == worth
+    usual = rewarded(record).rewards[Role.ATTACKER]
+    assert {**attacker, "learnable": 0} == {**{n: part for n, part in usual.items() if n != "game"}, "learnable": 0}
+
+
+@pytest.mark.parametrize("right", [(None, None), (True, None), (False, None, None)])
+def test_answers_that_nobody_can_read_say_nothing_of_what_is_learnable(right: tuple[bool | None, ...]) -> None:
+    assert rewarded(assessed(*right), "learnable").rewards[Role.ATTACKER]["learnable"] == 0.0
+    read = rewarded(assessed(True, False, *right), "learnable").rewards[Role.ATTACKER]["learnable"]
+    counted = [each for each in (True, False, *right) if each is not None]
+    assert read == pytest.approx(1 - 4 * abs(sum(counted) / len(counted) - 0.5))
+
+
+@given(several())
+def test_learnable_leaves_honest_play_undominated(record: GameRecord) -> None:
+    """As in ``medserl``: whatever an honest attack meets, one that does not count earns less."""
+    assume(record.attack is not None and record.category.has_attack and record.outcome is not Outcome.VOID)
+    attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
+    core = sum(part for name, part in attacker.items() if name != "format")
+    if "validity" in attacker:
+        assert core == -2.0 < WORST_HONEST
+        assert "learnable" not in attacker
+    elif record.spec.task is Category.DECOY_BENIGN:
+        assert core == 0.0
+    else:
+        assert WORST_HONEST <= core <= TERMS.win
+
+
+@given(several())
+def test_learnable_pays_the_assessor_as_medserl_does(record: GameRecord) -> None:
+    assert learnable(record).get(Role.ASSESSOR) == medserl(record).get(Role.ASSESSOR)
+
+
+@given(several(), schemes)
+def test_all_assessments_and_their_rewards_survive_json(record: GameRecord, name: str) -> None:
+    game = rewarded(record, name)
+    read = GameRecord.model_validate(json.loads(json.dumps(game.to_json())))
+    assert read == game
+    assert [each.rewards for each in read.by_assessment] == [each.rewards for each in game.by_assessment]
+
+
+@given(st.lists(several() | any_game(), max_size=8))
+def test_every_assessment_counts_as_a_game_does(records: list[GameRecord]) -> None:
+    found = role_metrics(records)
+    single = {"further_assessments": []}
+    apart = role_metrics([each.model_copy(update=single) for record in records for each in record.by_assessment])
+    counted = (
+        "selfplay/assessor/",
+        "selfplay/shortcut/",
+        "selfplay/attacker/success_rate",
+        "selfplay/attacker/decided",
+    )
+    assert {k: v for k, v in found.items() if k.startswith(counted)} == {
+        k: v for k, v in apart.items() if k.startswith(counted)
+    }
+    assert found["selfplay/games"] == len(records)
+    assert found.get("selfplay/attacker/turns", 0) == sum(
+        g.attack is not None and g.outcome is not Outcome.VOID for g in records
+    )
+
+
+def test_accuracy_and_parse_rate_count_all_answers() -> None:
+    found = role_metrics([assessed(True, True, False, None)])
+    assert found["selfplay/assessor/turns"] == 4
+    assert found["selfplay/assessor/accuracy"] == 0.5
+    assert found["selfplay/assessor/parse_rate"] == 0.75
+    assert found["selfplay/attacker/turns"] == 1
+    assert found["selfplay/attacker/success_rate"] == pytest.approx(1 / 3)
+    facts = validation_facts(assessed(True, True, False, None))
+    assert (facts["acc"], facts["undetected"]) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("right", "attacker_won", "assessor_won"),
+    [((True, True, False), False, True), ((False, None), True, False), ((True, False), False, False)],
+)
+def test_the_majority_of_the_assessments_decides_a_game_against_an_opponent(
+    right: tuple[bool | None, ...], attacker_won: bool, assessor_won: bool
+) -> None:
+    for role, won in ((Role.ASSESSOR, attacker_won), (Role.ATTACKER, assessor_won)):
+        opponent = OpponentRecord(role=role, kind="pool", version="1")
+        assert trained_role_won(assessed(*right, opponent=opponent)) is won
+
+
+def test_a_table_s_row_has_all_verdicts() -> None:
+    row = dict(zip(COLUMNS, game_row(rewarded(assessed(True, False, None))), strict=True))
+    assert row["verdict"] == "harmful, safe, unreadable"
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_the_game_is_over_after_the_last_assessment(answers: int) -> None:
+    game = Game(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=answers)
+    game.play(attack_text(SUBTLE_NOTE))
+    for number in range(answers):
+        assert (game.next_role, game.note) == (Role.ASSESSOR, SUBTLE_NOTE)
+        game.play(HARMFUL_ANSWER if number else SAFE_ANSWER)
+    assert game.next_role is None
+    assert len(game.record.by_assessment) == game.assessed == answers
+    assert game.record.assessment is not None and game.record.assessment.verdict is Label.SAFE
+
+
+def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:
+    flat: Callable[[GameRecord], Any] = lambda record: {Role.ATTACKER: {"flat": 0.25}}  # noqa: E731
+    record = assessed(True, False)
+    reward_game(record, flat)
+    assert record.rewards == {Role.ATTACKER: {"flat": 0.25}}
+    assert record.turn_rewards == {0: {"flat": 0.25}}

@@ -1,0 +1,149 @@
+"""Two runs side by side: what is measured, what is not, and what is no run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from game.builders import finished
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.rewards import load_scheme
+from medserl_agentloop.report.compare import NOT_MEASURED, compare, read_side
+
+OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.VOID]
+
+
+def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOMES) -> Path:
+    """A run of two steps with the same games in both; a step takes 2 s."""
+    games = [
+        finished(outcome, step=step, scheme=scheme, rewards=load_scheme(scheme)(finished(outcome))).to_json()
+        for step in (1, 2)
+        for outcome in outcomes
+    ]
+    StepFile(folder / GAMES_FILE).append(games)
+    memory = {"actor/perf/max_memory_allocated_gb": 3.0}
+    StepFile(folder / METRICS_FILE).append({"step": s, "timing_s/step": 2.0, "x": float(s), **memory} for s in (1, 2))
+    return folder
+
+
+LOG = [
+    {"step": 1, "game_idx": 0, "game_role": "attacker", "reward": 2.5, "game_outcomes": ["attacker_error_undetected"]},
+    {"step": 1, "game_idx": 0, "game_role": "assessor", "reward": 0.0, "game_outcomes": ["assessor_missed_error"]},
+    {"step": 1, "game_idx": 1, "game_role": "assessor", "reward": 2.0, "cot_format_violation": False},
+    {"train/global_step": 1, "_runtime": 10.0, "train/policy_loss": 0.5},
+    {"train/global_step": 2, "_runtime": 30.0, "train/policy_loss": 0.25},
+]
+
+
+def log(path: Path, lines: list[dict[str, Any]] = LOG) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def tables(a: Path | str, b: Path | str, *names: str) -> dict[str, list[str]]:
+    """The rows of all sections but the first, by their first cell."""
+    sections = compare(read_side(str(a)), read_side(str(b)), names)
+    return {f"{title}: {row[0]}": row[1:] for title, table, _ in sections[1:] for row in table.to_numpy().tolist()}
+
+
+def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
+    rows = tables(run(tmp_path), tmp_path, "x")
+    # zero_sum pays the attacker +1, -1 and, invalid, -1; twice.
+    assert rows["Rewards: attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
+    assert rows["Rewards: assessor"][3:5] == ["mean of A is 0", ""]
+    right = "0.500 [0.150, 0.850] (4)"
+    assert rows["Outcomes and format: right verdict, of readable ones"] == [right, right, "yes"]
+    assert rows["Outcomes and format: void, of all games"][0].startswith("0.250 [")
+    assert rows["Outcomes and format: valid, of attacks"][0].startswith("0.750 [")
+    assert rows["Speed and memory: seconds per step, median"] == ["2", "2", "1"]
+    assert rows["Speed and memory: games per second"] == ["2", "2", "1"]
+    assert rows["Speed and memory: generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
+    assert rows["Speed and memory: device memory, peak GB"] == ["3", "3", "1"]
+    assert rows["Speed and memory: CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
+    assert rows["By step: x"][:3] == ["1", "2", "2 (step 2)"]
+
+
+def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
+    caught = run(tmp_path / "a", outcomes=[Outcome.CORRECT_DETECTION] * 10)
+    missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)
+    rows = tables(caught, missed)
+    assert rows["Rewards: assessor"][2:5] == ["-2.0000", "200.0%", "no"]
+    assert rows["Outcomes and format: - missed error"][2] == "no"
+    assert (
+        tables(caught, run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11))["Rewards: assessor"][4] == "yes"
+    )
+
+
+def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", outcomes=[Outcome.CORRECT_DETECTION])
+    for seed, outcome in enumerate([Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION]):
+        run(tmp_path / "seeds" / str(seed), outcomes=[outcome])
+    for side in (tmp_path / "seeds", tmp_path / "seeds" / "*"):
+        rows = tables(one, side)
+        assert rows["Rewards: assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
+        assert rows["Speed and memory: seconds per step, median"][1] == "2 ± 0"
+        assert rows["By step: assessor's reward"][3:5] == ["0 ± 1.41", "0 ± 1.41"]
+
+
+def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
+    rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"), "train/policy_loss")
+    assert rows["Rewards: assessor"][0] == "1.0000, 1.0000 (2)"
+    assert rows["Outcomes and format: - missed error"][0] == "1.000 [0.207, 1.000] (1)"
+    assert rows["Outcomes and format: assessor: format kept"][0] == "1.000 [0.207, 1.000] (1)"
+    for share in ("attacker: format kept", "assessor: readable", "void, of all games", "valid, of attacks"):
+        assert rows[f"Outcomes and format: {share}"][0] == NOT_MEASURED
+    assert rows["Speed and memory: seconds per step, median"] == ["20", "2", "0.1"]
+    for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
+        assert rows[f"Speed and memory: {measure}"][0] == NOT_MEASURED
+    assert rows["By step: train/policy_loss"] == ["0.5", "0.25", "0.5 (step 1)", *[NOT_MEASURED] * 3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (b'{"step": 1, "loss": 1}\n{', "line 2 is neither a turn nor the metrics of a step: Expecting"),
+        (b'{"loss": 1}\n', "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step"),
+        (b'{"game_role": "attacker", "game_idx": 1}\n', "line 1 is neither a turn"),
+        (b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n', "Input should be 'attacker' or 'assessor'"),
+        (b"[]\n", "line 1 is neither a turn"),
+    ],
+)
+def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, lines: bytes, says: str) -> None:
+    (tmp_path / "log.jsonl").write_bytes(lines)
+    result = CliRunner().invoke(app, ["compare", str(tmp_path / "log.jsonl"), str(run(tmp_path / "run"))])
+    assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (2, True, True), result.output
+
+
+@pytest.mark.parametrize("broken", [GAMES_FILE, METRICS_FILE])
+def test_a_run_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, broken: str) -> None:
+    with (run(tmp_path) / broken).open("a") as file:
+        file.write("{")
+    with pytest.raises(ValueError, match=rf"{broken}, line \d is not"):
+        read_side(str(tmp_path))
+
+
+def test_a_folder_without_a_run_and_a_metric_that_nobody_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no run: neither it nor a folder in it holds games"):
+        read_side(str(tmp_path))
+    with pytest.raises(ValueError, match="nonesuch does not exist"):
+        read_side(str(tmp_path / "nonesuch"))
+    with pytest.raises(ValueError, match="no run has the metric 'y'"):
+        compare(read_side(str(run(tmp_path))), read_side(str(tmp_path)), ["y"])
+
+
+@pytest.mark.parametrize(("name", "cell"), [("c.md", "| a\\|b<i> |"), ("c.html", "a|b&lt;i&gt;</td>")])
+def test_the_comparison_is_written_as_markdown_or_html(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cell: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(Path("a|b<i>"))
+    result = CliRunner().invoke(app, ["compare", "a|b<i>", "a|b<i>", "-o", name])
+    assert result.exit_code == 0, result.output
+    written = Path(name).read_text()
+    assert cell in written
+    assert all(title in written for title in ("Rewards", "Outcomes and format", "Speed and memory", "By step"))
+    assert "neither .md nor .html" in CliRunner().invoke(app, ["compare", "a|b<i>", "a|b<i>", "-o", "c.txt"]).output

@@ -1,0 +1,242 @@
+"""Four assessments of one attack, as tokens: contexts, rewards in their places, credit, and room for all of them."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from support import RUN, TOKENIZER, assessment_text, attack_text, extra_info, judge, play, run_with
+
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.columns import context_ids, restarted
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.judges import LabelJudge
+from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.testing.mock_engine import MockReply
+from medserl_agentloop.testing.tiny import tiny_model
+
+K = 4
+SAID = [assessment_text("harmful"), assessment_text("safe"), "FIRST-SECRET", assessment_text("harmful", "Nothing.")]
+FOUR = run_with(selfplay__assessments=K)
+ROLES = [role.value for role in Role]
+
+
+class Counting(LabelJudge):
+    asked = 0
+
+    async def judge(self, record: GameRecord) -> Judgement:
+        Counting.asked += 1
+        return await super().judge(record)
+
+
+def scored(*said: str, run: Any = FOUR, category: str = "adversarial_benign") -> tuple[SelfPlayOutput, dict[str, Any]]:
+    replies = [attack_text(), *said] if category.startswith("adversarial") else list(said)
+    output, _, _ = play(replies, category, run)
+    return output, judge(output, run)
+
+
+def ends(output: SelfPlayOutput) -> list[int]:
+    """Where each turn's last token is, in the order of play."""
+    return [end for _, _, end in output.turn_ends]
+
+
+def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> None:
+    _, _, one = play([attack_text(), SAID[0]])
+    output, record, four = play([attack_text(), *SAID], run=FOUR)
+    assert [call.prompt_ids for call in four.calls] == [one.calls[0].prompt_ids, *[one.calls[1].prompt_ids] * K]
+    assert output.context_lengths == [len(call.prompt_ids) + len(call.output.token_ids) for call in four.calls]
+    contexts = [token for call in four.calls for token in (*call.prompt_ids, *call.output.token_ids)]
+    assert [*output.prompt_ids, *output.response_ids] == contexts
+    assert [len(game.further_assessments) for game in record.by_assessment] == [K - 1] * K
+    assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
+
+
+def test_no_context_changes_the_log_probs_of_another() -> None:
+    output, _, _ = play([attack_text(), *SAID], run=FOUR)
+    ids, lengths = torch.tensor([*output.prompt_ids, *output.response_ids]), torch.tensor(output.context_lengths)
+    model = tiny_model(len(TOKENIZER))
+
+    def log_probs(ids: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], position_ids=restarted(lengths)[None], use_cache=False).logits[0]
+        return list(torch.split(logits.log_softmax(-1), lengths.tolist()))
+
+    changed = ids.clone()
+    start, end = int(lengths[:2].sum()), int(lengths[:3].sum())  # the second assessment
+    changed[start:end] = changed[start:end].flip(0)
+    moved = [(a - b).abs().max().item() for a, b in zip(log_probs(ids), log_probs(changed), strict=True)]
+    assert [number for number, by in enumerate(moved) if by > 1e-5] == [2]
+
+
+def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_once() -> None:
+    Counting.asked = 0
+    output, columns = scored(*SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting"))
+    assert Counting.asked == 1
+    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    right, wrong, unreadable, elsewhere = (game.reward(Role.ASSESSOR) for game in record.by_assessment)
+    assert right == 1.5 and wrong == -1.0 and elsewhere == 1.0
+    assert unreadable is not None and unreadable < wrong
+    attacker = record.reward(Role.ATTACKER)
+    assert attacker == pytest.approx(sum(record.rewards[Role.ATTACKER].values()))
+    assert record.rewards[Role.ATTACKER]["game"] == pytest.approx((-1 + 1 + 0 - 1) / K)
+    scores = columns["rm_scores"].tolist()
+    assert [scores[end] for end in ends(output)] == pytest.approx([attacker, right, wrong, unreadable, elsewhere])
+    assert sum(score != 0 for score in scores) == 1 + K
+
+
+def test_untouched_notes_are_assessed_as_often_and_evaluation_rows_once() -> None:
+    _, record, engine = play(SAID, "vanilla_harmful", FOUR)
+    assert len(engine.calls) == len(record.by_assessment) == K
+    _, record, engine = play(SAID[:1], "vanilla_harmful", FOUR, split="eval")
+    assert len(engine.calls) == len(record.by_assessment) == 1
+
+
+def test_an_assessment_that_is_aborted_makes_the_whole_game_void() -> None:
+    replies = [attack_text(), SAID[0], MockReply(text=SAID[1], stop_reason="abort")]
+    output, record, _ = play(replies, run=FOUR)
+    assert record.void is not None
+    assert not judge(output, FOUR)["response_mask"].any()
+
+
+@cache
+def two_games() -> tuple[RoleBatch, list[list[int]]]:
+    """Two games on one note with four assessments each, from verl's columns, and where each turn ends."""
+    games = [scored(*SAID), scored(*SAID[2:], *SAID[:2])]
+    width = max(len(output.response_ids) for output, _ in games)
+
+    def padded(name: str) -> torch.Tensor:
+        return torch.stack([torch.nn.functional.pad(c[name], (0, width - len(c[name]))) for _, c in games])
+
+    lengths = [len(output.response_ids) for output, _ in games]
+    mask = padded("response_mask")
+    batch = RoleBatch(
+        rewards=padded("rm_scores"),
+        mask=mask,
+        role_ids=padded("role_ids"),
+        roles=ROLES,
+        groups=["note", "note"],
+        kinds=["adversarial_benign"] * 2,
+        conversations=context_ids([columns["context_lengths"] for _, columns in games], mask, lengths),
+        repeated_roles=interaction(assessments=K).repeated_roles,
+        values=torch.zeros(mask.shape),
+    )
+    return batch, [ends(output) for output, _ in games]
+
+
+def interaction(**changes: Any) -> MedicalGameInteraction:
+    return MedicalGameInteraction(MedicalConfig(**changes))
+
+
+def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:
+    settings = CreditSettings.model_validate({"normalize": dict.fromkeys(ROLES, how)})
+    return ROLE_ESTIMATORS[name](batch, settings, BaselineState()).advantages
+
+
+UNSHARED = [("role_rae", "none"), ("role_reinforce_pp", "none"), ("role_gae", "none")]
+OF_THE_NOTE = [("role_rloo", "none", 1 / (K - 1)), ("role_grpo", "mean", 1 / K)]
+
+
+def paid_more(batch: RoleBatch, row: int, at: int, more: float) -> RoleBatch:
+    rewards = batch.rewards.clone()
+    rewards[row, at] += more
+    return replace(batch, rewards=rewards)
+
+
+@pytest.mark.parametrize("turn", range(1, 1 + K))
+@pytest.mark.parametrize(("name", "how"), UNSHARED)
+def test_without_a_shared_baseline_a_reward_moves_its_own_assessment_alone(name: str, how: str, turn: int) -> None:
+    batch, places = two_games()
+    assert batch.conversations is not None
+    moved = advantages(name, how, paid_more(batch, 0, places[0][turn], 3.0)) - advantages(name, how, batch)
+    own = (batch.conversations == turn) & (batch.mask > 0)
+    own[1] = False
+    assert torch.allclose(moved[own], torch.tensor(3.0))
+    assert not moved[~own].any()
+
+
+@pytest.mark.parametrize("turn", range(1, 1 + K))
+@pytest.mark.parametrize(("name", "how", "share"), OF_THE_NOTE)
+def test_a_group_is_the_answers_to_one_note_and_shares_nothing_but_its_baseline(
+    name: str, how: str, share: float, turn: int
+) -> None:
+    batch, places = two_games()
+    assert batch.conversations is not None
+    moved = advantages(name, how, paid_more(batch, 0, places[0][turn], 3.0)) - advantages(name, how, batch)
+    assessors = (batch.role_ids == Role.ASSESSOR.id) & (batch.mask > 0)
+    assessors[1] = False
+    own = assessors & (batch.conversations == turn)
+    assert torch.allclose(moved[own], torch.tensor(3.0 if name == "role_rloo" else 3.0 * (1 - share)), atol=1e-5)
+    assert torch.allclose(moved[assessors & ~own], torch.tensor(-3.0 * share), atol=1e-5)
+    assert not moved[~assessors].any()  # neither the attacker's tokens nor the answers to another attack's note
+
+
+def test_with_one_assessment_groups_are_those_of_the_prompt() -> None:
+    assert interaction(assessments=1).repeated_roles == ()
+    batch, _ = two_games()
+    assert batch.conversations is not None
+    first = replace(
+        batch, mask=batch.mask * (batch.conversations <= 1), rewards=batch.rewards * torch.tensor([[1], [2]])
+    )
+    assert advantages("role_rloo", "none", first)[first.role_ids == Role.ASSESSOR.id].any()
+
+
+@pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_harmful"])
+@pytest.mark.parametrize("trained", ["both", "attacker", "assessor"])
+def test_the_plan_has_room_for_all_assessments(category: str, trained: str) -> None:
+    encoder = ChatEncoder(TOKENIZER)
+    opponent = {} if trained == "both" else {"kind": "endpoint", "url": "http://localhost:1", "model": "m"}
+    row = extra_info(category)
+    planned = []
+    for k in (1, K):
+        game = interaction(assessments=k, train=trained, opponent=opponent)
+        first = game.next_turn(game.new_game(row))
+        assert first is not None
+        planned.append((game.plan(row, first.prompt.filled(), encoder), game.config.budget.assessor))
+    ((prompt, one), budget), ((same, four), _) = planned
+    assert same == prompt
+    if trained == "attacker":
+        assert four == one  # what the opponent says takes no room
+    else:
+        of_prompt, rest = divmod(four - one - (K - 1) * budget, K - 1)
+        assert rest == 0 and of_prompt > 0
+
+
+def test_the_longest_game_fits_into_its_plan() -> None:
+    long = "a" * 4000  # a token per character
+    game = MedicalGameInteraction(SelfPlayConfig.from_run(FOUR), ChatEncoder(TOKENIZER))
+    row = extra_info("adversarial_benign")
+    first = game.next_turn(game.new_game(row))
+    assert first is not None
+    prompt, response = game.plan(row, first.prompt.filled(), ChatEncoder(TOKENIZER))
+    run = run_with(
+        selfplay__assessments=K,
+        actor_rollout_ref__rollout__response_length=response,
+        actor_rollout_ref__rollout__prompt_length=prompt,
+    )
+    output, record, _ = play([attack_text(), *[long] * K], run=run)
+    assert record.void is None
+    assert [game.assessment.tokens for game in record.by_assessment if game.assessment] == [400] * K
+    assert len(output.response_ids) <= response
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"selfplay__assessments": 2, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
+        ({"selfplay__reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
+        ({"selfplay__assessments": 0}, "selfplay.assessments"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SelfPlayConfig.from_run(run_with(**changes))
+    assert SelfPlayConfig.from_run(run_with(selfplay__assessments=2, selfplay__reward="learnable"))
+    assert OmegaConf.select(RUN, "selfplay.assessments") == 1
