@@ -17,6 +17,7 @@ from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
 from medserl_agentloop.evaluation.rescoring import replay, rescore
+from medserl_agentloop.evaluation.tournament_cli import tournament
 from medserl_agentloop.play.cli import play
 
 _SIDE = (
@@ -36,6 +37,7 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(rescore)
 app.command()(replay)
+app.command()(tournament)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
 

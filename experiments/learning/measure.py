@@ -115,7 +115,7 @@ class Measurement:
         ]
 
     def _play(self, attacker: Player, assessor: Player, *categories: Category) -> list[GameRecord]:
-        specs = [_spec(case, category, i) for i, case in enumerate(self.cases) for category in categories]
+        specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(
             play_match(
                 attacker,
@@ -129,7 +129,8 @@ class Measurement:
         )
 
 
-def _spec(case: Case, category: Category, index: int) -> GameSpec:
+def spec_of(case: Case, category: Category, index: int) -> GameSpec:
+    """The facts of a game of ``category`` on a case."""
     harmful = category.seed_label is Label.HARMFUL
     return GameSpec(
         category=category,

@@ -22,7 +22,7 @@ from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, Turn
-from medserl_agentloop.core.opponent import HttpOpponent
+from medserl_agentloop.core.opponent import YARDSTICK, HttpOpponent
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
@@ -50,6 +50,7 @@ class _Workbench:
     interaction: Interaction[Any, Any]
     encoder: ChatEncoder
     opponent: HttpOpponent | None
+    yardstick: HttpOpponent | None
     prompt_length: int
     response_length: int
 
@@ -59,13 +60,13 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
     config = SelfPlayConfig.from_run(run.held)
     rollout = run.held.actor_rollout_ref.rollout
     encoder = ChatEncoder.of_run(tokenizer.held, data.held)
+    special = list(tokenizer.held.all_special_tokens)
     return _Workbench(
         config,
         game_class(config.game)(config, encoder),
         encoder,
-        None
-        if config.opponent.kind == "live"
-        else HttpOpponent(config.opponent, list(tokenizer.held.all_special_tokens)),
+        None if config.opponent.kind == "live" else HttpOpponent(config.opponent, special),
+        HttpOpponent(config.yardstick, special) if config.yardstick.games else None,
         prompt_length=rollout.prompt_length,
         response_length=rollout.response_length,
     )
@@ -88,7 +89,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         interaction = self._bench.interaction
         game = interaction.new_game(row["extra_info"])
         record = game.record
-        seats = _Seats(self._bench, self.server_manager, record, sampling_params)
+        source = str(row.get("data_source", ""))
+        alone = source.removeprefix(YARDSTICK) if source.startswith(YARDSTICK) else None
+        seats = _Seats(self._bench, self.server_manager, record, sampling_params, alone)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
 
         record.context = self._bench.config.context
@@ -109,7 +112,11 @@ class _Seats:
 
     name = ""
 
-    def __init__(self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
+    def __init__(
+        self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any], alone: str | None
+    ) -> None:
+        """``alone`` is the one role that the policy plays against the yardstick, in games of validation."""
+        self._alone, self._opponent = alone, bench.opponent if alone is None else bench.yardstick
         self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
         self._tokenizer = bench.encoder.tokenizer
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
@@ -120,7 +127,7 @@ class _Seats:
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number, self._played = self._played, self._played + 1
-        if self._bench.config.plays(turn.role):
+        if self._bench.config.plays(turn.role) if self._alone is None else turn.role == self._alone:
             return await self._policy_turn(turn, number)
         return await self._opponent_turn(turn, messages)
 
@@ -164,11 +171,11 @@ class _Seats:
 
         The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
-        opponent = OpponentRecord(role=turn.role, kind=self._bench.config.opponent.kind, version=None)
+        assert self._opponent is not None
+        opponent = OpponentRecord(role=turn.role, kind=self._opponent.config.kind, version=None)
         self._record.opponent = opponent
-        assert self._bench.opponent is not None
         try:
-            said, opponent.version = await self._bench.opponent.play(
+            said, opponent.version = await self._opponent.play(
                 list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix, stop=turn.stop
             )
         except NoAnswer as error:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.credit import CreditSettings
-from medserl_agentloop.core.opponent import OpponentConfig
+from medserl_agentloop.core.opponent import OpponentConfig, YardstickConfig
 from medserl_agentloop.paths import did_you_mean, find_object
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class SelfPlayConfig(BaseModel):
     )
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
+    yardstick: YardstickConfig = Field(
+        default=YardstickConfig(), description="A frozen model that validation measures the policy against."
+    )
     certify: Literal["stop", "warn", "only"] = Field(
         default="stop",
         description="What follows if isolation, credit or loss do not hold where they are measured at the start. stop: "
@@ -165,7 +168,7 @@ def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[s
                 )
 
 
-def selfplay_config(config_class: type[C], named: dict[str, str], settings: list[str]) -> C:
+def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
     """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
     for setting in settings:
         if "=" not in setting:

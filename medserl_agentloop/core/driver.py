@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
@@ -68,22 +68,26 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
         _take(game, reply)
 
 
-def play_in_step(
+async def play_in_step(
     interaction: Interaction[Any, Any],
     games: Sequence[Any],
-    answer: Callable[[str, Mapping[int, Turn]], Sequence[Reply]],
+    answer: Callable[[str, Mapping[int, Turn]], Awaitable[Sequence[Reply | NoReplyError]]],
 ) -> None:
     """Play games side by side: a role answers at once in all games that wait for it, which suits models in batches.
 
-    ``answer`` gets the role and its turns by the number of the game, and returns a reply to each.
+    ``answer`` gets the role and its turns by the number of the game, and returns a reply to each, or why there is none:
+    that game is void.
     """
     while waiting := {n: turn for n, game in enumerate(games) if (turn := interaction.next_turn(game)) is not None}:
         role = min((turn.role for turn in waiting.values()), key=interaction.roles.index)
         turns = {n: turn for n, turn in waiting.items() if turn.role == role}
         started = time.monotonic()
-        for number, reply in zip(turns, answer(role, turns), strict=True):
+        for number, reply in zip(turns, await answer(role, turns), strict=True):
             _clock(games[number], started)
-            _take(games[number], reply)
+            if isinstance(reply, NoReplyError):
+                games[number].make_void(str(reply))
+            else:
+                _take(games[number], reply)
 
 
 def _clock(game: Any, started: float) -> None:

@@ -26,6 +26,8 @@ POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
 
 OPPONENT_STEP = "selfplay/opponent/step"
+YARDSTICK = "yardstick/"
+"""How the data source of a validation row begins that is played against the yardstick; the policy's role follows."""
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
 _ASK_TIMEOUT_S = 10.0
 WIN_RATE_POWER = 2
@@ -41,7 +43,37 @@ class OpponentSampling(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
 
 
-class OpponentConfig(ServerOptions):
+class FrozenModel(ServerOptions):
+    """A model that is not trained, behind a server."""
+
+    url: str | None = Field(
+        default=None, description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool."
+    )
+    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
+    concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
+    sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
+
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
+        root = (self.url or "").rstrip("/").removesuffix("/v1")
+        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
+
+
+class YardstickConfig(FrozenModel):
+    """A frozen model that validation measures the policy against."""
+
+    node: ClassVar[str] = "selfplay.yardstick"
+    kind: ClassVar[str] = "yardstick"
+
+    games: int = Field(
+        default=0,
+        ge=0,
+        description="Games in each role that every validation plays against the model; 0 for none. "
+        "trainer.test_freq says how often.",
+    )
+
+
+class OpponentConfig(FrozenModel):
     """Who plays the role that is not trained."""
 
     node: ClassVar[str] = "selfplay.opponent"
@@ -51,12 +83,6 @@ class OpponentConfig(ServerOptions):
         description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "
         "pool: earlier checkpoints of this run, served by one SGLang server whose weights are swapped.",
     )
-    url: str | None = Field(
-        default=None, description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool."
-    )
-    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
-    concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
-    sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
     rule: Literal["latest", "uniform", "win_rate"] = Field(
         default="uniform",
         description="Which checkpoint of the pool plays a step. win_rate prefers those that the trained role "
@@ -65,10 +91,20 @@ class OpponentConfig(ServerOptions):
     seed: int = Field(default=0, description="Seed of that choice; the same seed and step choose the same.")
     swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
 
-    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
-        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
-        root = (self.url or "").rstrip("/").removesuffix("/v1")
-        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
+
+def check_yardstick(yardstick: YardstickConfig, *, context: str, run: DictConfig) -> None:
+    """Check that the run can be measured against this model; ValueError says what to write instead."""
+    if not yardstick.games:
+        return
+    key = f"selfplay.yardstick.games={yardstick.games}"
+    if context == "shared":
+        raise ValueError(f"{key} needs the roles' contexts apart. Set selfplay.context=isolated.")
+    if run.trainer.test_freq <= 0:
+        raise ValueError(
+            f"{key} is played by validation, and trainer.test_freq={run.trainer.test_freq} has none: set it"
+        )
+    yardstick.check_address()
+    yardstick.api_key()
 
 
 def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: DictConfig) -> None:
@@ -111,7 +147,7 @@ def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: D
 class HttpOpponent:
     """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
-    def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
+    def __init__(self, config: OpponentConfig | YardstickConfig, special_tokens: list[str]) -> None:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 

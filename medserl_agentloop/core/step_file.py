@@ -2,7 +2,8 @@
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
 again, so a file holds every step once whatever killed the run (verl's own ``file`` logger starts from nothing on a
-resume). Baselines, alarms and opponents have a little state of their own, kept in each of verl's checkpoints.
+resume). Baselines, alarms and opponents have a little state of their own, kept in each of verl's checkpoints. The run's
+whole config stands beside its games, for who plays its checkpoints later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from medserl_agentloop.paths import replacing
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "run_config.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -39,15 +40,23 @@ from medserl_agentloop.core.columns import (
     write_anchor,
 )
 from medserl_agentloop.core.config import game_class
-from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
+from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.core.metrics import log_games, lost_games_metrics, opponent_metrics, step_line, step_numbers
+from medserl_agentloop.core.metrics import (
+    log_games,
+    lost_games_metrics,
+    opponent_metrics,
+    step_line,
+    step_numbers,
+    yardstick_metrics,
+)
 from medserl_agentloop.core.opponent import build_pool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
 from medserl_agentloop.core.step_file import (
+    CONFIG_FILE,
     GAMES_FILE,
     METRICS_FILE,
     HasState,
@@ -82,6 +91,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
+        (Path(self.selfplay.records) / CONFIG_FILE).write_text(
+            OmegaConf.to_yaml(config, resolve=True), encoding="utf-8"
+        )
         self.pool = build_pool(self.selfplay.opponent, config)
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.pool is not None:
@@ -109,6 +121,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             )
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
+        if games := self.selfplay.yardstick.games:
+            add_yardstick(self.val_dataset, self.interaction, games)
 
     def _setup(self) -> None:
         super()._setup()
@@ -140,6 +154,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
+        if measured := yardstick_metrics(data_sources, reward_extra_infos_dict):
+            metrics.update(measured)
+            self.metrics_file.append([{"step": self.global_steps, **measured}])
         return metrics
 
     def _save_checkpoint(self) -> None:

@@ -108,6 +108,25 @@ def load_model(weights: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def load_player(
+    folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None, name: str | None = None
+) -> Player:
+    """The model in ``folder`` as a player, called ``name`` or as its folder.
+
+    Raises:
+        ValueError: There is no such folder, or it holds no model.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    # Bars and advice of no use to who evaluates.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    model, tokenizer = load_model(find_weights(folder))
+    if model.num_parameters() < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    return Player(name or str(folder), model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
+
+
 def _merged(weights: Path, target: Path) -> Path:
     """The shards as one model, in ``target``."""
     config = ModelMergerConfig(
@@ -136,21 +155,13 @@ class LocalAssessor:
     def __init__(
         self, folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any], sampling: Sampling, batch: int
     ) -> None:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
-        # Bars and advice of no use to who evaluates.
-        transformers_logging.disable_progress_bar()
-        transformers_logging.set_verbosity_error()
+        self._player = load_player(folder, prompts, template_kwargs)
         weights = find_weights(folder)
         self.identity = fingerprint(weights)
         self.facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": self.identity}
         if base := base_of(weights):
             self.facts["base"] = base
         self.stop = prompts.settings.stop.get(Role.ASSESSOR, [])
-        model, tokenizer = load_model(weights)
-        if model.num_parameters() < _WORTH_THREADS:
-            torch.set_num_threads(1)
-        self._player = Player(str(folder), model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
         self._sampling, self._batch = sampling, batch
 
     def _encoded(self, note: str) -> EncodedPrompt:

@@ -134,17 +134,13 @@ async def _local_games(
     folder: Path, config: MedicalConfig, specs: Sequence[GameSpec], temperature: float, seed: int, console: Console
 ) -> list[GameRecord]:
     from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-    from medserl_agentloop.evaluation.local_models import find_weights, load_model
-    from medserl_agentloop.evaluation.tournament import Player, play_match
-    from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+    from medserl_agentloop.evaluation.local_models import load_player
+    from medserl_agentloop.evaluation.tournament import play_match
+    from medserl_agentloop.games.medical.prompting import load_profile
 
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
     with console.status(f"{len(specs)} games on this machine's CPU"):
-        loaded, tokenizer = load_model(find_weights(folder))
-        encoder = ProfileEncoder(tokenizer, load_profile(config.profile))
-        player = Player(folder.name, loaded, tokenizer, encoder)
-        longest = max(len(tokenizer.encode(spec.seed_note)) for spec in specs)
+        player = load_player(folder, load_profile(config.profile), name=folder.name)
+        longest = max(player.count(spec.seed_note) for spec in specs)
         budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
         sampling = SamplingSettings(temperature=temperature)
         return await play_match(player, player, specs, config, settings=sampling, budgets=budgets, seed=seed)

@@ -1,4 +1,4 @@
-"""Games between frozen players on this machine's CPU: any attacker against any assessor.
+"""Games between frozen players: any attacker against any assessor, in folders or behind servers.
 
 Success against the live opponent of a run says little, because both sides move; this measures a
 checkpoint against a fixed one.
@@ -6,10 +6,11 @@ checkpoint against a fixed one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,7 +22,7 @@ from medserl_agentloop.backends.cpu_sampling import (
     eos_token_ids,
     sample_batch,
 )
-from medserl_agentloop.core.driver import Reply, play_in_step
+from medserl_agentloop.core.driver import NoReplyError, Reply, play_in_step
 from medserl_agentloop.core.encoding import EncodedPrompt
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -29,13 +30,53 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.play.endpoint import EndpointPlayer
 
 BATCH = 64
 
 
+class Seat(Protocol):
+    """A model that can take either role, wherever it runs. ``name`` goes into the records."""
+
+    @property
+    def name(self) -> str: ...
+
+    def count(self, text: str) -> int:
+        """Tokens that ``text`` takes."""
+        ...
+
+    async def turns(
+        self, role: Role, turns: Mapping[int, Turn], settings: SamplingSettings, *, budget: int, seed: int
+    ) -> list[Reply | NoReplyError]:
+        """A reply to each turn, by the number of its game, or why there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedPlayer:
+    """A model behind a server, which samples with the player's own options and holds no tokenizer."""
+
+    player: EndpointPlayer
+    name: str
+
+    def count(self, text: str) -> int:
+        return 2 * len(text.split())
+
+    async def turns(
+        self, role: Role, turns: Mapping[int, Turn], settings: SamplingSettings, *, budget: int, seed: int
+    ) -> list[Reply | NoReplyError]:
+        async def one(number: int, turn: Turn) -> Reply | NoReplyError:
+            try:
+                return await self.player.reply(turn, turn.prompt.filled(), sample=number)
+            except NoReplyError as reason:
+                return reason
+
+        return list(await asyncio.gather(*(one(number, turn) for number, turn in turns.items())))
+
+
 @dataclass(frozen=True)
 class Player:
-    """A model that can take either role.
+    """A model on this machine's CPU.
 
     Attributes:
         name: For tables.
@@ -55,6 +96,22 @@ class Player:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return cls(name or Path(folder).name, model, tokenizer, ProfileEncoder(tokenizer, profile))
+
+    def count(self, text: str) -> int:
+        return self.encoder.count(text)
+
+    async def turns(
+        self, role: Role, turns: Mapping[int, Turn], settings: SamplingSettings, *, budget: int, seed: int
+    ) -> list[Reply | NoReplyError]:
+        numbers = list(turns)
+        found: list[Reply | NoReplyError] = []
+        for start in range(0, len(numbers), BATCH):
+            part = numbers[start : start + BATCH]
+            prompts = [self.encoder.opening(turns[number]) for number in part]
+            again = [int(turns[number].conversation or 0) << 48 for number in part]  # another assessment of the note
+            seeds = [seed * 1_000_003 + 2 * n + role.id + other for n, other in zip(part, again, strict=True)]
+            found += self.replies(role, prompts, seeds, settings, budget=budget)
+        return found
 
     def replies(
         self,
@@ -104,36 +161,38 @@ class Player:
 
 
 async def play_match(
-    attacker: Player,
-    assessor: Player,
+    attacker: Seat,
+    assessor: Seat,
     specs: Sequence[GameSpec],
     config: MedicalConfig,
     *,
     settings: SamplingSettings,
     budgets: Mapping[Role, int],
     seed: int,
+    attacks: dict[int, Reply | NoReplyError] | None = None,
 ) -> list[GameRecord]:
     """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
 
     ``budgets`` are the most tokens of each role's turn. Each game has random numbers of its own, whatever batch it is
-    in, which follow ``seed``.
+    in, which follow ``seed``. ``attacks`` holds the attacker's turns, by the number of the game, that were played
+    against another assessor; turns that are not in it are played and put there.
     """
     interaction = MedicalGameInteraction(config)
     games = [interaction.new_game(asdict(spec)) for spec in specs]
+    known = {} if attacks is None else attacks
 
-    def answer(name: str, turns: Mapping[int, Turn]) -> list[Reply]:
+    async def answer(name: str, turns: Mapping[int, Turn]) -> list[Reply | NoReplyError]:
         role = Role(name)
-        player = attacker if role is Role.ATTACKER else assessor
-        numbers, replies = list(turns), []
-        for start in range(0, len(numbers), BATCH):
-            part = numbers[start : start + BATCH]
-            prompts = [player.encoder.opening(turns[number]) for number in part]
-            again = [int(turns[number].conversation or 0) << 48 for number in part]  # another assessment of the note
-            seeds = [seed * 1_000_003 + 2 * n + role.id + other for n, other in zip(part, again, strict=True)]
-            replies += player.replies(role, prompts, seeds, settings, budget=budgets[role])
-        return replies
+        if role is Role.ASSESSOR:
+            return await assessor.turns(role, turns, settings, budget=budgets[role], seed=seed)
+        new = {number: turn for number, turn in turns.items() if number not in known}
+        played = await attacker.turns(role, new, settings, budget=budgets[role], seed=seed) if new else []
+        known.update(zip(new, played, strict=True))
+        return [known[number] for number in turns]
 
-    play_in_step(interaction, games, answer)
-    for game in games:
-        await interaction.score(game.record)
+    await play_in_step(interaction, games, answer)
+    await asyncio.gather(*(interaction.score(game.record) for game in games))
+    for game in games:  # who never got a turn is named too: an invalid attack belongs to its pairing
+        names = {Role.ATTACKER.value: attacker.name, Role.ASSESSOR.value: assessor.name}
+        game.record.players = names if game.record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
     return [game.record for game in games]

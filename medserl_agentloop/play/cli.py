@@ -67,7 +67,7 @@ def play(
             opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
             started = draw_games(interaction, data, games, seed, opener=opener)
             if isinstance(config, MedicalConfig):
-                _check_judge(config, started)
+                check_judge(config, started)
             options = EndpointOptions(
                 url=endpoint,
                 model=model,
@@ -102,7 +102,8 @@ def _seated(
     return HumanGame(config, human), {human: HumanPlayer(console)}
 
 
-def _check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
+def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
+    """ValueError if the judge lacks an option that it needs, or cannot judge these games."""
     build_judge(config)  # refuses a judge without the options that it needs
     decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
     if decoys and config.judge == "labels":

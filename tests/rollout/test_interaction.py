@@ -91,11 +91,11 @@ def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
     games = [interaction.new_game({"first": "J", "second": card}) for card in ("Q", "K")]
     script = {("first", 0): "bet", ("first", 1): "check", ("second", 0): "fold", ("second", 1): "check"}
 
-    def answer(role: str, turns: Any) -> list[Reply]:
+    async def answer(role: str, turns: Any) -> list[Reply]:
         asked.append((role, list(turns)))
         return [Reply(script[role, number]) for number in turns]
 
-    play_in_step(interaction, games, answer)
+    asyncio.run(play_in_step(interaction, games, answer))
     assert asked == [("first", [0, 1]), ("second", [0, 1])]
     assert [game.record.moves for game in games] == [("bet", "fold"), ("check", "check")]
     assert [len(game.record.seconds) for game in games] == [2, 2]

@@ -1,0 +1,342 @@
+"""``medserl tournament``: who the players are, which games are left to play, and the files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.paths import replacing
+
+if TYPE_CHECKING:
+    from medserl_agentloop.core.step_file import StepFile
+    from medserl_agentloop.evaluation.tournament import Seat
+    from medserl_agentloop.games.medical.config import MedicalConfig
+    from medserl_agentloop.games.medical.types import GameSpec
+
+RESULTS = "tournament.json"
+TABLE = "tournament.csv"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A player as it was named.
+
+    Attributes:
+        name: For tables and records.
+        place: Its folder, or the address of its server.
+        served: Name of the model that a server serves; empty for a folder.
+        line: The run that it is a checkpoint of; empty for others, which are one line in the order they are given in.
+    """
+
+    name: str
+    place: str
+    served: str = ""
+    line: str = ""
+
+
+class Match(NamedTuple):
+    """Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
+
+    attacker: Entry | None
+    assessor: Entry
+    specs: dict[int, GameSpec]
+
+    def __str__(self) -> str:
+        return f"{self.attacker.name if self.attacker else 'untouched notes'} against {self.assessor.name}"
+
+
+def named(text: str) -> tuple[str, str]:
+    """The name and the place in NAME=PLAYER; the name may be missing."""
+    name, _, place = ("", "", text) if Path(text).exists() else text.rpartition("=")
+    return name, place
+
+
+def entries(text: str) -> list[Entry]:
+    """The players that an argument of the command means, oldest first.
+
+    Raises:
+        ValueError: There is no such folder.
+    """
+    name, place = named(text)
+    served, at, address = place.partition("@http")
+    if at:
+        return [Entry(name or served, f"http{address}", served)]
+    folder = Path(place)
+    if not folder.is_dir():
+        raise ValueError(f"{place} is neither a folder nor a served model, as MODEL@http://host:port")
+    name = name or folder.resolve().name
+    # verl deletes old checkpoints' weights and leaves what it did not write.
+    steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
+    if not steps:
+        return [Entry(name, place)]
+    start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
+    first = [Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
+    return first + [Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The config that a run left in its folder; empty if it left none there."""
+    from omegaconf import OmegaConf
+
+    from medserl_agentloop.core.step_file import CONFIG_FILE
+
+    path = folder / CONFIG_FILE
+    found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
+    return dict(found)
+
+
+def tournament(
+    players: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Players of both roles: a model's folder, a checkpoint of verl's, a run (all its checkpoints and what "
+            "it started from), or MODEL@http://host:port; NAME=PLAYER names one."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("tournament"),
+    attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
+    assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Parquet file of games; the run's data.val_files if not given.")
+    ] = None,
+    games: Annotated[int, typer.Option(min=1, help="Rows that each pairing plays, drawn by the seed.")] = 100,
+    seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
+    profile: Annotated[
+        str | None, typer.Option(help="Prompt profile; that of the run, or medserl, if not given.")
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
+    ] = None,
+) -> None:
+    """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
+
+    A tournament that was stopped goes on where it was when it is started again with the same options.
+    """
+    from medserl_agentloop.core.config import selfplay_config
+    from medserl_agentloop.core.manifest import sha256_of
+    from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
+    from medserl_agentloop.games.medical.config import MedicalConfig
+    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+    from medserl_agentloop.games.medical.types import VanillaAttacker
+    from medserl_agentloop.play.batch import draw_games
+    from medserl_agentloop.play.cli import check_judge
+
+    console = Console()
+    groups = (players or [], attackers or [], assessors or [])
+    try:
+        with errors_in_one_line():
+            both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
+            everyone = both + attacking + assessing
+            _check_players(everyone, both + attacking, both + assessing)
+            configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
+            run = next(filter(None, configs), {})
+            options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
+            config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
+            # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
+            config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
+            data = data or _validation_file(run)
+            drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
+            check_judge(config, drawn)
+            template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
+            asked = {
+                "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
+                "attackers": [entry.name for entry in both + attacking],
+                "assessors": [entry.name for entry in both + assessing],
+                "data": sha256_of(data),
+                "games": games,
+                "seed": seed,
+                "temperature": temperature,
+                "template": template,
+                "selfplay": config.model_dump(mode="json"),
+            }
+            _begin(output, asked)
+            matches = _matches(both + attacking, both + assessing, [game.record.spec for game in drawn])
+            served = {
+                "api_key_env": api_key_env,
+                "temperature": temperature,
+                "seed": seed,
+                "timeout_s": timeout,
+                "concurrency": concurrency,
+                "template_kwargs": template,
+            }
+            asyncio.run(_play(matches, everyone, config, output, served, console))
+            _conclude(output, asked, everyone, console)
+    except KeyboardInterrupt:
+        typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
+        raise typer.Exit(130) from None
+
+
+def _check_players(everyone: Sequence[Entry], attackers: Sequence[Entry], assessors: Sequence[Entry]) -> None:
+    if find_spec("sklearn") is None:
+        raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
+    if not attackers or not assessors:
+        raise ValueError("name at least one player, or an --attacker and an --assessor")
+    for name, count in Counter(entry.name for entry in everyone).items():
+        if count > 1:
+            raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
+
+
+def _validation_file(run: dict[str, Any]) -> Path:
+    files = run.get("data", {}).get("val_files") or []
+    files = [files] if isinstance(files, str) else files
+    if len(files) != 1 or not Path(files[0]).is_file():
+        held = (
+            f"its val_files are {', '.join(files)}, not one file here" if files else "no player is a run that names one"
+        )
+        raise ValueError(f"name the notes with --data FILE.parquet: {held}")
+    return Path(files[0])
+
+
+def _begin(output: Path, asked: dict[str, Any]) -> None:
+    """Write down what is played; ValueError if the folder holds a tournament of other games."""
+    path = output / RESULTS
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.exists() else asked
+    if before != asked:
+        differ = ", ".join(key for key in asked if before.get(key) != asked[key])
+        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
+    if not path.exists():
+        _write(path, {"settings": asked})
+
+
+def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequence[GameSpec]) -> list[Match]:
+    """Every attacker against every assessor on the rows to attack; every assessor alone on the rows that are not."""
+    attacked = {number: spec for number, spec in enumerate(specs) if spec.category.has_attack}
+    untouched = {number: spec for number, spec in enumerate(specs) if not spec.category.has_attack}
+    if not any(spec.target_label == "harmful" for spec in attacked.values()):
+        raise ValueError(
+            "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
+        )
+    alone = [Match(None, assessor, untouched) for assessor in assessors] if untouched else []
+    return [Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
+
+
+async def _play(
+    matches: Sequence[Match],
+    everyone: Sequence[Entry],
+    config: MedicalConfig,
+    output: Path,
+    served: dict[str, Any],
+    console: Console,
+) -> None:
+    """Play the matches that are not in the games file; a match is written when all of it is played."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+    from medserl_agentloop.core.driver import NoReplyError, Reply
+    from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
+    from medserl_agentloop.evaluation.local_models import load_player
+    from medserl_agentloop.evaluation.tournament import ServedPlayer, play_match
+    from medserl_agentloop.games.medical.prompting import load_profile
+    from medserl_agentloop.games.medical.types import Role
+    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+
+    notes = [spec.seed_note for match in matches for spec in match.specs.values()]
+    most = max(config.budget.assessor, *(config.budget.attacker(2 * len(note.split())) for note in notes))
+
+    @lru_cache(maxsize=2)  # large models do not all fit into memory
+    def seat(entry: Entry) -> Seat:
+        return servers.get(entry.name) or load_player(Path(entry.place), profile, served["template_kwargs"], entry.name)
+
+    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
+    done = _finished(file, matches)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    async with AsyncExitStack() as stack:
+        servers: dict[str, ServedPlayer] = {}
+        for entry in everyone:
+            if entry.served:
+                options = EndpointOptions(url=entry.place, model=entry.served, max_tokens=most, **served)
+                player = await stack.enter_async_context(aclosing(EndpointPlayer(options)))
+                await player.check()
+                servers[entry.name] = ServedPlayer(player, entry.name)
+        progress = stack.enter_context(Progress(*columns, TimeRemainingColumn(), console=console, transient=True))
+        bar = progress.add_task("", total=len(matches), completed=done)
+        attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+        for number, match in list(enumerate(matches))[done:]:
+            progress.update(bar, description=str(match))
+            attacker, assessor = seat(match.attacker or match.assessor), seat(match.assessor)
+            longest = max(attacker.count(spec.seed_note) for spec in match.specs.values())
+            records = await play_match(
+                attacker,
+                assessor,
+                list(match.specs.values()),
+                config,
+                settings=SamplingSettings(temperature=served["temperature"]),
+                budgets={Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor},
+                seed=served["seed"],
+                attacks=attacks[match.attacker],
+            )
+            for record, row in zip(records, match.specs, strict=True):
+                record.context, record.uid, record.step = "isolated", str(row), number
+            file.append(record.to_json() for record in records)
+            progress.advance(bar)
+
+
+def _finished(file: StepFile, matches: Sequence[Match]) -> int:
+    """How many matches the file holds whole; what it holds of another is removed."""
+    file.cut_after(len(matches))
+    played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
+    whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
+    done = [*whole, False].index(False)
+    file.cut_after(done - 1)
+    return done
+
+
+def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console) -> None:
+    from rich.text import Text
+
+    from medserl_agentloop.core.step_file import GAMES_FILE
+    from medserl_agentloop.evaluation import standings
+    from medserl_agentloop.games.medical.records import read_games
+
+    records = list(read_games(output / GAMES_FILE))
+    void = [record.void for record in records if record.is_void]
+    if len(void) == len(records):
+        raise ValueError(f"all games are void, the first because of: {void[0]}")
+    found = standings.shares(records)
+    rated = standings.ratings(found)
+    lines = [[e.name for e in everyone if e.line == line] for line in dict.fromkeys(e.line for e in everyone)]
+    newest = [result for line in lines if (result := standings.newest(found, line))]
+    found.to_csv(output / TABLE, index=False)
+    results = {"void": len(void), "shares": found.to_dict("records"), "ratings": rated, "newest": newest}
+    _write(output / RESULTS, {"settings": asked, **results})
+    for table in standings.tables(found, rated, [entry.name for entry in everyone]):
+        console.print(table)
+    for result in newest:
+        said = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
+        said += [standings.sentence(forgot) for forgot in result["forgotten"]]
+        said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
+        console.print(Text("; ".join(said)), soft_wrap=True)
+    if void:
+        console.print(
+            Text(f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"), soft_wrap=True
+        )
+    console.print(Text(f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"), soft_wrap=True)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(values, indent=1).encode())
