@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 from rich.console import Console
@@ -57,6 +57,19 @@ def report(
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
     typer.echo(f"{games} games: {output}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
+    to: Annotated[Literal["inspect", "dataset"], typer.Option(help="A log for Inspect's viewer, or a Hugging Face dataset folder.")],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="The log, or the folder.")] = None,  # noqa: UP045
+) -> None:
+    """Write the games of a run for another tool."""
+    from medserl_agentloop.report.export import export_run
+
+    with errors_in_one_line():
+        typer.echo(str(export_run(run, to, output)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -126,7 +126,7 @@ def turns(run: str | Path) -> pd.DataFrame:
                         "reward": game.reward(role.value),
                     }
                 )
-    return _typed(rows, TURNS)
+    return typed_frame(rows, TURNS)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
@@ -156,7 +156,7 @@ def scores(results: str | Path) -> pd.DataFrame:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{results} is not a results file of medserl score or evaluate: {error!r}") from None
-    return _typed(rows, SCORES)
+    return typed_frame(rows, SCORES)
 
 
 def read_run(run: str | Path) -> list[GameRecord]:
@@ -177,7 +177,7 @@ def read_run(run: str | Path) -> list[GameRecord]:
 
 def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     """The frame of these games; see :data:`GAMES`."""
-    frame = _typed([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
+    frame = typed_frame([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
     components = sorted(
         {(role.value, part) for game in records for role, parts in game.rewards.items() for part in parts}
     )
@@ -198,7 +198,8 @@ def _signal(records: Iterable[GameRecord]) -> Any:
     return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
 
 
-def _typed(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+    """A frame with the columns of a schema; what a row does not have is missing."""
     columns = {}
     for name, column in schema.items():
         values = [row.get(name) for row in rows]

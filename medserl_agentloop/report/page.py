@@ -104,20 +104,21 @@ def _packed(text: str) -> str:
 
 def _line(game: GameRecord) -> str:
     """The record and, after a tab, what each role read. JSON text itself holds no tab."""
-    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(_reads(game), ensure_ascii=False)
+    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(reads(game), ensure_ascii=False)
 
 
-def _reads(game: GameRecord) -> dict[str, Any]:
+def reads(game: GameRecord) -> dict[str, list[dict[str, str]]]:
+    """The chat messages that each role read; empty if the prompt profile is not on this machine."""
     try:
         profile: PromptProfile = load_profile(game.profile)
     except ValueError:  # a user's own folder, which is not here
         return {}
-    reads = {}
+    messages = {}
     if game.attack is not None:
-        reads[Role.ATTACKER.value] = profile.messages(Role.ATTACKER, game.spec.task, game.spec.seed_note)
+        messages[Role.ATTACKER.value] = profile.messages(Role.ATTACKER, game.spec.task, game.spec.seed_note)
     if game.assessment is not None and game.presented_note is not None:
-        reads[Role.ASSESSOR.value] = profile.messages(Role.ASSESSOR, game.spec.task, game.presented_note)
-    return reads
+        messages[Role.ASSESSOR.value] = profile.messages(Role.ASSESSOR, game.spec.task, game.presented_note)
+    return messages
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
