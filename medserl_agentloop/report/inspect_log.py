@@ -135,7 +135,8 @@ class _Transcript:
 
     def _turn(self, role: Role, turn: AttackRecord | AssessmentRecord, read: list[dict[str, str]]) -> None:
         game, key = self.game, f"{self.id}.{role.value}"
-        played_by = game.players.get(role.value) or f"policy after step {game.policy_version}"
+        version = "" if game.policy_version is None else f" after step {game.policy_version}"
+        played_by = game.players.get(role.value, "policy" + version)
         if game.opponent is not None and game.opponent.role == role.value:
             played_by = f"{game.opponent.kind} {game.opponent.version}"
         # A prompt profile that is not on this machine leaves the note alone to be shown.

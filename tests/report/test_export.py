@@ -91,6 +91,7 @@ def test_without_inspect_the_user_is_told_how_to_get_it(
     assert done.exit_code == 2 and "pip install inspect_ai" in done.output
 
 
+@pytest.mark.slow
 def test_export_loads_nothing_that_trains() -> None:
     code = "import sys, medserl_agentloop.cli, medserl_agentloop.report.export; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -100,7 +101,7 @@ def test_export_loads_nothing_that_trains() -> None:
 READ = """
 import json, sys
 from inspect_ai.log import read_eval_log
-log = read_eval_log(sys.argv[1])
+log = read_eval_log(sys.argv[1], resolve_attachments=True)
 print(json.dumps({
     "trusted": log.eval.viewer.trust_content,
     "clock": log.eval.metadata,
@@ -124,6 +125,7 @@ def inspect_python() -> str:
     return python
 
 
+@pytest.mark.slow
 def test_inspect_reads_a_log_with_both_roles_in_order(inspect_python: str, run: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.eval"
     command = "from medserl_agentloop.cli import app; app()"
