@@ -13,37 +13,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.dataset import Sample
-from inspect_ai.event import Event, InfoEvent, ModelEvent, SampleInitEvent, ScoreEvent, SpanBeginEvent, SpanEndEvent
-from inspect_ai.log import (
-    EvalConfig,
-    EvalDataset,
-    EvalLog,
-    EvalMetric,
-    EvalResults,
-    EvalSample,
-    EvalScore,
-    EvalSpec,
-    EvalStats,
-    write_eval_log,
-)
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageUser,
-    Content,
-    ContentReasoning,
-    ContentText,
-    GenerateConfig,
-    ModelOutput,
-    ModelUsage,
-)
-from inspect_ai.scorer import Score
-from inspect_ai.viewer import SampleScoreView, TaskSamplesColumn, TaskSamplesSort, TaskSamplesView, ViewerConfig
+from inspect_ai import dataset, event, log, model, scorer, viewer
 
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.report.frames import GAMES
 from medserl_agentloop.report.page import reads
 
 _NO_CLOCK = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -73,23 +47,23 @@ def write_log(games: Sequence[GameRecord], name: str, output: Path) -> None:
     samples = [_Transcript(_encodable(game), number).sample() for number, game in enumerate(games)]
     clocks = [finished for game in games if (finished := _clock(game)[0])]
     started, ended = (min(clocks), max(clocks)) if clocks else (_NO_CLOCK, _NO_CLOCK)
-    log = EvalLog(
+    written = log.EvalLog(
         status="success",
-        eval=EvalSpec(
+        eval=log.EvalSpec(
             created=started.isoformat(),
             task=f"self-play {name}",
             model="policy",
-            dataset=EvalDataset(name=name, samples=len(samples)),
-            config=EvalConfig(),
+            dataset=log.EvalDataset(name=name, samples=len(samples)),
+            config=log.EvalConfig(),
             metadata={} if len(clocks) == len(games) else {"clock": _FAKED},
             viewer=_viewer(),
         ),
         results=_results(samples),
-        stats=EvalStats(started_at=started.isoformat(), completed_at=ended.isoformat()),
+        stats=log.EvalStats(started_at=started.isoformat(), completed_at=ended.isoformat()),
         samples=samples,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_eval_log(log, str(output), format="eval")
+    log.write_eval_log(written, str(output), format="eval")
 
 
 class _Transcript:
@@ -98,37 +72,39 @@ class _Transcript:
     def __init__(self, game: GameRecord, number: int) -> None:
         self.game = game
         self.id = f"{game.step:05d}.{number:06d}"
-        self.events: list[Event] = []
-        self.messages: list[ChatMessage] = []
-        self.usage: dict[str, ModelUsage] = {}
+        self.events: list[event.Event] = []
+        self.messages: list[model.ChatMessage] = []
+        self.usage: dict[str, model.ModelUsage] = {}
         # Inspect sorts events by time.
         finished, seconds = _clock(game)
         self.seconds = iter(seconds)
         self.tick = timedelta(microseconds=1) if finished else timedelta(seconds=1)
         self.now = finished - timedelta(seconds=sum(seconds)) if finished else _NO_CLOCK
 
-    def sample(self) -> EvalSample:
+    def sample(self) -> log.EvalSample:
         game, target = self.game, self.game.spec.target_label.value
-        opening = Sample(input=game.spec.seed_note, target=target, id=self.id)
-        self._add(SampleInitEvent(sample=opening, state={}))
+        opening = dataset.Sample(input=game.spec.seed_note, target=target, id=self.id)
+        self._add(event.SampleInitEvent(sample=opening, state={}))
         read = reads(game)
         for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)):
             if turn is not None:
                 self._turn(role, turn, read.get(role.value, []))
         if game.judgement is not None:
             judgement = game.judgement.model_dump(mode="json")
-            self._span("judge", InfoEvent(source=game.judgement.judge, data=judgement))
+            self._span("judge", event.InfoEvent(source=game.judgement.judge, data=judgement))
         scores = _scores(game)
-        self._span("scores", *(ScoreEvent(score=score, scorer=name, target=target) for name, score in scores.items()))
-        return EvalSample(
+        self._span(
+            "scores", *(event.ScoreEvent(score=score, scorer=name, target=target) for name, score in scores.items())
+        )
+        return log.EvalSample(
             id=self.id,
             epoch=1,
             input=game.spec.seed_note,
             target=target,
             messages=self.messages,
-            output=ModelOutput.from_message(self.messages[-1]) if self.messages else ModelOutput(),
+            output=model.ModelOutput.from_message(self.messages[-1]) if self.messages else model.ModelOutput(),
             scores=scores,
-            metadata=_facts(game),
+            metadata={name: value for name, column in GAMES.items() if (value := column.value(game)) is not None},
             events=self.events,
             role_usage=self.usage,
         )
@@ -141,48 +117,50 @@ class _Transcript:
             played_by = f"{game.opponent.kind} {game.opponent.version}"
         # A prompt profile that is not on this machine leaves the note alone to be shown.
         note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
-        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
-        prompt: list[ChatMessage] = [
+        kinds = {"system": model.ChatMessageSystem, "user": model.ChatMessageUser}
+        prompt: list[model.ChatMessage] = [
             kinds[message["role"]](content=message["content"], id=f"{key}.{place}")
             for place, message in enumerate(read or [{"role": "user", "content": note}])
         ]
-        said: list[Content] = [ContentText(text=turn.response.rpartition("</think>")[2].strip())]
+        thought, end, rest = turn.response.partition("</think>")
+        apart = end and thought.strip().removeprefix("<think>").strip() == turn.reasoning.strip()
+        said: list[model.Content] = [model.ContentText(text=rest.strip() if apart else turn.response)]
         if turn.reasoning:
-            said.insert(0, ContentReasoning(reasoning=turn.reasoning))
-        answer = ChatMessageAssistant(
+            said.insert(0, model.ContentReasoning(reasoning=turn.reasoning))
+        answer = model.ChatMessageAssistant(
             content=said, model=played_by, source="generate", id=f"{key}.answer", metadata={"role": role.value}
         )
-        output = ModelOutput.from_message(answer, "max_tokens" if turn.truncated else "stop")
+        output = model.ModelOutput.from_message(answer, "max_tokens" if turn.truncated else "stop")
         output.model = played_by
-        output.usage = self.usage[role.value] = ModelUsage(output_tokens=turn.tokens, total_tokens=turn.tokens)
+        output.usage = self.usage[role.value] = model.ModelUsage(output_tokens=turn.tokens, total_tokens=turn.tokens)
         self.messages += [*prompt, answer]
         parsed = turn.model_dump(mode="json", exclude={"response", "reasoning"}, exclude_defaults=True)
-        call = ModelEvent(
+        call = event.ModelEvent(
             model=played_by,
             role=role.value,
             input=prompt,
             tools=[],
             tool_choice="none",
-            config=GenerateConfig(),
+            config=model.GenerateConfig(),
             output=output,
             working_time=next(self.seconds, None),
         )
-        self._span(role.value, call, InfoEvent(source=role.value, data=parsed))
+        self._span(role.value, call, event.InfoEvent(source=role.value, data=parsed))
 
-    def _span(self, name: str, *events: Event) -> None:
+    def _span(self, name: str, *events: event.Event) -> None:
         span = f"{self.id}.{name}"
-        self._add(SpanBeginEvent(id=span, name=name, type=_SPAN), span)
-        for event in events:
-            self._add(event, span)
-        self._add(SpanEndEvent(id=span), span)
+        self._add(event.SpanBeginEvent(id=span, name=name, type=_SPAN), span)
+        for each in events:
+            self._add(each, span)
+        self._add(event.SpanEndEvent(id=span), span)
 
-    def _add(self, event: Event, span: str | None = None) -> None:
-        event.span_id, event.timestamp = span, self.now
+    def _add(self, new: event.Event, span: str | None = None) -> None:
+        new.span_id, new.timestamp = span, self.now
         self.now += self.tick
-        if isinstance(event, ModelEvent) and event.working_time is not None:
-            self.now += timedelta(seconds=event.working_time)
-            event.completed = self.now
-        self.events.append(event)
+        if isinstance(new, event.ModelEvent) and new.working_time is not None:
+            self.now += timedelta(seconds=new.working_time)
+            new.completed = self.now
+        self.events.append(new)
 
 
 def _clock(game: GameRecord) -> tuple[datetime | None, list[float]]:
@@ -190,37 +168,19 @@ def _clock(game: GameRecord) -> tuple[datetime | None, list[float]]:
     return getattr(game, "finished", None), getattr(game, "seconds", [])
 
 
-def _scores(game: GameRecord) -> dict[str, Score]:
+def _scores(game: GameRecord) -> dict[str, scorer.Score]:
     """The outcome, each role's reward, and each component as ``role/component``."""
     verdict = game.assessment.verdict if game.assessment else None
-    scores = {"outcome": Score(value=game.outcome.value, answer=verdict.value if verdict else None)}
+    scores = {"outcome": scorer.Score(value=game.outcome.value, answer=verdict.value if verdict else None)}
     for role, components in game.rewards.items():
         parts = {name: round(value, 4) for name, value in components.items()}
         explanation = " ".join(f"{name} {value:+.3f}" for name, value in parts.items())
-        scores[role.value] = Score(value=round(sum(components.values()), 4), explanation=explanation)
-        scores |= {f"{role.value}/{name}": Score(value=value) for name, value in parts.items()}
+        scores[role.value] = scorer.Score(value=round(sum(components.values()), 4), explanation=explanation)
+        scores |= {f"{role.value}/{name}": scorer.Score(value=value) for name, value in parts.items()}
     return scores
 
 
-def _facts(game: GameRecord) -> dict[str, Any]:
-    return {
-        "step": game.step,
-        "category": game.category.value,
-        "outcome": game.outcome.value,
-        "invalid": game.attack.invalid.value if game.attack and game.attack.invalid else None,
-        "void": game.void,
-        "group": game.uid,
-        "session": game.session,
-        "text_id": game.spec.text_id,
-        "vignette_id": game.spec.vignette_id,
-        "error_type": game.spec.error_type.value if game.spec.error_type else None,
-        "reward_scheme": game.scheme,
-        "profile": game.profile,
-        "policy_version": game.policy_version,
-    }
-
-
-def _results(samples: Sequence[EvalSample]) -> EvalResults:
+def _results(samples: Sequence[log.EvalSample]) -> log.EvalResults:
     """The mean of each score that is a number."""
     values: dict[str, list[float]] = {}
     for sample in samples:
@@ -228,34 +188,36 @@ def _results(samples: Sequence[EvalSample]) -> EvalResults:
             if not isinstance(score.value, str):
                 values.setdefault(name, []).append(score.as_float())
     means = [
-        EvalScore(
+        log.EvalScore(
             name=name,
             scorer=name,
             scored_samples=len(numbers),
-            metrics={"mean": EvalMetric(name="mean", value=round(sum(numbers) / len(numbers), 4))},
+            metrics={"mean": log.EvalMetric(name="mean", value=round(sum(numbers) / len(numbers), 4))},
         )
         for name, numbers in sorted(values.items())
     ]
-    return EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=means)
+    return log.EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=means)
 
 
-def _viewer() -> ViewerConfig:
-    shown = [TaskSamplesColumn(id=name) for name in ("sampleId", "input", "target")]
-    hidden = [TaskSamplesColumn(id=name, visible=False) for name in ("sampleStatus", "answer", "tokens", "duration")]
-    scores = [TaskSamplesColumn.score(name) for name in ("outcome", Role.ATTACKER.value, Role.ASSESSOR.value)]
+def _viewer() -> viewer.ViewerConfig:
+    shown = [viewer.TaskSamplesColumn(id=name) for name in ("sampleId", "input", "target")]
+    hidden = [
+        viewer.TaskSamplesColumn(id=name, visible=False) for name in ("sampleStatus", "answer", "tokens", "duration")
+    ]
+    scores = [viewer.TaskSamplesColumn.score(name) for name in ("outcome", Role.ATTACKER.value, Role.ASSESSOR.value)]
     colors: Mapping[str, Any] = {role.value: "diverging" for role in Role} | {
         "outcome": {outcome.value: color for outcome, color in _COLORS.items()}
     }
-    return ViewerConfig(
+    return viewer.ViewerConfig(
         trust_content=False,  # models wrote it
-        task_samples_view=TaskSamplesView(
+        task_samples_view=viewer.TaskSamplesView(
             name="self-play",
             columns=[*hidden, *shown, *scores],
-            sort=[TaskSamplesSort(column="sampleId")],
+            sort=[viewer.TaskSamplesSort(column="sampleId")],
             multiline=False,
             score_color_scales=colors,
         ),
-        sample_score_view=SampleScoreView(default="grid"),
+        sample_score_view=viewer.SampleScoreView(default="grid"),
     )
 
 
