@@ -18,7 +18,7 @@ STEPS_PER_FILE = 100
 INSPECT_ENVIRONMENT = (
     "python -m venv .venv-inspect && "
     ".venv-inspect/bin/pip install inspect_ai jinja2 omegaconf pandas pyarrow rapidfuzz typer && "
-    ".venv-inspect/bin/pip install --no-deps medserl-agentloop"
+    ".venv-inspect/bin/pip install --no-deps --editable ."
 )
 """How to make it; what `medserl` needs is named one by one, because the package itself requires verl."""
 
@@ -52,7 +52,7 @@ def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None
             raise
         raise ValueError(
             f"inspect_ai is not installed here, and its dependencies conflict with verl's. Give it an environment of "
-            f"its own, {INSPECT_ENVIRONMENT}, and export with .venv-inspect/bin/medserl."
+            f"its own, in a checkout: {INSPECT_ENVIRONMENT}; then export with .venv-inspect/bin/medserl."
         ) from None
     file = output or Path(f"{name}.eval")
     write_log(read_run(run), name, file)
