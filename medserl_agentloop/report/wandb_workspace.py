@@ -76,4 +76,4 @@ def save_workspace(project: str) -> str:
     try:
         return str(workspace.save().url)
     except wandb.errors.Error as error:
-        raise ValueError(f"W&B did not save the workspace: {error}. Log in with `wandb login`.") from None
+        raise ValueError(f"W&B did not save the workspace: {error}") from None
