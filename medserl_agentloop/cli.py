@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 from rich.console import Console
@@ -165,6 +165,33 @@ def agreement(
     for problem in problems:
         typer.echo(problem, err=True)
     Console().print(table)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
+    to: Annotated[
+        Literal["inspect", "dataset"],
+        typer.Option(help="A log for Inspect's viewer, or a Hugging Face dataset folder."),
+    ],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="The log, or the folder.")] = None,  # noqa: UP045
+) -> None:
+    """Write the games of a run for another tool."""
+    from medserl_agentloop.report.export import export_run
+
+    with errors_in_one_line():
+        typer.echo(str(export_run(run, to, output)))
+
+
+@app.command("wandb-workspace")
+def wandb_workspace(
+    project: Annotated[str, typer.Argument(help="entity/project, in Weights & Biases.")],
+) -> None:
+    """Save a workspace with the panels to look at first to a project in Weights & Biases."""
+    from medserl_agentloop.report.wandb_workspace import save_workspace
+
+    with errors_in_one_line():
+        typer.echo(save_workspace(project))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

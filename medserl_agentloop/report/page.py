@@ -75,7 +75,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         **_by_step(runs, names),
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
-    prompts = {name: _prompts(run) for name, run in zip(names, runs, strict=True)}
+    prompts = {name: prompts_of(run) for name, run in zip(names, runs, strict=True)}
     starts = range(0, len(records), CHUNK)
     for number, start in enumerate(track(starts, "packing the games", console=console, transient=True)):
         lines = [_line(game, prompts[name]) for name, game in records[start : start + CHUNK]]
@@ -105,21 +105,21 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
-def _line(game: GameRecord, prompts: _Prompts) -> str:
+def _line(game: GameRecord, prompts: Prompts) -> str:
     """The record and, after a tab, what each role read. JSON text itself holds no tab."""
-    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(_reads(game, prompts), ensure_ascii=False)
+    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(reads(game, prompts), ensure_ascii=False)
 
 
-_Prompts = list[dict[str, Any]]
+Prompts = list[dict[str, Any]]
 
 
-def _prompts(run: Path) -> _Prompts:
+def prompts_of(run: Path) -> Prompts:
     """What the run's roles read, as the run wrote it down, the latest first; nothing where it did not."""
     path = run / PROMPTS_FILE
     return list(StepFile(path).read())[::-1] if path.exists() else []
 
 
-def _reads(game: GameRecord, prompts: _Prompts) -> dict[str, Any]:
+def reads(game: GameRecord, prompts: Prompts) -> dict[str, Any]:
     reads = {}
     if game.attack is not None:
         reads[Role.ATTACKER.value] = _messages(game, prompts, Role.ATTACKER, game.spec.seed_note)
@@ -128,7 +128,7 @@ def _reads(game: GameRecord, prompts: _Prompts) -> dict[str, Any]:
     return {role: messages for role, messages in reads.items() if messages}
 
 
-def _messages(game: GameRecord, prompts: _Prompts, role: Role, note: str) -> list[Message]:
+def _messages(game: GameRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
     key = (role.value, template_name(role, game.spec.task))
     for row in prompts:
         if (row["role"], row["template"]) == key and row["step"] <= game.step:

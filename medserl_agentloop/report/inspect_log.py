@@ -1,0 +1,223 @@
+"""A run as an evaluation log of Inspect (``inspect_ai``), for its viewer. ``medserl export RUN --to inspect``.
+
+A game is a sample. Its transcript is written as events, one span per role: the viewer's tab of messages would show
+both roles as one chat. inspect_ai needs versions that verl's other packages refuse, so this module runs in an
+environment of its own: of ours it imports records and prompts only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import dataset, event, log, model, scorer, viewer
+
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, Outcome
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.report.frames import GAMES
+from medserl_agentloop.report.page import Prompts, reads
+
+_NO_CLOCK = datetime(2026, 1, 1, tzinfo=timezone.utc)
+_FAKED = "The records hold no clock: the times are made up, a second per event, so that events keep their order."
+_SPAN = "role"
+"""Type of a role's span. With ``agent`` the viewer hides it behind a card."""
+
+_COLORS = {
+    Outcome.CORRECT_DETECTION: "good",
+    Outcome.CORRECT_REJECTION: "good",
+    Outcome.MISSED_ERROR: "bad",
+    Outcome.FALSE_POSITIVE: "bad",
+    Outcome.INVALID_ATTACK: "warn",
+    Outcome.UNREADABLE: "warn",
+    Outcome.VOID: "muted",
+}
+
+
+def write_log(games: Sequence[GameRecord], prompts: Prompts, name: str, output: Path) -> None:
+    """Write games as an Inspect log.
+
+    Args:
+        games: The records, in the order of play.
+        prompts: What the run wrote of its prompts; games of before are shown with today's.
+        name: Name of the run.
+        output: The log, ``*.eval``.
+    """
+    samples = [_Transcript(_encodable(game), prompts, number).sample() for number, game in enumerate(games)]
+    clocks = [finished for game in games if (finished := game.finished)]
+    started, ended = (min(clocks), max(clocks)) if clocks else (_NO_CLOCK, _NO_CLOCK)
+    written = log.EvalLog(
+        status="success",
+        eval=log.EvalSpec(
+            created=started.isoformat(),
+            task=f"self-play {name}",
+            model="policy",
+            dataset=log.EvalDataset(name=name, samples=len(samples)),
+            config=log.EvalConfig(),
+            metadata={} if len(clocks) == len(games) else {"clock": _FAKED},
+            viewer=_viewer(),
+        ),
+        results=_results(samples),
+        stats=log.EvalStats(started_at=started.isoformat(), completed_at=ended.isoformat()),
+        samples=samples,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    log.write_eval_log(written, str(output), format="eval")
+
+
+class _Transcript:
+    """The events of one game, in order."""
+
+    def __init__(self, game: GameRecord, prompts: Prompts, number: int) -> None:
+        self.game, self.prompts = game, prompts
+        self.id = f"{game.step:05d}.{number:06d}"
+        self.events: list[event.Event] = []
+        self.messages: list[model.ChatMessage] = []
+        self.usage: dict[str, model.ModelUsage] = {}
+        # Inspect sorts events by time.
+        self.seconds = iter(game.seconds)
+        self.tick = timedelta(microseconds=1) if game.finished else timedelta(seconds=1)
+        self.now = game.finished - timedelta(seconds=sum(game.seconds)) if game.finished else _NO_CLOCK
+
+    def sample(self) -> log.EvalSample:
+        game, target = self.game, self.game.spec.target_label.value
+        opening = dataset.Sample(input=game.spec.seed_note, target=target, id=self.id)
+        self._add(event.SampleInitEvent(sample=opening, state={}))
+        read = reads(game, self.prompts)
+        assessed = [(Role.ASSESSOR, each.assessment) for each in game.by_assessment]
+        for role, turn in [(Role.ATTACKER, game.attack), *assessed]:
+            if turn is not None:
+                self._turn(role, turn, read.get(role.value, []))
+        if game.judgement is not None:
+            judgement = game.judgement.model_dump(mode="json")
+            self._span("judge", event.InfoEvent(source=game.judgement.judge, data=judgement))
+        scores = _scores(game)
+        self._span(
+            "scores", *(event.ScoreEvent(score=score, scorer=name, target=target) for name, score in scores.items())
+        )
+        return log.EvalSample(
+            id=self.id,
+            epoch=1,
+            input=game.spec.seed_note,
+            target=target,
+            messages=self.messages,
+            output=model.ModelOutput.from_message(self.messages[-1]) if self.messages else model.ModelOutput(),
+            scores=scores,
+            metadata={name: value for name, column in GAMES.items() if (value := column.value(game)) is not None},
+            events=self.events,
+            role_usage=self.usage,
+        )
+
+    def _turn(self, role: Role, turn: AttackRecord | AssessmentRecord, read: list[dict[str, str]]) -> None:
+        game, key = self.game, f"{self.id}.{len(self.events)}.{role.value}"
+        version = "" if game.policy_version is None else f" after step {game.policy_version}"
+        played_by = game.players.get(role.value, "policy" + version)
+        if game.opponent is not None and game.opponent.role == role.value:
+            played_by = f"{game.opponent.kind} {game.opponent.version}"
+        # A prompt profile that is not on this machine leaves the note alone to be shown.
+        note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
+        kinds = {"system": model.ChatMessageSystem, "user": model.ChatMessageUser}
+        prompt: list[model.ChatMessage] = [
+            kinds[message["role"]](content=message["content"], id=f"{key}.{place}")
+            for place, message in enumerate(read or [{"role": "user", "content": note}])
+        ]
+        thought, end, rest = turn.response.partition("</think>")
+        apart = end and thought.strip().removeprefix("<think>").strip() == turn.reasoning.strip()
+        said: list[model.Content] = [model.ContentText(text=rest.strip() if apart else turn.response)]
+        if turn.reasoning:
+            said.insert(0, model.ContentReasoning(reasoning=turn.reasoning))
+        answer = model.ChatMessageAssistant(
+            content=said, model=played_by, source="generate", id=f"{key}.answer", metadata={"role": role.value}
+        )
+        output = model.ModelOutput.from_message(answer, "max_tokens" if turn.truncated else "stop")
+        output.model = played_by
+        output.usage = self.usage[role.value] = model.ModelUsage(output_tokens=turn.tokens, total_tokens=turn.tokens)
+        self.messages += [*prompt, answer]
+        parsed = turn.model_dump(mode="json", exclude={"response", "reasoning"}, exclude_defaults=True)
+        call = event.ModelEvent(
+            model=played_by,
+            role=role.value,
+            input=prompt,
+            tools=[],
+            tool_choice="none",
+            config=model.GenerateConfig(),
+            output=output,
+            working_time=next(self.seconds, None),
+        )
+        self._span(role.value, call, event.InfoEvent(source=role.value, data=parsed))
+
+    def _span(self, name: str, *events: event.Event) -> None:
+        span = f"{self.id}.{len(self.events)}.{name}"
+        self._add(event.SpanBeginEvent(id=span, name=name, type=_SPAN), span)
+        for each in events:
+            self._add(each, span)
+        self._add(event.SpanEndEvent(id=span), span)
+
+    def _add(self, new: event.Event, span: str | None = None) -> None:
+        new.span_id, new.timestamp = span, self.now
+        self.now += self.tick
+        if isinstance(new, event.ModelEvent) and new.working_time is not None:
+            self.now += timedelta(seconds=new.working_time)
+            new.completed = self.now
+        self.events.append(new)
+
+
+def _scores(game: GameRecord) -> dict[str, scorer.Score]:
+    """The outcome, each role's reward, and each component as ``role/component``."""
+    verdict = game.assessment.verdict if game.assessment else None
+    scores = {"outcome": scorer.Score(value=game.outcome.value, answer=verdict.value if verdict else None)}
+    for role, components in game.rewards.items():
+        parts = {name: round(value, 4) for name, value in components.items()}
+        explanation = " ".join(f"{name} {value:+.3f}" for name, value in parts.items())
+        scores[role.value] = scorer.Score(value=round(sum(components.values()), 4), explanation=explanation)
+        scores |= {f"{role.value}/{name}": scorer.Score(value=value) for name, value in parts.items()}
+    return scores
+
+
+def _results(samples: Sequence[log.EvalSample]) -> log.EvalResults:
+    """The mean of each score that is a number."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, score in (sample.scores or {}).items():
+            if not isinstance(score.value, str):
+                values.setdefault(name, []).append(score.as_float())
+    means = [
+        log.EvalScore(
+            name=name,
+            scorer=name,
+            scored_samples=len(numbers),
+            metrics={"mean": log.EvalMetric(name="mean", value=round(sum(numbers) / len(numbers), 4))},
+        )
+        for name, numbers in sorted(values.items())
+    ]
+    return log.EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=means)
+
+
+def _viewer() -> viewer.ViewerConfig:
+    shown = [viewer.TaskSamplesColumn(id=name) for name in ("sampleId", "input", "target")]
+    hidden = [
+        viewer.TaskSamplesColumn(id=name, visible=False) for name in ("sampleStatus", "answer", "tokens", "duration")
+    ]
+    scores = [viewer.TaskSamplesColumn.score(name) for name in ("outcome", Role.ATTACKER.value, Role.ASSESSOR.value)]
+    colors: Mapping[str, Any] = {role.value: "diverging" for role in Role} | {
+        "outcome": {outcome.value: color for outcome, color in _COLORS.items()}
+    }
+    return viewer.ViewerConfig(
+        trust_content=False,  # models wrote it
+        task_samples_view=viewer.TaskSamplesView(
+            name="self-play",
+            columns=[*hidden, *shown, *scores],
+            sort=[viewer.TaskSamplesSort(column="sampleId")],
+            multiline=False,
+            score_color_scales=colors,
+        ),
+        sample_score_view=viewer.SampleScoreView(default="grid"),
+    )
+
+
+def _encodable(game: GameRecord) -> GameRecord:
+    """The game with ``?`` for each half of a surrogate pair, which a model may write and Inspect's JSON cannot hold."""
+    text = json.dumps(game.to_json(), ensure_ascii=False)
+    return GameRecord.model_validate(json.loads(text.encode("utf-8", errors="replace")))
