@@ -6,6 +6,7 @@ backward pass of a small Qwen3 with ``sdpa`` and with ``packed_sdpa``, taken in 
 
 from __future__ import annotations
 
+import argparse
 import time
 from statistics import median
 
@@ -37,9 +38,12 @@ def seconds(model: Qwen3ForCausalLM, sequences: int) -> float:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 64])
+    packs = parser.parse_args().sequences
     models = {name: model_with(name) for name in ("sdpa", packed_attention.NAME)}
     print(f"sequences of {SEQUENCE} tokens   sdpa, s   {packed_attention.NAME}, s   ratio")
-    for sequences in (1, 4, 16, 64):
+    for sequences in packs:
         taken: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(ROUNDS if sequences < 64 else 1):
             for name, model in models.items():

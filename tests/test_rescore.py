@@ -202,7 +202,9 @@ def test_of_the_original_system_the_reward_module_alone_is_imported(
     (package / "prompts.py").write_text("PREFIX = ''")
     (package / "utils.py").write_text(ORIGINAL)
     monkeypatch.setenv(CHECKOUT, str(tmp_path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    for name in ("medical_team", "medical_team.utils", "medical_team.prompts"):
+        monkeypatch.setitem(sys.modules, name, None)  # remembers what is there, to be put back
+        del sys.modules[name]
     compared, found = disagreements(games, ["medical_general_sum", "original"])
     assert compared == 4
     assert [(each.line, each.role, each.first, each.second, each.components) for each in found] == [

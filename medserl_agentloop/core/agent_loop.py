@@ -22,8 +22,8 @@ from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, Turn
-from medserl_agentloop.core.opponent import YARDSTICK, HttpOpponent
-from medserl_agentloop.core.records import GameRecord, OpponentRecord
+from medserl_agentloop.core.opponent import HttpOpponent
+from medserl_agentloop.core.records import YARDSTICK, GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word

@@ -21,7 +21,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
-from medserl_agentloop.core.opponent import YARDSTICK
+from medserl_agentloop.core.records import YARDSTICK
 
 
 def mixed_rows(kinds: Sequence[str], mix: Mapping[str, float], seed: int) -> list[int]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medserl_agentloop.core.opponent import YARDSTICK
-from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.records import YARDSTICK, GameRecord
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.interaction import Interaction

@@ -26,8 +26,6 @@ POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
 
 OPPONENT_STEP = "selfplay/opponent/step"
-YARDSTICK = "yardstick/"
-"""How the data source of a validation row begins that is played against the yardstick; the policy's role follows."""
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
 _ASK_TIMEOUT_S = 10.0
 WIN_RATE_POWER = 2

@@ -130,7 +130,7 @@ def write_ledger(
     patterns = _patterns(frame)
     hard = _medec_notes(games, {Kind.UNDETECTED}, "hard")
     panel = _medec_notes(games, {Kind.VALID, Kind.UNDETECTED, Kind.DECOY}, "panel")
-    frame["hard_note"] = frame["game"].map(hard.ids).fillna("")
+    frame["hard_note"] = [hard.ids.get(number, "") for number in frame["game"]]
     unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
     with all_or_none(output) as place:
         write_table(place / "ledger.csv", frame)

@@ -66,9 +66,12 @@ def watch_run(run: Path, console: Console, *, every: float, once: bool = False) 
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics of each step, in order. A line that is not whole yet is left out, a repeated step counts once."""
+    """The metrics of each step, in order. A line that is not whole yet is left out; lines of one step are one."""
     rows = [row for line in _lines(run / METRICS_FILE) if isinstance((row := _parsed(line)), dict)]
-    by_step = {row["step"]: row for row in rows if isinstance(row.get("step"), int)}
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if isinstance(row.get("step"), int):
+            by_step.setdefault(row["step"], {}).update(row)
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -95,7 +98,12 @@ def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
     fired = [(row["step"], name.removeprefix(METRIC_PREFIX)) for row in rows for name in row if METRIC_PREFIX in name]
     alarms = ", ".join(f"{name} (step {at})" for at, name in fired[-3:]) or "none"
     lines = (f"alarms: {alarms}", f"last game: {_last_game(run / GAMES_FILE)}")
-    return Group(Text(visible(f"{run}: {progress}"), style="bold"), curves, *(Text(visible(line)) for line in lines))
+    return Group(
+        Text(visible(f"{run}"), style="dim"),
+        Text(progress, style="bold"),
+        curves,
+        *(Text(visible(line)) for line in lines),
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -14,6 +14,7 @@ SHORT_FORMS = {
     "agent_loop": "--games 4 --repeats 1 --slots 4,2 --median 0.01",
     "data_prep": "--rows 100,200",
     "game_core": "--labels 8 --http 8",
+    "packed_attention": "--sequences 1 2",
 }
 RUN_ELSEWHERE = {  # they need a training run, SGLang or a browser, which other tests have anyway
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",

@@ -75,7 +75,7 @@ def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_prof
             template.write_text(words + "{{ note }}")
         write_prompts(tmp_path, step, PromptProfile(tmp_path / "mine").templates())
         write_prompts(tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates())  # unchanged: nothing is written
-    stored = module._prompts(tmp_path)
+    stored = module.prompts_of(tmp_path)
     assert [row["step"] for row in stored] == [3, 3, 1, 1]
 
     for step, words in ((2, "Old: "), (3, "New: ")):

@@ -33,7 +33,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "data" / folder).mkdir(parents=True)
         for file in ("train", "val"):
             pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / folder / f"{file}.parquet")
-    pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / "medec_val.parquet")
+    for name in ("medec_val", "panel"):
+        pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / f"{name}.parquet")
     return tmp_path
 
 
