@@ -80,11 +80,11 @@ def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_prof
 
     for step, words in ((2, "Old: "), (3, "New: ")):
         game = scored(Outcome.MISSED_ERROR, step).model_copy(update={"profile": "./nonesuch"})
-        assert module._reads(game, stored) == {
+        assert module.reads(game, stored) == {
             "attacker": [{"role": "user", "content": words + game.spec.seed_note}],
             "assessor": [{"role": "user", "content": f"{words}{game.presented_note}"}],
         }
-        assert module._reads(game, []) == {}
+        assert module.reads(game, []) == {}
 
 
 @pytest.mark.parametrize("profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir()))
@@ -92,7 +92,7 @@ def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profi
     stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
     for category in Category:
         game = scored(Outcome.UNREADABLE, 1, category=category.value).model_copy(update={"profile": profile})
-        assert module._reads(game, stored) == module._reads(game, []) != {}
+        assert module.reads(game, stored) == module.reads(game, []) != {}
 
 
 def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) -> None:
