@@ -60,8 +60,9 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[Tra
         to_alone.append((packed - alone).abs())
         to_joined.append((packed - joined).abs())
     alone_gap, joined_gap = torch.cat(to_alone).mean().item(), torch.cat(to_joined).mean().item()
-    # Equal to one conversation is a leak, unless nothing differs at all, as in a critic that answers 0 everywhere.
-    value = alone_gap / joined_gap if joined_gap else (float("inf") if alone_gap else 0.0)
+    # Equal to one conversation is a leak, unless nothing differs at all, as in a critic that answers 0 everywhere. The
+    # floor keeps the number finite: other numbers are no metrics.
+    value = alone_gap / max(joined_gap, 1e-9)
     cause = (
         "These are the numbers of one conversation: position ids do not restart, or nothing reads that they do."
         if value > 1

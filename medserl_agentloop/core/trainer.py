@@ -91,9 +91,10 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
-        folder = Path(self.selfplay.records)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+        if self.selfplay.certify != "only":
+            folder = Path(self.selfplay.records)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
         self.pool = build_pool(self.selfplay.opponent, config)
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.pool is not None:
