@@ -26,6 +26,9 @@ SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size
 # Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
 RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 NO_CHECKPOINT = "trainer.save_freq=-1"
+AGREEMENT = 1e-4
+"""Largest difference between rollout and actor that counts as none, in probability and in log-probability: float32
+rounding depends on the processor and reaches some 1e-5, a wrong token or position moves it by 1e-2 and more."""
 
 
 def environment(*modules: Path, **changes: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from judges.local_server import by_index, serving
-from real_runs import GAMES_PER_STEP, Run
+from real_runs import AGREEMENT, GAMES_PER_STEP, Run
 from rollout.opponent_server import OpponentServer, opponent_server
 from support import attack_text
 
@@ -133,4 +133,4 @@ def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(killed: K
     for step in killed.second.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
         assert step["selfplay/opponent/failed"] == 0
-        assert step["training/rollout_probs_diff_max"] < 1e-5
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from live_sglang import LiveSGLang
+from real_runs import AGREEMENT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
@@ -22,7 +23,6 @@ from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-AGREEMENT = 1e-4
 RUN = compose_run("+recipes=quickstart_sglang")
 MODEL = str(resource("assets/tiny_player"))
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)

@@ -7,15 +7,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from real_runs import GAMES_PER_STEP, Run, environment
+from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-AGREEMENT = 1e-4
-"""Largest difference between rollout and actor that counts as none, in probability and in log-probability."""
 
 
 def start(folder: Path, data: tuple[str, ...], *overrides: str, **probe: str) -> Run:
