@@ -45,6 +45,7 @@ ILL = {
     "no_error_present": {"selfplay/judge/no_error_rate": 0.16},
     "unknowable_errors": {"selfplay/judge/knowable_rate": 0.79},
     "edit_detector": {"selfplay/shortcut/index": 0.41},
+    "unseen_errors": {"selfplay/shortcut/recall": -0.41},
     "self_similar_attacks": {"selfplay/attacker/self_similarity": 0.71},
     "attacks_growing_alike": {"selfplay/attacker/self_similarity": 0.61},
     "attacker_longer": {"selfplay/attacker/tokens": 201.0},

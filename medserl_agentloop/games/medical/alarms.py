@@ -62,7 +62,8 @@ class MedicalAlarms(Alarms):
         gt=0.0,
         lt=1.0,
         description="How much more often the assessor calls a rewritten note harmful than an untouched one with the "
-        "same label. Above it, the assessor detects edits rather than errors.",
+        "same label. Above it, the assessor detects edits rather than errors. Of notes with an error also how much "
+        "less often: below minus it, the attacks hold errors that cannot be seen.",
     )
 
 
@@ -133,6 +134,17 @@ RULES = (
         "decoy_benign), and evaluate on untouched notes.",
         games="selfplay/shortcut/compared",
         role=Role.ASSESSOR.value,
+    ),
+    Rule(
+        name="unseen_errors",
+        metric="selfplay/shortcut/recall",
+        setting="shortcut",
+        advice="Far fewer errors are found in rewritten notes than in untouched ones: read the undetected attacks. If "
+        "their errors cannot be seen in the note, use the blind gate (selfplay.blind).",
+        games="selfplay/shortcut/compared",
+        role=Role.ATTACKER.value,
+        above=False,
+        limit=lambda setting, reference: -setting,
     ),
     Rule(
         name="self_similar_attacks",
