@@ -1,5 +1,6 @@
 """A real run with a critic, in the shared context. Of the other estimators role_rae runs in test_main_ppo.py, role_grpo
-in test_main_ppo_waiting.py, role_rloo in test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones."""
+in test_main_ppo_waiting.py, role_rloo in test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones. The
+run is logged to W&B offline."""
 
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from medserl_agentloop.games.medical.types import Role
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(
+    tmp_path: Path, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     run = Run(
         tmp_path,
         *data,
@@ -20,9 +24,11 @@ def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(tmp_pat
         "algorithm.lam=0.95",
         "algorithm.use_kl_in_reward=True",
         "trainer.total_training_steps=2",
+        "trainer.logger=[console,wandb]",
         NO_CHECKPOINT,
     )
     run.wait()
+    assert "wandb sync" in run.log.read_text() and "Traceback" not in run.log.read_text()
     assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
     steps = run.metrics
     assert [step["step"] for step in steps] == [1, 2]

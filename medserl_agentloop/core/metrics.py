@@ -189,6 +189,18 @@ def log_games(
     wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
 
 
+def finish_loggers(tracking: Any, exit_code: int) -> None:
+    """End verl's ``Tracking``, if there is one, and W&B's own process.
+
+    Left to the exit of the trainer's process, it would come too late: Ray ends W&B's process first, what W&B still held
+    is lost, and its exit hook prints a traceback.
+    """
+    if tracking is not None:
+        tracking.finish(exit_code)
+        if "wandb" in tracking.logger:
+            tracking.logger["wandb"].teardown(exit_code)
+
+
 def _encodable(cell: Any) -> Any:
     """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
     return cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell

@@ -45,6 +45,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
+    finish_loggers,
     log_games,
     lost_games_metrics,
     opponent_metrics,
@@ -197,14 +198,18 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)
+        exit_code = 1
         try:
             with watched(self.llm_server_manager.get_replicas()):
                 super().fit(agent_loop_manager)
+            exit_code = 0
         except ProcessDied:
             raise
         except Exception as error:
             self._check_processes(error)
             raise
+        finally:
+            finish_loggers(getattr(self, "logger", None), exit_code)
 
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
