@@ -1,6 +1,6 @@
-"""A real run with a critic, in the shared context. Of the other estimators role_rae runs in test_main_ppo.py, role_grpo
-in test_main_ppo_waiting.py, role_rloo in test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones. The
-run is logged to W&B offline."""
+"""A real run with a critic and a merged LoRA adapter, in the shared context. Of the other estimators role_rae runs in
+test_main_ppo.py, role_grpo in test_main_ppo_waiting.py, role_rloo in test_main_ppo_certificate.py and role_reinforce_pp
+in the remaining ones. The run is logged to W&B offline."""
 
 from pathlib import Path
 
@@ -23,6 +23,7 @@ def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(
         "algorithm.adv_estimator=role_gae",
         "algorithm.lam=0.95",
         "algorithm.use_kl_in_reward=True",
+        *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=4", "target_modules=all-linear", "lora.merge=True")),
         "trainer.total_training_steps=2",
         "trainer.logger=[console,wandb]",
         NO_CHECKPOINT,

@@ -7,14 +7,20 @@ verl's EngineRegistry hands them to training workers of a run with ``VERL_PLATFO
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForTokenClassification
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+from verl.utils.model import convert_weight_keys
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from medserl_agentloop.backends import packed_attention
+from medserl_agentloop.backends.role_adapters import RoleAdapters
 
 
 class _WithoutPinnedMemory:
@@ -35,11 +41,18 @@ class _WithoutPinnedMemory:
 
 
 @EngineRegistry.register("language_model", "fsdp2", device="cpu")
-class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
+class CpuFSDP2EngineWithLMHead(RoleAdapters, _WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy."""
 
     def _build_module(self) -> Any:
         return packed_attention.instead_of_sdpa(super()._build_module())
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # verl's own rounds to bf16, as its GPU rollouts do; the rollout here computes in float32.
+        with merged_lora_context(self.module, backup_adapters=True):
+            state = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
+            for name, tensor in state.items():
+                yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
 
 
 @EngineRegistry.register("value_model", "fsdp2", device="cpu")

@@ -12,11 +12,13 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
@@ -25,7 +27,15 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
+from medserl_agentloop.backends.cpu_sampling import (
+    Completion,
+    SamplingRequest,
+    SamplingSettings,
+    eos_token_ids,
+    sample_batch,
+)
+from medserl_agentloop.backends.role_adapters import with_adapters
+from medserl_agentloop.core.config import ROLE_ADAPTERS
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +85,8 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
+        self.with_adapters: PeftModel | None = None
+        """The same model with the roles' adapters in it, from their first push on."""
         self.eos_token_ids = eos_token_ids(hf_config, model_config.generation_config)
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
@@ -168,14 +180,7 @@ class CpuRolloutServer:
         # Metrics code casts all three to int (trainer_base.py, min_global_steps).
         extra = {"global_steps": steps, "min_global_steps": steps, "max_global_steps": steps}
         try:
-            completions = await asyncio.to_thread(
-                sample_batch,
-                self.model,
-                [w.request for w in batch],
-                settings,
-                eos_token_ids=self.eos_token_ids,
-                decode=self._decode,
-            )
+            completions = await asyncio.to_thread(self._sample, [w.request for w in batch], settings)
         except Exception as error:
             logger.exception("sampling failed; the error goes to all %d requests of the batch", len(batch))
             for waiting in batch:
@@ -185,6 +190,30 @@ class CpuRolloutServer:
         for waiting, done in zip(batch, completions, strict=True):
             if not waiting.answer.done():  # a caller may have given up
                 waiting.answer.set_result(TokenOutput(**vars(done), extra_fields=dict(extra)))
+
+    def _sample(self, requests: Sequence[SamplingRequest], settings: SamplingSettings) -> list[Completion]:
+        base: AbstractContextManager[None] = nullcontext()
+        if self.with_adapters is None:
+            if settings.adapter is not None:
+                raise ValueError(f"adapter {settings.adapter} is asked for, and the server has none")
+        elif settings.adapter is None:
+            base = self.with_adapters.disable_adapter()
+        else:
+            self.with_adapters.set_adapter(settings.adapter)
+        with base:
+            return sample_batch(self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode)
+
+    async def update_adapters(
+        self, state: Mapping[str, torch.Tensor], config: Mapping[str, Any], global_steps: int | None = None
+    ) -> None:
+        """Replace the adapters of all roles, once the completions under way are done; the base stays."""
+        async with self._model_lock:
+            self.with_adapters = with_adapters(self.with_adapters or self.model, config, state)
+            self._pushed(global_steps)
+
+    def _pushed(self, global_steps: int | None) -> None:
+        self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
+        self._seen_since_push.clear()
 
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Replace all weights by full tensors, once the completions under way are done.
@@ -200,8 +229,7 @@ class CpuRolloutServer:
             with torch.no_grad():
                 for name, tensor in state.items():
                     own[name].copy_(tensor)
-            self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
-            self._seen_since_push.clear()
+            self._pushed(global_steps)
 
     # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a push waits
     # for the completions under way, so there is nothing to free, to abort or to resume.
@@ -278,9 +306,17 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Collect ``weights`` and load them into this rank's server."""
-        state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
-        server = ray.get_actor(server_name(self.replica_rank))
-        await server.update_weights.remote(state, global_steps)
+        server, adapters = ray.get_actor(server_name(self.replica_rank)), kwargs.get("peft_config")
+        if adapters is not None and kwargs.get("base_sync_done") is False:  # the base comes first, and alone
+            state = await full_weights(self.config.name, weights, wire_format, None)
+            base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
+            await server.update_weights.remote(base, global_steps)
+        elif adapters is not None and ROLE_ADAPTERS in adapters:
+            state = await full_weights(self.config.name, weights, wire_format, None)
+            await server.update_adapters.remote(state, adapters, global_steps)
+        else:
+            state = await full_weights(self.config.name, weights, wire_format, adapters)
+            await server.update_weights.remote(state, global_steps)
 
 
 async def full_weights(

@@ -28,6 +28,8 @@ _NEUTRAL_VALUES = {
 class SamplingSettings:
     """How tokens are drawn. Requests with equal settings share a batch."""
 
+    adapter: str | None = None
+    """Name of the LoRA adapter that answers; None for the base model."""
     temperature: float = 1.0
     """0 means greedy."""
     top_k: int = -1

@@ -18,7 +18,7 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.client import NoAnswer
-from medserl_agentloop.core.config import SelfPlayConfig, game_class
+from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, Turn
@@ -51,6 +51,7 @@ class _Workbench:
     encoder: ChatEncoder
     opponent: HttpOpponent | None
     yardstick: HttpOpponent | None
+    adapters: dict[str, str]
     prompt_length: int
     response_length: int
 
@@ -60,13 +61,15 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
     config = SelfPlayConfig.from_run(run.held)
     rollout = run.held.actor_rollout_ref.rollout
     encoder = ChatEncoder.of_run(tokenizer.held, data.held)
+    interaction = game_class(config.game)(config, encoder)
     special = list(tokenizer.held.all_special_tokens)
     return _Workbench(
         config,
-        game_class(config.game)(config, encoder),
+        interaction,
         encoder,
         None if config.opponent.kind == "live" else HttpOpponent(config.opponent, special),
         HttpOpponent(config.yardstick, special) if config.yardstick.games else None,
+        adapter_names(interaction.roles) if config.adapters == "per_role" else {},
         prompt_length=rollout.prompt_length,
         response_length=rollout.response_length,
     )
@@ -139,10 +142,12 @@ class _Seats:
         budget = self._budget(turn, prompt)
         if budget < 1:
             raise NoReplyError(f"no room for the {turn.role}'s turn")
+        adapter = self._bench.adapters.get(turn.role)
         with simple_timer("generate_sequences", self.timing):
             output = await self._generate(
                 [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)] + prompt.ids,
-                {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget},
+                {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
+                | ({"adapter": adapter} if adapter else {}),
             )
         if output is None:
             raise NoReplyError(f"{turn.role}: generation timed out after {self._bench.config.turn_timeout_s} s")

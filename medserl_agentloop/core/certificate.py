@@ -36,7 +36,7 @@ from medserl_agentloop.core.claims import (
     loss_measure,
     probe_loss,
 )
-from medserl_agentloop.core.columns import restart_positions
+from medserl_agentloop.core.columns import TOKEN_ROLES, restart_positions, write_token_roles
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.loss import selfplay_loss
@@ -154,6 +154,8 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     tq.kv_batch_put(keys=keys, partition_id=PARTITION, tags=tags, fields=list_of_dict_to_tensordict(rows))
     try:
         restart_positions(batch)
+        if trainer.selfplay.adapters == "per_role":
+            write_token_roles(batch)
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
         log_probs, metrics = _actor_pass(trainer, columns, measured)
@@ -200,7 +202,7 @@ def _pair(turns: Sequence[Turn]) -> list[Turn]:
 def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
     """The batch of a forward pass, as verl's workers want it; a game's three forms share a micro-batch."""
     names = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids")
-    batch = columns.select(*names).clone()
+    batch = columns.select(*names, *(name for name in (TOKEN_ROLES,) if name in columns)).clone()
     tensordict_utils.assign_non_tensor(
         batch,
         calculate_entropy=False,

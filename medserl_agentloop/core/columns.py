@@ -17,10 +17,43 @@ from verl.workers.utils.padding import response_to_nested
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
 from medserl_agentloop.core.records import GameRecord
 
+TOKEN_ROLES = "token_roles"
+"""Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
+
 
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
     """Position ids (T,) of a row whose contexts have these lengths: they count from 0 in each."""
     return torch.cat([torch.arange(int(length)) for length in context_lengths])
+
+
+def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
+    """The role (T,) in whose context each token of a row stands; 0 where the policy generated nothing in it.
+
+    ``role_ids`` are of the response, as in ``SelfPlayOutput``.
+    """
+    own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
+    contexts = torch.split(own, context_lengths.tolist())
+    return torch.cat([context.max().expand(len(context)) for context in contexts])
+
+
+def write_token_roles(batch: KVBatchMeta) -> None:
+    """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
+    rows = dict(zip(batch.keys, batch.tags, strict=True))
+    games = [key for key, tag in rows.items() if not tag.get("is_padding")]
+    columns = tq.kv_batch_get(
+        keys=games, partition_id=batch.partition_id, select_fields=["context_lengths", "role_ids"]
+    )
+    found = dict(
+        zip(
+            games,
+            map(token_roles, columns["context_lengths"].unbind(), columns["role_ids"].unbind()),
+            strict=True,
+        )
+    )
+    empty = torch.zeros(0, dtype=torch.int64)
+    every = [found.get(key, empty.new_zeros(tag["seq_len"])) for key, tag in rows.items()]
+    nested = {TOKEN_ROLES: torch.nested.as_nested_tensor(every, layout=torch.jagged)}
+    tq.kv_batch_put(keys=list(rows), partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(every)))
 
 
 def restart_positions(batch: KVBatchMeta) -> None:

@@ -6,7 +6,7 @@ run must be is checked by :mod:`medserl_agentloop.core.run_check`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -30,6 +30,15 @@ class ConfigError(ValueError):
     """A run was configured in a way that cannot work; the message says what to write instead."""
 
 
+ROLE_ADAPTERS = "role_adapters"
+"""Key of ``actor_rollout_ref.model.lora`` in which the trainer tells its workers the roles, and which are trained."""
+
+
+def adapter_names(roles: Sequence[str]) -> dict[str, str]:
+    """The name of each role's adapter. verl and peft look up the first one as ``default``."""
+    return {role: role if number else "default" for number, role in enumerate(roles)}
+
+
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -48,6 +57,11 @@ class SelfPlayConfig(BaseModel):
     )
     train: str = Field(
         default="both", description="Whose tokens the loss sees: both, or one role. The other role still plays."
+    )
+    adapters: Literal["shared", "per_role"] = Field(
+        default="shared",
+        description="shared: all roles train the same weights. per_role: each role has a LoRA adapter of its own on "
+        "one base model. More: [adapters.md](adapters.md).",
     )
     anchor: dict[str, Share] = Field(
         default={},

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -38,8 +38,9 @@ from medserl_agentloop.core.columns import (
     signal_shares,
     turn_metrics,
     write_anchor,
+    write_token_roles,
 )
-from medserl_agentloop.core.config import game_class
+from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
@@ -86,6 +87,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         if self.selfplay.context == "isolated":
             check_models(config)
         self.game = game_class(self.selfplay.game)
+        if self.selfplay.adapters == "per_role":
+            with open_dict(config.actor_rollout_ref.model.lora) as lora:
+                lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
         self.baselines = BaselineState(roles=self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
@@ -236,6 +240,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
+        if self.selfplay.adapters == "per_role":
+            write_token_roles(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
         columns = tq.kv_batch_get(
             keys=batch.keys,
@@ -250,6 +256,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
+        # verl leaves it for whoever computes next: the critic, which knows no adapter, and the actor's update.
+        batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors:
             write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
         return batch

@@ -12,6 +12,9 @@ CORRECTION = "algorithm.rollout_correction"
 KL = {f"{ACTOR}.use_kl_loss": True}
 GAE = {"algorithm.adv_estimator": "role_gae"}
 SHARED = {"selfplay.context": "shared"}
+MODEL = "actor_rollout_ref.model"
+LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
+PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
 SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
 """Four mini-batches in a step of the quickstart."""
 
@@ -78,6 +81,15 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name is not set"),
         ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path=None: verl reads the step from the path"),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
+        # adapters
+        ({f"{MODEL}.lora_rank": 8}, f"rollout cpu_hf loads whole weights. Set {MODEL}.lora.merge=True"),
+        ({f"{MODEL}.lora_rank": 8, f"{ROLLOUT}.name": "sglang"}, "an argument name that SGLang does not have"),
+        ({f"{MODEL}.lora_adapter_path": "a"}, "is not loaded with actor_rollout_ref.model.lora_rank=0. Set lora_rank"),
+        ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "names that no model reads. Set it to"),
+        ({"selfplay.adapters": "per_role"}, f"trains LoRA adapters, and {MODEL}.lora_rank=0. Set it, e.g. to 32"),
+        ({**PER_ROLE, f"{MODEL}.lora.merge": True}, "one set of merged weights cannot serve two adapters"),
+        ({**PER_ROLE, f"{ROLLOUT}.name": "sglang"}, "verl's push to sglang sends one adapter only"),
+        ({**PER_ROLE, **SHARED}, "selfplay.context=shared is one of both. Set it to isolated"),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
     ],
 )
@@ -133,7 +145,7 @@ def test_isolated_refuses_engines_that_ignore_position_restarts_and_names_both_w
     assert check_run(run({**changes, **SHARED})).context == "shared"
 
 
-@pytest.mark.parametrize("changes", [{}, {**KL, "actor_rollout_ref.model.lora_rank": 8}])
+@pytest.mark.parametrize("changes", [{}, {**KL, **LORA}])
 def test_the_strategy_of_a_reference_policy_that_is_never_built_does_not_matter(changes: dict[str, Any]) -> None:
     assert refusal({**changes, "actor_rollout_ref.ref.strategy": "megatron"}) == ""
 

@@ -73,7 +73,7 @@ _REFUSED_IF_ON = {
 
 def refusals(run: Run) -> Iterator[str]:
     """One sentence for each rule that the run breaks."""
-    for table in (_roles, _estimator, _contexts, _coupling, _correction, _rollout, _batches, _checkpoints):
+    for table in (_roles, _estimator, _contexts, _adapters, _coupling, _correction, _rollout, _batches, _checkpoints):
         yield from (sentence for broken, sentence in table(run) if broken)
 
 
@@ -163,6 +163,48 @@ def _contexts(run: Run) -> Rules:
             f"attn_implementation={attention} each worker would attend to its own part of a row alone. Set "
             f"ulysses_sequence_parallel_size=1, or {MODEL}.override_config.attn_implementation=flash_attention_2.",
         )
+
+
+def _adapters(run: Run) -> Rules:
+    """The rollout gets what LoRA trains, and with an adapter for each role every token meets that of its own role."""
+    rank, engine, merge = run.lora_rank, run[f"{ROLLOUT}.name"], f"{MODEL}.lora.merge"
+    path, contents = f"{MODEL}.lora_adapter_path", run.names(f"{ACTOR}.checkpoint.save_contents")
+    yield (
+        not rank and run[path] is not None,
+        f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the adapter's own.",
+    )
+    yield (
+        bool(rank) and "hf_model" in contents,
+        f"{ACTOR}.checkpoint.save_contents=[{','.join(contents)}]: with LoRA, verl's hf_model folder holds names that "
+        "no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such a checkpoint.",
+    )
+    if run.selfplay.adapters == "shared":
+        why = {
+            "cpu_hf": "rollout cpu_hf loads whole weights",
+            "sglang": "verl 0.9.1 pushes an adapter to SGLang under an argument name that SGLang does not have "
+            "(serialized_named_tensors)",
+        }
+        yield (
+            bool(rank) and not run[merge] and engine in why,
+            f"{MODEL}.lora_rank={rank} with {merge}={run[merge]}: {why.get(str(engine))}. Set {merge}=True.",
+        )
+        return
+    key = "selfplay.adapters=per_role"
+    yield (not rank, f"{key} trains LoRA adapters, and {MODEL}.lora_rank=0. Set it, e.g. to 32.")
+    yield (
+        bool(run[merge]),
+        f"{key} with {merge}={run[merge]}: one set of merged weights cannot serve two adapters. Set it to False.",
+    )
+    yield (
+        engine != "cpu_hf",
+        f"{key} needs a rollout that takes the adapter from each request, and verl's push to {engine} sends one "
+        "adapter only. Add the recipe cpu, or set selfplay.adapters=shared.",
+    )
+    yield (
+        run.selfplay.context != "isolated",
+        f"{key} needs a context for each role, and selfplay.context={run.selfplay.context} is one of both. Set it to "
+        "isolated.",
+    )
 
 
 def _coupling(run: Run) -> Rules:

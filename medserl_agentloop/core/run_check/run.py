@@ -59,9 +59,13 @@ class Run:
     def engines(self) -> dict[str, str]:
         """All engines that read games, each with the key of its model."""
         # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
-        rank = self[f"{MODEL}.lora.rank"] or self[f"{MODEL}.lora_rank"]
-        in_actor = rank or self[f"{MODEL}.lora_adapter_path"] is not None
+        in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
         return self.trained | ({REF: MODEL} if self.has_reference and not in_actor else {})
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the actor's adapter; 0 without one."""
+        return int(self[f"{MODEL}.lora.rank"] or self[f"{MODEL}.lora_rank"] or 0)
 
     @property
     def has_reference(self) -> bool:

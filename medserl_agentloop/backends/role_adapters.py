@@ -1,0 +1,157 @@
+"""A LoRA adapter for each role on one base model: in the training engine, and names for it everywhere else.
+
+A packed row holds the contexts of several roles, and peft chooses an adapter for whole rows only. So all adapters are
+active, and what each adds is multiplied by the mask of its role's tokens: ``base + sum over roles of mask * B A x``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
+
+from medserl_agentloop.core.columns import TOKEN_ROLES
+from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
+
+ADAPTERS_FOLDER = "lora_adapters"
+"""Folder of a checkpoint with one folder in peft's format for each role."""
+
+
+class RoleAdapters:
+    """Mixed in before verl's FSDP2 engine with an LM head; does nothing unless the run has an adapter for each role.
+
+    A role that is not trained keeps its adapter bit for bit. Gradients are clipped for each adapter alone: a norm over
+    all of them would let one role shrink the other's step.
+    """
+
+    model_config: Any
+    module: Any
+    optimizer: Any
+    optimizer_config: Any
+    use_ulysses_sp: bool
+
+    @property
+    def _trained(self) -> Mapping[str, bool]:
+        """By adapter, in the order of the roles: whether it is trained. Empty without adapters of roles."""
+        trained: Mapping[str, bool] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
+        names = adapter_names(list(trained))
+        return {names[role]: is_trained for role, is_trained in trained.items()}
+
+    def _build_lora_module(self, module: Any) -> Any:
+        module = super()._build_lora_module(module)  # type: ignore[misc]
+        if not self._trained:
+            return module
+        first, *others = self._trained
+        start = get_peft_model_state_dict(module, adapter_name=first)
+        dtype = next(iter(start.values())).dtype
+        for name in others:
+            module.add_adapter(name, copy.deepcopy(module.peft_config[first]))
+            _load(module, start, name)
+        # Not the PeftModel's own set_adapter: its disable_adapter() needs one name there.
+        module.base_model.set_adapter(list(self._trained))
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)  # FSDP wants one dtype; peft adds adapters in fp32
+        self._token_roles: torch.Tensor | None = None
+        for layer in module.modules():
+            if isinstance(layer, LoraLayer):
+                for number, name in enumerate(self._trained, start=1):
+                    if name in layer.lora_A:
+                        layer.lora_A[name].register_forward_hook(self._mask(number))
+        return module
+
+    def _mask(self, number: int) -> Any:
+        def masked(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+            assert self._token_roles is not None
+            return output * (self._token_roles == number).unsqueeze(-1).to(output.dtype)
+
+        return masked
+
+    def prepare_model_inputs(self, micro_batch: Any) -> Any:
+        inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+        if self._trained:
+            roles = micro_batch[TOKEN_ROLES].values().unsqueeze(0)
+            padding = inputs["input_ids"].size(-1) - roles.size(-1)
+            self._token_roles = torch.nn.functional.pad(roles, (0, padding)).to(inputs["input_ids"].device)
+        return inputs, arguments
+
+    def optimizer_step(self) -> Any:
+        if not self._trained:
+            return super().optimizer_step()  # type: ignore[misc]
+        norms = []
+        for name, trained in self._trained.items():
+            own = [parameter for key, parameter in self.module.named_parameters() if f".{name}." in key]
+            if trained:
+                norm = fsdp2_clip_grad_norm_(own, max_norm=self.optimizer_config.clip_grad)
+                norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+            else:  # verl's reference pass makes it trainable again, and weight decay would move it
+                for parameter in own:
+                    parameter.grad = None
+        if all(map(math.isfinite, norms)):
+            self.optimizer.step()
+        else:
+            print(f"WARN: grad_norm is not finite: {norms}")
+            self.optimizer.zero_grad()
+        return math.hypot(*norms)
+
+    def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **more: Any) -> Any:
+        """Once the rollout has the base, the adapters: names begin with the adapter's and a colon."""
+        parameters, config = super().get_per_tensor_param(layered_summon, base_sync_done, **more)  # type: ignore[misc]
+        if not self._trained or not base_sync_done:
+            return parameters, config
+        return self._adapters(), {**config, ROLE_ADAPTERS: list(self._trained)}
+
+    def _adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self._trained:
+            for key, tensor in get_peft_model_state_dict(self.module, adapter_name=name).items():
+                yield f"{name}:{key}", _whole(tensor)
+
+    def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
+        """verl's checkpoint, and each role's adapter in peft's format beside it."""
+        super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
+        for role, name in adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {})).items():
+            own = get_peft_model_state_dict(self.module, adapter_name=name)
+            state = {key: _whole(tensor).contiguous() for key, tensor in own.items()}
+            if torch.distributed.get_rank() == 0:
+                folder = Path(local_path) / ADAPTERS_FOLDER / role
+                folder.mkdir(parents=True, exist_ok=True)
+                save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+                config = copy.deepcopy(self.module.peft_config[name])
+                config.inference_mode = True
+                config.base_model_name_or_path = str(self.model_config.path)
+                config.save_pretrained(str(folder))
+
+
+def with_adapters(model: Any, config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
+    """``model`` with the adapters that :meth:`RoleAdapters.get_per_tensor_param` gave: its tensors and its config."""
+    names = config[ROLE_ADAPTERS]
+    if not isinstance(model, PeftModel):
+        lora = {key: config[key] for key in ("r", "lora_alpha", "target_modules", "exclude_modules")}
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora), adapter_name=names[0])
+        for name in names[1:]:
+            model.add_adapter(name, copy.deepcopy(model.peft_config[names[0]]))
+        model.eval()
+    for name in names:
+        prefix = f"{name}:"
+        _load(model, {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}, name)
+    return model
+
+
+def _load(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
+    found: Any = set_peft_model_state_dict(model, dict(state), adapter_name=name)
+    if found.unexpected_keys:
+        raise ValueError(f"adapter {name} has weights that the model has no place for: {found.unexpected_keys[:3]}")
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
