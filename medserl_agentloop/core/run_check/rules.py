@@ -68,6 +68,7 @@ _REFUSED_IF_ON = {
     ),
     "distillation.enabled": "self-play sets the actor's loss, so the teacher's would never be used",
     f"{ROLLOUT}.enable_rollout_routing_replay": "games keep no routes of experts, so none would be replayed",
+    f"{SAMPLER}.sync_refill_failed_groups": "verl does not pass it to custom samplers, so it would do nothing",
 }
 
 
@@ -191,10 +192,6 @@ def _coupling(run: Run) -> Rules:
         f"{LOSS}=bypass_mode ends the run at a micro-batch without a trained token, such as a void game. Set "
         f"{LOSS}=vanilla; {CORRECTION}.bypass_mode=True alone takes the rollout's log-probs as the old ones.",
     )
-    yield (
-        run[LOSS] == "dro" and not run[f"{ACTOR}.policy_loss.dro_beta"],
-        f"{LOSS}=dro needs {ACTOR}.policy_loss.dro_beta. Set it to a number above 0.",
-    )
 
 
 def _correction(run: Run) -> Rules:
@@ -228,12 +225,6 @@ def _rollout(run: Run) -> Rules:
     """Nothing is on that reads one score per row or a column that games lack; the engine can be built."""
     for key, why in _REFUSED_IF_ON.items():
         yield bool(run[key]), f"{key}=True: {why}. Set it to False."
-    for engine in ("fsdp_config", "megatron", "veomni"):
-        key = f"{ACTOR}.{engine}.router_replay.mode"
-        yield (
-            run[key] == "R3",
-            f"{key}=R3 replays the rollout's routes of experts, and games keep none. Set it to disabled.",
-        )
     yield (
         run[f"{ROLLOUT}.name"] is None,
         f"{ROLLOUT}.name is not set. Set it to sglang, or add the recipe cpu for a run without a GPU.",
@@ -255,11 +246,6 @@ def _rollout(run: Run) -> Rules:
         f"{custom} is empty, and verl's own replay buffer waits for ever for the games of a "
         f"process that died. Set {custom}.path=pkg://medserl_agentloop.core.replay_buffer and "
         ".name=SelfPlayReplayBuffer (or a subclass of yours).",
-    )
-    yield (
-        bool(run[f"{SAMPLER}.sync_refill_failed_groups"]),
-        f"{SAMPLER}.sync_refill_failed_groups=True does nothing: verl does not pass it to custom samplers. "
-        "Set it to False.",
     )
 
 
