@@ -52,7 +52,7 @@ from medserl_agentloop.core.metrics import (
     step_numbers,
     yardstick_metrics,
 )
-from medserl_agentloop.core.opponent import build_pool
+from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
 from medserl_agentloop.core.step_file import (
@@ -95,9 +95,12 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             folder = Path(self.selfplay.records)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-        self.pool = build_pool(self.selfplay.opponent, config)
+        self.pool: CheckpointPool | None = None
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
-        if self.pool is not None:
+        if self.selfplay.opponent.kind == "pool":
+            trainer, model = config.trainer, config.actor_rollout_ref.model.path
+            keep = trainer.max_actor_ckpt_to_keep
+            self.pool = CheckpointPool(self.selfplay.opponent, trainer.default_local_dir, model, keep)
             self.run_state["opponents"] = self.pool
         super().__init__(config)
 
