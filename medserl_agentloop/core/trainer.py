@@ -32,10 +32,9 @@ from medserl_agentloop.core.columns import (
     context_ids,
     context_leak_metrics,
     equal_role_tokens,
-    pad_role_ids,
     restart_positions,
     role_token_metrics,
-    signal_shares,
+    stacked,
     turn_metrics,
     write_anchor,
 )
@@ -262,11 +261,12 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             "uid": np.array(columns.pop("uid").tolist(), dtype=object),
             "kind": np.array([self.game.Record.model_validate(e[GAME_KEY]).kind for e in extra], dtype=object),
         }
-        role_rows, context_rows = (list(columns.pop(name).unbind()) for name in ("role_ids", "context_lengths"))
+        role_rows, context_lengths = (columns.pop(name).unbind() for name in ("role_ids", "context_lengths"))
+        context_rows = [context_ids(own, len(row)) for own, row in zip(context_lengths, role_rows, strict=True)]
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
-        data.batch["role_ids"] = pad_role_ids(role_rows, data.batch["response_mask"])
-        data.batch["contexts"] = context_ids(context_rows, data.batch["role_ids"], [len(row) for row in role_rows])
+        for name, numbers in (("role_ids", role_rows), ("contexts", context_rows)):
+            data.batch[name] = stacked(numbers, data.batch["response_mask"])
         data = self._credit(data, metrics)
         written = ("advantages", "returns", "response_mask", "loss_mask", "token_level_rewards", "rollout_is_weights")
         nested = {name: response_to_nested(data.batch[name], lengths) for name in written if name in data.batch}
@@ -322,7 +322,6 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             batch["advantages"] = equal_role_tokens(credited.advantages, mask, role_ids)
         batch["loss_mask"] = mask
         metrics.update(credited.metrics)
-        metrics.update(signal_shares(batch["advantages"], mask, role_ids, self.game.roles))
         per_token = {"advantage": batch["advantages"]}
         if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
             per_token["entropy"] = batch["entropy"]
