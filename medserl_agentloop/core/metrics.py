@@ -94,11 +94,10 @@ def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) 
     if not games:
         return {}
     failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
+    failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
     metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
     decided = [result for result in won if result is not None]
-    if decided:
-        metrics["selfplay/opponent/trained_role_win_rate"] = sum(decided) / len(decided)
-    return metrics
+    return finite({**metrics, "selfplay/opponent/trained_role_win_rate": share(decided)})
 
 
 def yardstick_metrics(sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
@@ -144,7 +143,6 @@ _LAST = (
     ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
     ("seconds", "timing_s/step"),
 )
-_UNLESS_ZERO = ("selfplay/void_rate",)
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
@@ -153,15 +151,14 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
     verl answers NaN where a step trained on no token; such a number is left out.
     """
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
-    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-    return finite | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
+    return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
 def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
     """The numbers that say whether a step is healthy on one line, labels and metrics ``of_game`` between the core's."""
     every = (*_FIRST, *of_game, *_LAST)
-    shown = [(label, name) for label, name in every if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
-    return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown)
+    shown = [(label, metrics[name]) for label, name in every if name in metrics]
+    return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
 
 
 def log_games(
