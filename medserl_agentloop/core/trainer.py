@@ -114,14 +114,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             check_files(data[name])
-            line = check_dataset(
-                dataset,
-                f"data.{name}={data[name]}",
-                self.interaction,
-                encoder,
-                prompt_length=data.max_prompt_length,
-                response_length=data.max_response_length,
-            )
+            lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
+            line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, **lengths)
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
         if games := self.selfplay.yardstick.games:
@@ -151,9 +145,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
     ) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(
-            data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
-        )
+        args = (data_sources, sample_uids, reward_extra_infos_dict, *rest)
+        metrics: dict[str, float] = super()._val_metrics_update(*args, **more)
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
@@ -173,23 +166,18 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         step, total = self.global_steps, self.total_training_steps
+        trainer, records = self.config.trainer, self.selfplay.records
         if step:
-            resumed_from = self.config.trainer
-            folder = (
-                Path(resumed_from.resume_from_path)
-                if resumed_from.resume_mode == "resume_path"
-                else self._checkpoint_folder()
-            )
-            for name in load_state(folder, self.run_state):
+            chosen = trainer.resume_mode == "resume_path"
+            for name in load_state(trainer.resume_from_path if chosen else self._checkpoint_folder(), self.run_state):
                 print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file) if self.selfplay.certify != "only" else ():
-            removed = file.cut_after(step)
-            if removed:
+            if removed := file.cut_after(step):
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
         if self.selfplay.certify != "only" and step < total:
-            write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
+            write_prompts(records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -234,15 +222,11 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
-        columns = tq.kv_batch_get(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            select_fields=["rollout_log_probs", "old_log_probs", "response_mask"],
-        ).to_padded_tensor(0)
-        if "rollout_log_probs" in columns:
-            metrics.update(
-                context_leak_metrics(columns["rollout_log_probs"], columns["old_log_probs"], columns["response_mask"])
-            )
+        fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        if "rollout_log_probs" in found:
+            columns = found.to_padded_tensor(0)
+            metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -331,9 +315,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-        columns = tq.kv_batch_get(
-            keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields", "role_ids"]
-        )
+        fields = ["extra_fields", "role_ids"]
+        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
