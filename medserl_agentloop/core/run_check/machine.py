@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -121,19 +121,12 @@ def _without_flash_attention(run: Run) -> Iterator[tuple[str, str]]:
         yield "a model", f"set +{ATTENTION}=sdpa, which needs memory for the square of a micro-batch's tokens."
     # verl/utils/model.py (load_valuehead_model) asks for it, whatever attn_implementation says.
     if CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP:
-        yield (
-            "every critic",
-            "choose an estimator without a critic, e.g. role_reinforce_pp, and critic.enable=False.",
-        )
+        yield "every critic", "choose an estimator without one, e.g. role_reinforce_pp, and critic.enable=False."
 
 
 def _installed(distribution: str) -> bool:
     # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
+    return any(distributions(name=distribution))
 
 
 def _data_files(run: Run) -> Iterator[str]:
