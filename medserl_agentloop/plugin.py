@@ -20,7 +20,7 @@ from hydra import compose
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.backends import cpu
+from medserl_agentloop import backends
 from medserl_agentloop.paths import resource
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
@@ -60,7 +60,7 @@ def register() -> None:
     check_verl_version(verl.__version__)
     try:
         register_resolvers()
-        cpu.register()
+        backends.register()
         if ray.is_initialized():  # a process of a run; anywhere else this import would cost seconds
             _register_for_training()
     except Exception as error:
@@ -104,7 +104,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             selfplay = check_run(config)
             if selfplay.context == "isolated":
                 check_models(config)
-            if self.platform == cpu.PLATFORM_NAME:
+            if self.platform == backends.PLATFORM_NAME:
                 check_sglang_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]
         except ConfigError as error:
@@ -158,7 +158,7 @@ def _choose_platform(name: str) -> None:
     from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
 
     os.environ["VERL_PLATFORM"] = name  # for Ray's processes
-    cpu.register()
+    backends.register()
     platform = PlatformRegistry.get(name)
     if platform is None:
         raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")

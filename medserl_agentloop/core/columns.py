@@ -34,11 +34,7 @@ def restart_positions(batch: KVBatchMeta) -> None:
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["context_lengths"])
     positions = []
     for (key, tag), lengths in zip(rows, columns["context_lengths"].unbind(), strict=True):
-        if int(lengths.sum()) != tag["seq_len"]:
-            raise RuntimeError(
-                f"game {key}: its contexts hold {int(lengths.sum())} tokens, its sequence {tag['seq_len']}; "
-                "the agent loop and the trajectory disagree"
-            )
+        assert int(lengths.sum()) == tag["seq_len"], f"game {key}: its contexts do not add up to its sequence"
         positions.append(restarted(lengths))
     tq.kv_batch_put(
         keys=keys,

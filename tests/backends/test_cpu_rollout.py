@@ -231,7 +231,7 @@ def test_pushed_weights_are_the_ones_that_answer(model_path: Path, model: Any) -
 
 
 def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from medserl_agentloop.backends.cpu import _register_rollout
+    from medserl_agentloop.backends import _register_rollout
 
     _register_rollout()
     _register_rollout()

@@ -17,7 +17,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
     _parse_rollout_rs_thresholds,
 )
 
-from medserl_agentloop.backends.cpu import PLATFORM_NAME
+from medserl_agentloop.backends import PLATFORM_NAME
 from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run

@@ -18,7 +18,7 @@ from verl.utils.import_utils import load_module
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.backends.cpu import PLATFORM_NAME, ROLLOUT_NAME
+from medserl_agentloop.backends import PLATFORM_NAME, ROLLOUT_NAME
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.paths import did_you_mean
