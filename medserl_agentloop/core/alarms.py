@@ -75,7 +75,6 @@ class Rule:
         setting: Field of :class:`Alarms` that holds its threshold.
         advice: What to look at first.
         games: Metric that counts what the number rests on; None where one token is enough.
-        role: Whose number it is; None if it is nobody's.
         above: Whether it fires above its limit, not below.
         limit: The limit, from the setting and the reference.
         compares: Whether it needs the reference: the mean of the number over the run's first steps.
@@ -87,7 +86,6 @@ class Rule:
     setting: str
     advice: str
     games: str | None = "selfplay/games"
-    role: str | None = None
     above: bool = True
     limit: Callable[[float, float], float] = lambda setting, reference: setting
     compares: bool = False
@@ -107,7 +105,6 @@ def _rules_of(role: str) -> Iterator[Rule]:
         setting="no_signal",
         advice="Raise rollout.n or the temperature, or give the rows of this role more variety.",
         games=own + "groups",
-        role=role,
     )
     longer = Rule(
         name=f"{role}_longer",
@@ -115,7 +112,6 @@ def _rules_of(role: str) -> Iterator[Rule]:
         setting="length_factor",
         advice=f"Look at truncation_rate and at what the {role} pads its turns with.",
         games=own + "turns",
-        role=role,
         limit=lambda factor, reference: reference * factor,
         compares=True,
     )
