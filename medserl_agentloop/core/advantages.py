@@ -149,22 +149,16 @@ class RoleTokens:
 
 @dataclass
 class BaselineState:
-    """Running mean reward of each role by kind, for ``role_rae``; saved in the checkpoint. One that is missing is 0.
-
-    States of other roles than ``roles`` are refused; empty for any.
-    """
+    """Running mean reward of each role by kind, for ``role_rae``; saved in the checkpoint. One that is missing is 0."""
 
     values: dict[str, dict[str, float]] = field(default_factory=dict)
-    roles: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """The baselines, as JSON can hold them."""
         return copy.deepcopy(self.values)
 
     def load_dict(self, values: dict[str, dict[str, float]]) -> None:
-        """Take up what :meth:`to_dict` gave; ValueError if it names a role that the game does not have."""
-        if unknown := [role for role in values if self.roles and role not in self.roles]:
-            raise ValueError(f"{unknown[0]!r} is no role of this game")
+        """Take up what :meth:`to_dict` gave."""
         self.values = {role: {kind: float(v) for kind, v in kinds.items()} for role, kinds in values.items()}
 
 

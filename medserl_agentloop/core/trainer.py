@@ -84,7 +84,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         if self.selfplay.context == "isolated":
             check_models(config)
         self.game = game_class(self.selfplay.game)
-        self.baselines = BaselineState(roles=self.game.roles)
+        self.baselines = BaselineState()
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
         self._said: set[str] = set()
