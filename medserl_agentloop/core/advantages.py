@@ -136,10 +136,9 @@ class RoleTokens:
         if self.how == "none":
             return signal
         result = torch.zeros_like(signal)
-        for part in self.alike(self.kinds) if self.how == "kind" else [list(range(len(self.lengths)))]:
-            chosen = torch.zeros(len(self.lengths), dtype=torch.bool)
-            chosen[part] = True
-            own = self.per_token(chosen)
+        every = torch.arange(len(self.lengths))
+        for part in self.alike(self.kinds) if self.how == "kind" else [every.tolist()]:
+            own = self.per_token(torch.isin(every, torch.tensor(part)))
             variance, mean = torch.var_mean(signal[own], correction=0)
             if variance > (RESOLUTION * mean).square():
                 std = 1.0 if self.how == "mean" else variance.clamp_min(VARIANCE_FLOOR).sqrt()

@@ -275,8 +275,6 @@ class HttpClient:
                 name = type(error).__name__
                 # Not "from error": what stands in a traceback is shown, too.
                 raise Unreachable(f"{name}: {self.shown(str(error))}".removesuffix(": "), name) from None
-        if status == 429 or status >= 500:
-            raise Unreachable(f"HTTP {status}")
         if not 200 <= status < 300:
             raise Refused(status, self.shown(body))
         try:
@@ -290,7 +288,7 @@ class HttpClient:
     ) -> tuple[int, bytes]:
         async with http.stream(method, self.url + path, content=content) as response:
             if response.status_code == 429 or response.status_code >= 500:
-                return response.status_code, b""
+                raise Unreachable(f"HTTP {response.status_code}")
             packing = response.headers.get("content-encoding", "identity").strip().lower()
             if packing != "identity":  # unpacking could make gigabytes of a few bytes
                 raise BadAnswer(f"the answer is packed, and nobody asked for that: {self.shown(packing)}")
@@ -358,12 +356,10 @@ class Credentials:
         """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes."""
         if isinstance(answer, str):
             return self._in_answers.sub("***", answer).encode(errors="replace").decode()
+        clean = self.taken_out_of_answer
         if isinstance(answer, list):
-            return [self.taken_out_of_answer(item) for item in answer]
-        if isinstance(answer, dict):
-            clean = self.taken_out_of_answer
-            return {clean(name): clean(value) for name, value in answer.items()}
-        return answer
+            return [clean(item) for item in answer]
+        return {clean(k): clean(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
 
 
 def _decoded(authorization: str) -> str:

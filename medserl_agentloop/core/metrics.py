@@ -94,7 +94,6 @@ def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) 
     if not games:
         return {}
     failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
-    failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
     metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
     decided = [result for result in won if result is not None]
     return finite({**metrics, "selfplay/opponent/trained_role_win_rate": share(decided)})
