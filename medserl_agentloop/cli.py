@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -31,13 +31,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold API keys
     help="Play games, look at runs, score predictions on MEDEC.",
 )
-app.command()(play)
-app.command()(probe)
-app.command()(evaluate)
-app.command()(score)
-app.command()(rescore)
-app.command()(replay)
-app.command()(tournament)
+for _command in (play, probe, evaluate, score, rescore, replay, tournament):
+    app.command()(_command)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")
 
@@ -45,7 +40,7 @@ app.add_typer(data_app, name="data")
 @app.command()
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
-    game: Annotated[Optional[int], typer.Option(help="Line of the file of the first game, from 1.")] = None,  # noqa: UP045
+    game: Annotated[int | None, typer.Option(help="Line of the file of the first game, from 1.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one game and end, as without a terminal.")] = False,
 ) -> None:
     """Walk through the games of a run; without a terminal, print one game and the first and last step's metrics."""
@@ -74,7 +69,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     figures: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
     ] = None,
 ) -> None:
@@ -96,9 +91,9 @@ def report(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="File .md or .html.")] = None,  # noqa: UP045
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File .md or .html.")] = None,
     metric: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(help="Metric to follow by step, e.g. actor/entropy; may be repeated."),
     ] = None,
 ) -> None:
@@ -130,11 +125,11 @@ def attacks(
     sheet: Annotated[int, typer.Option(min=0, help="Most pairs of notes in the sheet for clinicians.")] = 40,
     seed: Annotated[int, typer.Option(help="Of their choice and order.")] = 0,
     judge: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Ask this judge again: http, llm, oracle, or package.module:Class."),
     ] = None,
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
     ] = None,
 ) -> None:
@@ -174,7 +169,7 @@ def export(
         Literal["inspect", "dataset"],
         typer.Option(help="A log for Inspect's viewer, or a Hugging Face dataset folder."),
     ],
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="The log, or the folder.")] = None,  # noqa: UP045
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The log, or the folder.")] = None,
 ) -> None:
     """Write the games of a run for another tool."""
     from medserl_agentloop.report.export import export_run
@@ -197,7 +192,7 @@ def wandb_workspace(
 @app.command(context_settings={"ignore_unknown_options": True})
 def certify(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, e.g. quickstart.")],
-    overrides: Annotated[Optional[list[str]], typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,  # noqa: UP045
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
 ) -> None:
     """Measure isolation, credit and loss of a run on its own workers, without training."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *(overrides or [])]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,11 @@ from hydra import compose
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.backends import cpu
+from medserl_agentloop import backends
 from medserl_agentloop.paths import resource
 
-VERL_VERSION = "0.9.1"
+VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 _ANNOUNCED = "MEDSERL_ANNOUNCED"  # inherited by Ray's processes, so that one run says it once
-
-
-def package_version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return version("medserl-agentloop")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def check_verl_version(found: str) -> None:
@@ -41,7 +34,7 @@ def check_verl_version(found: str) -> None:
     """
     if found != VERL_VERSION:
         raise SystemExit(
-            f"medserl-agentloop {package_version()} needs verl {VERL_VERSION}, but verl {found} is installed. "
+            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {found} is installed. "
             f"Run: pip install 'verl=={VERL_VERSION}'"
         )
 
@@ -53,13 +46,13 @@ def register_resolvers() -> None:
     ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in;
     ``${medserl_needs_critic:ESTIMATOR}`` says whether an advantage estimator reads a critic's values.
     """
-    OmegaConf.register_new_resolver("medserl", lambda name: str(resource(name)), replace=True)
-    OmegaConf.register_new_resolver("medserl_folder", _folder_of, replace=True)
-    OmegaConf.register_new_resolver("medserl_needs_critic", lambda name: name in ("gae", "role_gae"), replace=True)
-
-
-def _folder_of(files: Any) -> str:
-    return Path(files if isinstance(files, str) else files[0]).resolve().parent.name
+    resolvers: dict[str, Callable[..., Any]] = {
+        "medserl": lambda name: str(resource(name)),
+        "medserl_folder": lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name,
+        "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
+    }
+    for name, resolver in resolvers.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def register() -> None:
@@ -67,19 +60,15 @@ def register() -> None:
     check_verl_version(verl.__version__)
     try:
         register_resolvers()
-        cpu.register()
+        backends.register()
         if ray.is_initialized():  # a process of a run; anywhere else this import would cost seconds
             _register_for_training()
     except Exception as error:
-        print(
-            f"[medserl] the plugin failed to load, self-play cannot run: {error!r}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"[medserl] the plugin failed to load, self-play cannot run: {error!r}", file=sys.stderr, flush=True)
         raise
     if _ANNOUNCED not in os.environ:
         os.environ[_ANNOUNCED] = "1"
-        print(f"[medserl] medserl-agentloop {package_version()} loaded into verl {verl.__version__}", flush=True)
+        print(f"[medserl] medserl-agentloop {VERSION} loaded into verl {verl.__version__}", flush=True)
 
 
 def _register_for_training() -> None:
@@ -115,7 +104,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             selfplay = check_run(config)
             if selfplay.context == "isolated":
                 check_models(config)
-            if self.platform == cpu.PLATFORM_NAME:
+            if self.platform == backends.PLATFORM_NAME:
                 check_sglang_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]
         except ConfigError as error:
@@ -169,7 +158,7 @@ def _choose_platform(name: str) -> None:
     from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
 
     os.environ["VERL_PLATFORM"] = name  # for Ray's processes
-    cpu.register()
+    backends.register()
     platform = PlatformRegistry.get(name)
     if platform is None:
         raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")

@@ -90,7 +90,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
             {"trainer__v1__sampler__custom_sampler__path": None},
             "Set trainer.v1.sampler.custom_sampler.path=pkg://medserl_agentloop.core.replay_buffer and .name=Self",
         ),
-        ({"trainer__v1__sampler__sync_refill_failed_groups": True}, "does nothing: verl does not pass it to custom"),
+        ({"trainer__v1__sampler__sync_refill_failed_groups": True}, "verl does not pass it to custom"),
         *(
             (
                 {

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 }
 """Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function."""
 
-ANYWHERE = {"paths", "intervals", "command_line"}
+ANYWHERE = {"paths", "command_line"}
 
 EXCEPT = {("medserl_agentloop.games.medical.interaction", "medserl_agentloop.scoring.validation")}
 """The interaction is where the medical game is put together, its official scores included."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medserl_agentloop.intervals import wilson_interval
+from medserl_agentloop.core.metrics import wilson_interval
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "learning.md"

@@ -1,4 +1,47 @@
 """Where a run executes when there is no accelerator: verl's platform, engine and rollout for the CPU.
 
-``cpu.register`` is called by the plugin in every process; nothing here is active unless chosen.
+The plugin calls :func:`register` in every process at ``import verl``. What becomes active is decided by the environment
+alone, so a GPU cluster with this package installed behaves as if the backend did not exist.
 """
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from medserl_agentloop.backends import sglang_cpu
+
+ROLLOUT_NAME = "cpu_hf"
+PLATFORM_NAME = "cpu"
+
+
+def register() -> None:
+    """Make ``VERL_PLATFORM=cpu`` and ``actor_rollout_ref.rollout.name=cpu_hf`` known to verl. Idempotent.
+
+    The platform is always registered; that is cheap, and it never answers auto-detection. Engines and
+    rollout are registered only where ``VERL_PLATFORM=cpu`` is set: verl's engine registry wants the
+    class itself, and importing it costs about a second per process.
+    """
+    # Modules are imported by name, not `from`-imported: each registers itself while it is first executed,
+    # so a second call is free, and a module that is half-way through its own import is not touched.
+    importlib.import_module("medserl_agentloop.backends.cpu_platform")
+    sglang_cpu.register()
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
+        return
+    importlib.import_module("medserl_agentloop.backends.cpu_engine")
+    _register_rollout()
+
+
+def _register_rollout() -> None:
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
+    _ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "medserl_agentloop.backends.cpu_rollout.ServerAdapter"
+    RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
+
+
+def _load_replica() -> type:
+    from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica
+
+    return CpuRolloutReplica

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -48,41 +47,19 @@ class _CpuDeviceModule(types.ModuleType):
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
 
-    @staticmethod
-    def get_rng_state(device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def manual_seed(seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-
-_DEVICE_MODULE = _CpuDeviceModule("torch_cpu_for_verl")
+    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
     """verl on a CPU. Chosen with ``VERL_PLATFORM=cpu`` and in no other way."""
 
+    device_name = vendor_name = "cpu"
+    device_module = _CpuDeviceModule("torch_cpu_for_verl")
     set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
-
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
-    def device_module(self) -> types.ModuleType:
-        return _DEVICE_MODULE
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    nvtx_range = staticmethod(nullcontext)
 
     def is_available(self) -> bool:
         return True
@@ -97,11 +74,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
     def device_count(self) -> int:
         return 1
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -121,10 +93,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     def visible_devices_envvar(self) -> str:
         # Ray sets this one for the logical GPUs that ray_resource_name() asks for.
         return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
 
     def ray_resource_name(self) -> str:
         # verl's ResourcePoolManager counts only "GPU" and "NPU"; Ray lets a node without accelerators

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ from medserl_agentloop.core.config import ROLE_ADAPTERS
 
 logger = logging.getLogger(__name__)
 
-NamedWeights = Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]]
+NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
 # How long the first request of a batch waits for the others that verl's agent loops send at the same time.
 GATHER_S = 0.01
@@ -131,28 +131,17 @@ class CpuRolloutServer:
 
     def _token_budget(self, request_id: str, prompt_length: int, params: dict[str, Any]) -> int:
         """Take the budget out of ``params``; without one it is verl's default for servers."""
-        if prompt_length == 0:
-            raise ValueError(f"request {request_id} has an empty prompt")
         limits = [params.pop(name, None) for name in ("max_new_tokens", "max_tokens")]
-        budget = next((limit for limit in limits if limit is not None), None)
-        origin = "max_tokens"
-        if budget is None:
-            response_length = self.config.response_length
-            total = self.config.prompt_length + response_length
-            budget = min(response_length, total - prompt_length)
-            origin = f"min(rollout.response_length {response_length}, prompt and response {total} - prompt)"
-        if budget <= 0:
+        response_length = self.config.response_length
+        default = min(response_length, self.config.prompt_length + response_length - prompt_length)
+        budget = int(next((limit for limit in limits if limit is not None), default))
+        if prompt_length == 0 or budget <= 0 or prompt_length + budget > self.context_length:
             raise ValueError(
-                f"request {request_id} has a token budget of {budget} ({origin}) after a prompt of "
-                f"{prompt_length} tokens; at least 1 is needed"
+                f"request {request_id} has {prompt_length} prompt tokens and a budget of {budget} new ones. Both must "
+                f"be at least 1, and the model's context holds {self.context_length}: shorten the prompt, or change "
+                "max_tokens or actor_rollout_ref.rollout.response_length"
             )
-        if prompt_length + budget > self.context_length:
-            raise ValueError(
-                f"request {request_id} needs {prompt_length} prompt tokens + {budget} new tokens ({origin}) "
-                f"= {prompt_length + budget}, and the model's context holds {self.context_length}: "
-                "shorten the prompt, or lower max_tokens or actor_rollout_ref.rollout.response_length"
-            )
-        return int(budget)
+        return budget
 
     def _generator_for(self, prompt: tuple[int, ...]) -> torch.Generator:
         # The step is part of the seed so that a resumed run draws what the uninterrupted one would have.
@@ -224,7 +213,16 @@ class CpuRolloutServer:
             ValueError: Names or shapes do not match the model; nothing was loaded.
         """
         own = self.model.state_dict()
-        _check_weights(own, state)
+        # Tied weights have two names for one tensor, and either name is enough.
+        pushed = {own[name].data_ptr() for name in state if name in own}
+        missing = sorted(name for name in own if own[name].data_ptr() not in pushed)
+        unfit = sorted(name for name in state if name not in own or state[name].shape != own[name].shape)
+        if missing or unfit:
+            raise ValueError(
+                f"the pushed weights do not fit the rollout model: missing are {missing[:3]}, unexpected or of another "
+                f"shape {unfit[:3]}. Trainer and rollout must build the same architecture from "
+                "actor_rollout_ref.model.path"
+            )
         async with self._model_lock:
             with torch.no_grad():
                 for name, tensor in state.items():
@@ -238,24 +236,6 @@ class CpuRolloutServer:
 
     wake_up = sleep = abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
-
-
-def _check_weights(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    unexpected = sorted(set(state) - set(own))
-    pushed = {own[name].data_ptr() for name in state if name in own}
-    # Tied weights have two names for one tensor, and either name is enough.
-    missing = sorted(name for name in own if name not in state and own[name].data_ptr() not in pushed)
-    misshapen = sorted(n for n in state if n in own and state[n].shape != own[n].shape)
-    problems = [
-        f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for kind, names in (("unexpected", unexpected), ("missing", missing), ("of another shape", misshapen))
-        if names
-    ]
-    if problems:
-        raise ValueError(
-            f"the pushed weights do not fit the rollout model: {'; '.join(problems)}. Trainer and rollout "
-            "must build the same architecture from actor_rollout_ref.model.path"
-        )
 
 
 class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
@@ -308,20 +288,18 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """Collect ``weights`` and load them into this rank's server."""
         server, adapters = ray.get_actor(server_name(self.replica_rank)), kwargs.get("peft_config")
         if adapters is not None and kwargs.get("base_sync_done") is False:  # the base comes first, and alone
-            state = await full_weights(self.config.name, weights, wire_format, None)
+            state = full_weights(self.config.name, weights, wire_format, None)
             base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
             await server.update_weights.remote(base, global_steps)
         elif adapters is not None and ROLE_ADAPTERS in adapters:
-            state = await full_weights(self.config.name, weights, wire_format, None)
+            state = full_weights(self.config.name, weights, wire_format, None)
             await server.update_adapters.remote(state, adapters, global_steps)
         else:
-            state = await full_weights(self.config.name, weights, wire_format, adapters)
+            state = full_weights(self.config.name, weights, wire_format, adapters)
             await server.update_weights.remote(state, global_steps)
 
 
-async def full_weights(
-    rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any
-) -> dict[str, torch.Tensor]:
+def full_weights(rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any) -> dict[str, torch.Tensor]:
     """Gather what verl pushes to ``rollout`` as whole tensors in host memory, each with a storage of its own.
 
     Every training rank must do it: there is a collective inside the iterator (``full_tensor()``).
@@ -339,17 +317,6 @@ async def full_weights(
             f"rollout {rollout} loads full weights and got a LoRA adapter: "
             "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
         )
-    state: dict[str, torch.Tensor] = {}
-
-    def keep(name: str, tensor: torch.Tensor) -> None:
-        # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
-        # safetensors refuses to write twice (tied weights).
-        state[name] = tensor.detach().cpu().contiguous().clone()
-
-    if isinstance(weights, AsyncIterable):
-        async for name, tensor in weights:
-            keep(name, tensor)
-    else:
-        for name, tensor in weights:
-            keep(name, tensor)
-    return state
+    # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
+    # safetensors refuses to write twice (tied weights).
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}

@@ -12,6 +12,12 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 # Parameters that other servers know and this one does not, with the values at which they change nothing.
 _NEUTRAL_VALUES = {
@@ -179,13 +185,10 @@ def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> tor
     """
     if settings.temperature == 0:
         return logits.log_softmax(-1)
-    logits = logits / settings.temperature
-    if 0 < settings.top_k < logits.shape[-1]:
-        kth_largest = logits.topk(settings.top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])
+    if settings.top_k > 0:
+        warpers.append(TopKLogitsWarper(settings.top_k))
     if settings.top_p < 1:
-        probs, order = logits.softmax(-1).sort(-1, descending=True)
-        outside = probs.cumsum(-1) - probs >= settings.top_p
-        outside[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
-    return logits.log_softmax(-1)
+        warpers.append(TopPLogitsWarper(settings.top_p))
+    processed: torch.Tensor = warpers(None, logits)
+    return processed.log_softmax(-1)

@@ -13,8 +13,9 @@ A role without tokens in a batch gets no advantage, no metric and no update of s
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,24 +70,12 @@ class RoleBatch:
     gamma: float = 1.0
     lam: float = 1.0
 
-    def __post_init__(self) -> None:
-        shape = self.rewards.shape
-        if len(shape) != 2:
-            raise ValueError(f"rewards have shape {tuple(shape)}; expected (rows, tokens)")
-        for name in ("mask", "role_ids", "values", "conversations"):
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.shape != shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, rewards have {tuple(shape)}")
-        for name in ("groups", "kinds"):
-            if len(getattr(self, name)) != shape[0]:
-                raise ValueError(f"{len(getattr(self, name))} {name} for {shape[0]} rows")
-
 
 class RoleTokens:
     """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C`` conversations.
 
     Attributes:
-        places: (n,) where the tokens stand in a flattened column (B, T), conversation after conversation.
+        where: (B, T) whether a token is one of them. They are read conversation after conversation.
         lengths: Number of tokens of each conversation.
         rewards: (n,) float64.
         earned: (C,) float64: each conversation's rewards, summed.
@@ -96,27 +85,20 @@ class RoleTokens:
     """
 
     def __init__(self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization) -> None:
-        self.batch, self.role, self.how = batch, role, how
-        self.places = where.flatten().nonzero()[:, 0]
-        numbers, of_a_row = self.places // where.shape[1], 1
-        if batch.conversations is not None:
-            of_a_row = int(batch.conversations.max()) + 1
-            numbers = numbers * of_a_row + batch.conversations[where]
-        found, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        self.batch, self.where, self.role, self.how = batch, where, role, how
+        number = torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
+        owners = torch.stack([where.nonzero()[:, 0], number[where]])  # (2, n) each token's row and conversation
+        found, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
         self.lengths: list[int] = lengths.tolist()
-        self.rewards = self.read(batch.rewards)
+        self.rewards = batch.rewards[where].double()
         self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
-        games = (found // of_a_row).tolist()
+        games = found[0].tolist()
         self.groups = [batch.groups[game] for game in games]
         # In the certificate's batch every game has one, and its claim on credit is about whole prompt groups then.
         if role in batch.repeated_roles and len(set(games)) < len(games):
             self.groups = [f"{batch.groups[game]}/{game}" for game in games]
         self.kinds = [batch.kinds[game] for game in games]
         self.metrics: dict[str, float] = {}
-
-    def read(self, column: torch.Tensor) -> torch.Tensor:
-        """The tokens' values (n,) float64 in a column (B, T)."""
-        return column.flatten()[self.places].double()
 
     def per_token(self, of_conversations: torch.Tensor) -> torch.Tensor:
         """(C,) -> (n,)."""
@@ -154,10 +136,9 @@ class RoleTokens:
         if self.how == "none":
             return signal
         result = torch.zeros_like(signal)
-        for part in self.alike(self.kinds) if self.how == "kind" else [list(range(len(self.lengths)))]:
-            chosen = torch.zeros(len(self.lengths), dtype=torch.bool)
-            chosen[part] = True
-            own = self.per_token(chosen)
+        every = torch.arange(len(self.lengths))
+        for part in self.alike(self.kinds) if self.how == "kind" else [every.tolist()]:
+            own = self.per_token(torch.isin(every, torch.tensor(part)))
             variance, mean = torch.var_mean(signal[own], correction=0)
             if variance > (RESOLUTION * mean).square():
                 std = 1.0 if self.how == "mean" else variance.clamp_min(VARIANCE_FLOOR).sqrt()
@@ -167,32 +148,17 @@ class RoleTokens:
 
 @dataclass
 class BaselineState:
-    """Running mean reward per role and kind, for ``role_rae``; saved in the checkpoint.
+    """Running mean reward of each role by kind, for ``role_rae``; saved in the checkpoint. One that is missing is 0."""
 
-    Attributes:
-        values: Baseline by (role, kind); one that is missing is 0.
-        roles: The game's roles; states of others are refused. Empty for any.
-    """
-
-    values: dict[tuple[str, str], float] = field(default_factory=dict)
-    roles: Sequence[str] = ()
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """The baselines as JSON can hold them: by role, then by kind."""
-        nested: dict[str, dict[str, float]] = {}
-        for (role, kind), value in self.values.items():
-            nested.setdefault(role, {})[kind] = value
-        return nested
+        """The baselines, as JSON can hold them."""
+        return copy.deepcopy(self.values)
 
-    def load_dict(self, nested: Mapping[str, Mapping[str, float]]) -> None:
-        """Take up what :meth:`to_dict` wrote.
-
-        Raises:
-            ValueError: It names a role that the game does not have.
-        """
-        if unknown := [role for role in nested if self.roles and role not in self.roles]:
-            raise ValueError(f"{unknown[0]!r} is no role of this game")
-        self.values = {(role, kind): float(v) for role, per in nested.items() for kind, v in per.items()}
+    def load_dict(self, values: dict[str, dict[str, float]]) -> None:
+        """Take up what :meth:`to_dict` gave."""
+        self.values = {role: {kind: float(v) for kind, v in kinds.items()} for role, kinds in values.items()}
 
 
 @dataclass
@@ -232,8 +198,8 @@ def _role_estimator(credit: Callable[[RoleTokens, CreditSettings, BaselineState]
             tokens = RoleTokens(batch, where, role, settings.normalization(name, role))
             advantages, returns = credit(tokens, settings, baselines)
             weighted = advantages * settings.weight(role)
-            result.advantages.view(-1)[tokens.places] = weighted.float()
-            result.returns.view(-1)[tokens.places] = (weighted if returns is None else returns).float()
+            result.advantages[where] = weighted.float()
+            result.returns[where] = (weighted if returns is None else returns).float()
             result.metrics |= {f"selfplay/{role}/{metric}": value for metric, value in tokens.metrics.items()}
         return result
 
@@ -332,14 +298,15 @@ def role_rae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineSt
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
     """
+    known = baselines.values.setdefault(tokens.role, {})
     advantages = torch.zeros_like(tokens.earned)
     for games in tokens.alike(tokens.kinds):
         kind, earned = tokens.kinds[games[0]], tokens.earned[games]
-        baseline = baselines.values.get((tokens.role, kind), 0.0)
+        baseline = known.get(kind, 0.0)
         advantages[games] = earned - baseline
         # Added to the old value, so that a baseline that equals all rewards stays where it is.
         mean = math.fsum(earned.tolist()) / len(games)
-        baselines.values[tokens.role, kind] = baseline + (1 - settings.rae_decay ** len(games)) * (mean - baseline)
+        known[kind] = baseline + (1 - settings.rae_decay ** len(games)) * (mean - baseline)
         tokens.metrics[f"baseline/{kind}"] = baseline
     return tokens.normalized(tokens.per_token(advantages)), None
 
@@ -365,7 +332,7 @@ def role_gae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineSt
     batch = tokens.batch
     if batch.values is None:
         raise ValueError("role_gae needs the values of a critic: set critic.enable=True")
-    values = tokens.read(batch.values)
+    values = batch.values[tokens.where].double()
     following = values.roll(-1)
     following[torch.tensor(tokens.lengths).cumsum(0) - 1] = 0.0
     delta = tokens.rewards + batch.gamma * following - values

@@ -142,34 +142,33 @@ class _Seats:
         budget = self._budget(turn, prompt)
         if budget < 1:
             raise NoReplyError(f"no room for the {turn.role}'s turn")
-        adapter = self._bench.adapters.get(turn.role)
-        with simple_timer("generate_sequences", self.timing):
-            output = await self._generate(
-                [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)] + prompt.ids,
-                {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
-                | ({"adapter": adapter} if adapter else {}),
-            )
-        if output is None:
-            raise NoReplyError(f"{turn.role}: generation timed out after {self._bench.config.turn_timeout_s} s")
+        said_before = [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
+        sampling_params = {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
+        if turn.role in self._bench.adapters:
+            sampling_params["adapter"] = self._bench.adapters[turn.role]
+        generation = self._server.generate(
+            request_id=uuid4().hex, prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
+        )
+        limit = self._bench.config.turn_timeout_s
+        try:
+            with simple_timer("generate_sequences", self.timing):
+                output: TokenOutput = await asyncio.wait_for(generation, limit)
+        except asyncio.TimeoutError:
+            raise NoReplyError(f"{turn.role}: generation timed out after {limit} s") from None
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         complete = len(log_probs) == len(ids)
         trajectory.turns.append(
             TrajectoryTurn(turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number)
         )
-        self.versions += [version for version in _versions(output) if version is not None]
+        # Weight versions that the turn was generated with, first and last.
+        version = output.extra_fields.get("global_steps")
+        versions = [output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max")]
+        self.versions += [found for found in versions if found is not None]
         if output.stop_reason in _ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if self._asks_log_probs and not complete:
             raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
         return Reply(self._decode(ids, turn), len(ids), self._was_cut(output, budget), prompt.prefill)
-
-    async def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput | None:
-        """One turn; None if it takes longer than ``selfplay.turn_timeout_s``."""
-        turn = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params)
-        try:
-            return await asyncio.wait_for(turn, self._bench.config.turn_timeout_s)
-        except asyncio.TimeoutError:
-            return None
 
     async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """A turn of the opponent's, of which nothing but its text enters the game.
@@ -209,10 +208,3 @@ class _Seats:
         if output.stop_reason in ("length", "stop"):
             return bool(output.stop_reason == "length")
         return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._tokenizer.eos_token_id)
-
-
-def _versions(output: TokenOutput) -> tuple[int | None, int | None]:
-    """Weight versions a turn was generated with, first and last."""
-    extra = output.extra_fields
-    version = extra.get("global_steps")
-    return extra.get("min_global_steps", version), extra.get("max_global_steps", version)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 METRIC_PREFIX = "selfplay/alarm/"
+
+
+Share = Annotated[float | None, Field(gt=0.0, lt=1.0)]
+Factor = Annotated[float | None, Field(gt=1.0)]
 
 
 class Alarms(BaseModel):
@@ -34,38 +39,28 @@ class Alarms(BaseModel):
     reference_steps: int = Field(
         default=5, ge=1, description="First steps of the run that lengths and self-similarity are compared with."
     )
-    no_signal: float | None = Field(
+    no_signal: Share = Field(
         default=0.8,
-        gt=0.0,
-        lt=1.0,
         description="Share of prompt groups whose rewards are all equal. They give group estimators no gradient; "
         "up to half of them is usual in the quickstart.",
     )
-    voids: float | None = Field(
-        default=0.15, gt=0.0, lt=1.0, description="Share of games without a result. They cost time and bias the rest."
-    )
-    length_factor: float | None = Field(
+    voids: Share = Field(default=0.15, description="Share of games without a result. They cost time and bias the rest.")
+    length_factor: Factor = Field(
         default=2.0,
-        gt=1.0,
         description="Mean tokens of a role's turn against the run's first steps, this many times more or fewer.",
     )
-    probs_diff: float | None = Field(
+    probs_diff: Share = Field(
         default=0.05,
-        gt=0.0,
-        lt=1.0,
         description="training/rollout_probs_diff_mean: the mean, because the largest difference over half a million "
         "tokens in bf16 says nothing. One implementation measures 1e-6 in fp32 and 5e-4 in bf16.",
     )
-    context_leak: float | None = Field(
+    context_leak: Factor = Field(
         default=5.0,
-        gt=1.0,
         description="How many times further rollout and actor are apart in later contexts than in the first. 1 in the "
         "quickstart, in fp32 and bf16; 200 and more where the contexts leak.",
     )
-    lost_games: float | None = Field(
+    lost_games: Annotated[float | None, Field(ge=0.0, lt=1.0)] = Field(
         default=0.02,
-        ge=0.0,
-        lt=1.0,
         description="Share of games whose worker crashed. It should be none; those that crash may be of one kind.",
     )
 
@@ -80,7 +75,6 @@ class Rule:
         setting: Field of :class:`Alarms` that holds its threshold.
         advice: What to look at first.
         games: Metric that counts what the number rests on; None where one token is enough.
-        role: Whose number it is; None if it is nobody's.
         above: Whether it fires above its limit, not below.
         limit: The limit, from the setting and the reference.
         compares: Whether it needs the reference: the mean of the number over the run's first steps.
@@ -92,7 +86,6 @@ class Rule:
     setting: str
     advice: str
     games: str | None = "selfplay/games"
-    role: str | None = None
     above: bool = True
     limit: Callable[[float, float], float] = lambda setting, reference: setting
     compares: bool = False
@@ -112,28 +105,23 @@ def _rules_of(role: str) -> Iterator[Rule]:
         setting="no_signal",
         advice="Raise rollout.n or the temperature, or give the rows of this role more variety.",
         games=own + "groups",
-        role=role,
     )
-    length: dict[str, Any] = {
-        "metric": own + "tokens",
-        "setting": "length_factor",
-        "games": own + "turns",
-        "role": role,
-    }
-    yield Rule(
+    longer = Rule(
         name=f"{role}_longer",
-        **length,
+        metric=own + "tokens",
+        setting="length_factor",
         advice=f"Look at truncation_rate and at what the {role} pads its turns with.",
+        games=own + "turns",
         limit=lambda factor, reference: reference * factor,
         compares=True,
     )
-    yield Rule(
+    yield longer
+    yield replace(
+        longer,
         name=f"{role}_shorter",
-        **length,
         advice=f"Read a few games: a {role} that stops reasoning often collapses next.",
         above=False,
         limit=lambda factor, reference: reference / factor,
-        compares=True,
     )
 
 
@@ -213,23 +201,14 @@ def stop_message(alarms: tuple[Alarm, ...], step: int) -> str:
     )
 
 
-class _Reference(BaseModel):
-    """Sum of a number over the run's first steps, and how many there were."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    total: float = Field(default=0.0, allow_inf_nan=False)
-    steps: int = Field(default=0, ge=0)
-
-
 class _State(BaseModel):
-    """By alarm: steps in a row beyond its limit and, of those that are on, within it. By metric: its reference."""
+    """By alarm: steps in a row beyond its limit and, of those that are on, within it. By metric: its first values."""
 
     model_config = ConfigDict(extra="forbid")
 
     streaks: dict[str, int] = {}
     calm: dict[str, int] = {}
-    references: dict[str, _Reference] = {}
+    references: dict[str, list[float]] = {}
 
 
 class HealthMonitor:
@@ -247,24 +226,15 @@ class HealthMonitor:
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
         """Take in the metrics of one step."""
-        references = self._known_references()
         firing: list[Alarm] = []
         lines: list[str] = []
-        learned: set[str] = set()
+        learning = self._learn(metrics)
         for rule in self._rules:
-            setting = getattr(self._thresholds, rule.setting)
-            value = metrics.get(rule.metric, math.nan)
-            rests_on = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
-            if setting is None or not math.isfinite(value) or rests_on < self._thresholds.min_games:
+            if not self._can_tell(rule, metrics) or (rule.compares and rule.metric in learning):
                 continue
-            if rule.compares and rule.metric not in references:
-                if rule.metric not in learned:  # several rules may share a number
-                    learned.add(rule.metric)
-                    reference = self._state.references.setdefault(rule.metric, _Reference())
-                    reference.total += value
-                    reference.steps += 1
-                continue
-            limit = rule.limit(setting, references.get(rule.metric, math.nan))
+            value = metrics[rule.metric]
+            reference = fmean(self._state.references[rule.metric]) if rule.compares else math.nan
+            limit = rule.limit(getattr(self._thresholds, rule.setting), reference)
             streak = self._state.streaks.pop(rule.name, 0)
             on = rule.name in self._state.calm
             if value > limit if rule.above else value < limit:
@@ -281,6 +251,20 @@ class HealthMonitor:
                     lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
         return HealthReport(tuple(firing), tuple(lines))
 
+    def _can_tell(self, rule: Rule, metrics: Mapping[str, float]) -> bool:
+        games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
+        known = math.isfinite(metrics.get(rule.metric, math.nan)) and games >= self._thresholds.min_games
+        return known and getattr(self._thresholds, rule.setting) is not None
+
+    def _learn(self, metrics: Mapping[str, float]) -> set[str]:
+        """The numbers that this step still adds to the reference, which several rules may share."""
+        compared = {rule.metric for rule in self._rules if rule.compares and self._can_tell(rule, metrics)}
+        references = self._state.references
+        learning = {name for name in compared if len(references.get(name, ())) < self._thresholds.reference_steps}
+        for name in learning:
+            references.setdefault(name, []).append(metrics[name])
+        return learning
+
     def to_dict(self) -> dict[str, Any]:
         """The state between two steps for the checkpoint, JSON-able."""
         return self._state.model_dump()
@@ -288,10 +272,3 @@ class HealthMonitor:
     def load_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
         self._state = _State.model_validate(dict(state))
-
-    def _known_references(self) -> dict[str, float]:
-        return {
-            metric: reference.total / reference.steps
-            for metric, reference in self._state.references.items()
-            if reference.steps >= self._thresholds.reference_steps
-        }

@@ -158,11 +158,20 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
             write_token_roles(batch)
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
-        log_probs, metrics = _actor_pass(trainer, columns, measured)
+        workers, compute_log_prob = trainer.actor_rollout_wg, trainer.actor_rollout_wg.compute_log_prob
+        workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), measured))
+        try:
+            log_probs, metrics = _pass(trainer, columns, compute_log_prob, "log_probs", compute_loss=True)
+        finally:
+            workers.set_loss_fn(partial(selfplay_loss, trainer.actor_config()))
         if trainer.selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:
-                measures.append(isolation("reference", _reference_pass(trainer, columns), games))
+                compute, flags = compute_log_prob, {"no_lora_adapter": True}
+                if not trainer.ref_in_actor:
+                    compute, flags = trainer.ref_policy_wg.compute_ref_log_prob, {}
+                reference, _ = _pass(trainer, columns, compute, "log_probs", compute_loss=False, **flags)
+                measures.append(isolation("reference", reference, games))
             if trainer.use_critic:
                 values, _ = _pass(trainer, columns, trainer.critic_wg.infer_batch, "values", compute_loss=False)
                 measures.append(isolation("critic", values, games))
@@ -182,25 +191,27 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
     """A record, and the pairs of opening turns of ``count`` of the shortest rows, repeated if there are too few."""
     rows = list(zip(dataset.dataframe["prompt"], dataset.dataframe["extra_info"], strict=True))
     rows.sort(key=lambda row: (len(str(row[0])), str(row[0])))
-    samples = [_pair(interaction.sample_turns(facts)) for _, facts in rows[: 8 * count]]
-    distinct = {str(turns): turns for turns in samples if len(turns) == 2}
-    if not distinct:
+    pairs: dict[str, list[Turn]] = {}
+    for _, facts in rows[: 8 * count]:
+        turns = interaction.sample_turns(facts)
+        # Beside the first turn stands the first of another role, or else the next one.
+        others = [turn for turn in turns if turn.role != turns[0].role] or turns[1:]
+        if others:
+            pairs[str([turns[0], others[0]])] = [turns[0], others[0]]
+    if not pairs:
         raise CertificateError(
             f"{type(interaction).__name__}.sample_turns gives fewer than two conversations, so that nothing can be "
             "measured. Have it return the opening turns of two."
         )
-    chosen = list(distinct.values())[:count]
+    chosen = list(pairs.values())[:count]
     return interaction.new_game(rows[0][1]).record, (chosen * count)[:count]
 
 
-def _pair(turns: Sequence[Turn]) -> list[Turn]:
-    """The first turn and, of the later ones, the first of another role, or else the next one."""
-    others = [turn for turn in turns[1:] if turn.role != turns[0].role]
-    return [*turns[:1], *(others or turns[1:])[:1]]
+def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperature: float, **flags: Any) -> Any:
+    """What verl's workers answer to a batch, a game's three forms in one micro-batch.
 
-
-def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
-    """The batch of a forward pass, as verl's workers want it; a game's three forms share a micro-batch."""
+    They raise for models with positions of several dimensions (MRoPE).
+    """
     names = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids")
     batch = columns.select(*names, *(name for name in (TOKEN_ROLES,) if name in columns)).clone()
     tensordict_utils.assign_non_tensor(
@@ -209,12 +220,8 @@ def forward_batch(columns: TensorDict, temperature: float) -> TensorDict:
         temperature=temperature,
         global_batch_size=len(batch),
         micro_batch_size_per_gpu=len(FORMS),
+        **flags,
     )
-    return batch
-
-
-def forward(compute: Callable[[TensorDict], Any], batch: TensorDict) -> Any:
-    """What workers answer to a batch. They raise for models with positions of several dimensions (MRoPE)."""
     try:
         output = compute(batch)
         return output.get() if hasattr(output, "futures") else output
@@ -226,33 +233,12 @@ def forward(compute: Callable[[TensorDict], Any], batch: TensorDict) -> Any:
         ) from error
 
 
-Pass = tuple[Sequence[torch.Tensor], Mapping[str, Any]]
-"""A forward pass: a column of each row's response, and the metrics of the workers' loss."""
-
-
-def _pass(trainer: Any, columns: TensorDict, compute: Callable[[TensorDict], Any], column: str, **flags: Any) -> Pass:
-    batch = forward_batch(columns, trainer.config.actor_rollout_ref.rollout.temperature)
-    tensordict_utils.assign_non_tensor(batch, **flags)
-    output = forward(compute, batch)
+def _pass(
+    trainer: Any, columns: TensorDict, compute: Callable[[TensorDict], Any], column: str, **flags: Any
+) -> tuple[Sequence[torch.Tensor], Mapping[str, Any]]:
+    """A column of each row's response, and the metrics of the workers' loss."""
+    output = forward(compute, columns, trainer.config.actor_rollout_ref.rollout.temperature, **flags)
     return response_from_nested(output[column], columns["response_mask"]).unbind(), output["metrics"]
-
-
-def _actor_pass(trainer: Any, columns: TensorDict, roles: Mapping[str, int]) -> Pass:
-    """Log-probs of all rows, and the metrics of ``probe_loss`` from the same pass."""
-    workers = trainer.actor_rollout_wg
-    workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), roles))
-    try:
-        return _pass(trainer, columns, workers.compute_log_prob, "log_probs", compute_loss=True)
-    finally:
-        workers.set_loss_fn(partial(selfplay_loss, trainer.actor_config()))
-
-
-def _reference_pass(trainer: Any, columns: TensorDict) -> Sequence[torch.Tensor]:
-    if trainer.ref_in_actor:
-        compute, flags = trainer.actor_rollout_wg.compute_log_prob, {"no_lora_adapter": True}
-    else:
-        compute, flags = trainer.ref_policy_wg.compute_ref_log_prob, {}
-    return _pass(trainer, columns, compute, "log_probs", compute_loss=False, **flags)[0]
 
 
 def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]], roles: Mapping[str, int]) -> Measure:

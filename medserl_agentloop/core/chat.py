@@ -80,8 +80,7 @@ class ChatClient:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= _CONTINUE
         body |= {**fields, **self.http.options.extra_body}
-        wanted = {name: value for name, value in body.items() if value is not None}
-        return self._read(await self.http.post(PATH, wanted), prefix)
+        return self._read(await self.http.post(PATH, {k: v for k, v in body.items() if v is not None}), prefix)
 
     def _as_text(self, content: str) -> str:
         """The content with its special tokens made harmless, which a chat server would tokenise as such.
@@ -114,10 +113,5 @@ class ChatClient:
             content = f"{opening}{reasoning}{closing}{content}"
         if not content:
             raise BadAnswer("the answer is empty")
-        return ChatAnswer(
-            text=content.replace(_JOINER, ""),
-            tokens=tokens,
-            truncated=finish == "length",
-            model=str(answer.get("model") or ""),
-            weights=None if weights is None else str(weights),
-        )
+        text, model = content.replace(_JOINER, ""), str(answer.get("model") or "")
+        return ChatAnswer(text, tokens, finish == "length", model, None if weights is None else str(weights))

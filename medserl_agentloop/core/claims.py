@@ -53,13 +53,12 @@ class Measure:
 
 def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[TrajectoryTurn]]) -> Measure:
     """Compare the second turn's numbers, log-probs or values (T,) per row, in the three forms of each game."""
-    to_alone, to_joined = [], []
-    for number, turns in enumerate(games):
-        own = slice(-len(turns[1].response_ids), None)
-        packed, alone, joined = (columns[len(FORMS) * number + form][own].double() for form in range(len(FORMS)))
-        to_alone.append((packed - alone).abs())
-        to_joined.append((packed - joined).abs())
-    alone_gap, joined_gap = torch.cat(to_alone).mean().item(), torch.cat(to_joined).mean().item()
+    # Each (tokens,): those of all games' second turns in one of the forms.
+    packed, alone, joined = (
+        torch.cat([rows[-len(turns[1].response_ids) :].double() for rows, turns in zip(form, games, strict=True)])
+        for form in (columns[number :: len(FORMS)] for number in range(len(FORMS)))
+    )
+    alone_gap, joined_gap = (packed - alone).abs().mean().item(), (packed - joined).abs().mean().item()
     # Equal to one conversation is a leak, unless nothing differs at all, as in a critic that answers 0 everywhere. The
     # floor keeps the number finite: other numbers are no metrics.
     value = alone_gap / max(joined_gap, 1e-9)
@@ -140,17 +139,11 @@ def loss_measure(metrics: Mapping[str, Any], roles: Collection[str], trained: Co
 
     A role is measured by its effect on the other one, if that is ``trained``.
     """
-    largest = {
-        name: float(np.max(np.hstack(metrics[name])))
-        for role in roles
-        for name in (f"{role}/coupling", f"{role}/signal")
-    }
-    # Without a gradient nothing is shown: NaN, which does not hold.
-    shares = {
-        role: largest[f"{role}/coupling"] / (largest[f"{role}/signal"] or np.nan)
-        for role in roles
-        if set(trained) - {role}
-    }
+    shares = {}
+    for role in roles:
+        coupling, signal = (float(np.max(np.hstack(metrics[f"{role}/{of}"]))) for of in ("coupling", "signal"))
+        if set(trained) - {role}:
+            shares[role] = coupling / (signal or np.nan)  # Without a gradient nothing is shown: NaN, no claim holds.
     return _coupling(
         "loss",
         "actor",

@@ -11,12 +11,14 @@ import json
 import logging
 import math
 import os
+import re
 import time
-import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -24,7 +26,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.credentials import Credentials
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,9 +35,10 @@ for _library in ("httpx", "httpcore"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 MAX_BYTES = 8 * 2**20
-"""Longest answer that is read, unpacked. A thousand games with a page of reasoning each fit."""
+"""Longest answer that is read. A thousand games with a page of reasoning each fit."""
 
 _READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at for a message, and in it
+_SHORTEST_SECRET = 6  # Of shorter ones only whole credentials are looked for in answers: "none" is also a word.
 
 
 class NoAnswer(Exception):
@@ -273,8 +275,6 @@ class HttpClient:
                 name = type(error).__name__
                 # Not "from error": what stands in a traceback is shown, too.
                 raise Unreachable(f"{name}: {self.shown(str(error))}".removesuffix(": "), name) from None
-        if status == 429 or status >= 500:
-            raise Unreachable(f"HTTP {status}")
         if not 200 <= status < 300:
             raise Refused(status, self.shown(body))
         try:
@@ -286,21 +286,15 @@ class HttpClient:
     async def _exchange(
         self, http: httpx.AsyncClient, method: str, path: str, content: bytes | None
     ) -> tuple[int, bytes]:
-        """Status and unpacked body of one response."""
         async with http.stream(method, self.url + path, content=content) as response:
             if response.status_code == 429 or response.status_code >= 500:
-                return response.status_code, b""
+                raise Unreachable(f"HTTP {response.status_code}")
             packing = response.headers.get("content-encoding", "identity").strip().lower()
-            if packing not in ("identity", "gzip", "deflate"):
+            if packing != "identity":  # unpacking could make gigabytes of a few bytes
                 raise BadAnswer(f"the answer is packed, and nobody asked for that: {self.shown(packing)}")
-            # Not httpx's own unpacking, which makes gigabytes of a few bytes before anybody can look.
-            unpacking = None if packing == "identity" else zlib.decompressobj(wbits=47)  # 47: gzip or zlib
             body = bytearray()
             async for chunk in response.aiter_raw():
-                try:
-                    body += unpacking.decompress(chunk, MAX_BYTES + 1 - len(body)) if unpacking else chunk
-                except zlib.error:
-                    raise BadAnswer(f"the answer says that it is packed with {packing}, and is not") from None
+                body += chunk
                 if len(body) > MAX_BYTES:
                     raise BadAnswer(f"the answer is longer than {MAX_BYTES} bytes")
             return response.status_code, bytes(body)
@@ -318,6 +312,69 @@ class HttpClient:
             )
             self._connections[loop] = _Connections(http, asyncio.Semaphore(self.options.concurrency))
         return self._connections[loop]
+
+
+class Credentials:
+    """The address of a server, and what it wants: the API key, or the user name and password in the address.
+
+    A key is sent as a bearer token; with its scheme in front (``Basic ...``) it is sent as it is. Raises a ValueError,
+    which repeats neither, where the address or the key cannot be used.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url.strip())
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            usable = usable and not parts.query and not parts.fragment
+            httpx.URL(url.strip())
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
+            raise ValueError(
+                "the address of the server cannot be used: expected http://host:port or https://host (signs of a "
+                "password other than letters and digits are written in percent code)"
+            )
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        value, user, password = (key or "").strip(), unquote(parts.username or ""), unquote(parts.password or "")
+        if not value and (user or password):
+            value = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+        if value and not (value.isascii() and value.isprintable()):
+            raise ValueError("the API key holds a character that no HTTP header can hold")
+        value = value if not value or " " in value else f"Bearer {value}"
+        self.headers = {"authorization": value} if value else {}
+        # As they stand in the address, decoded, and as they travel: a server may repeat any of them.
+        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", _decoded(value)}
+        parted = {value.rpartition(" ")[2], password or user, parts.password or "", _decoded(value).partition(":")[2]}
+        self._in_messages = _any_of(whole | parted)
+        self._in_answers = _any_of(whole | {part for part in parted if len(part) >= _SHORTEST_SECRET})
+
+    def taken_out_of(self, text: str) -> str:
+        """A message without them."""
+        return self._in_messages.sub("***", text)
+
+    def taken_out_of_answer(self, answer: Any) -> Any:
+        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes."""
+        if isinstance(answer, str):
+            return self._in_answers.sub("***", answer).encode(errors="replace").decode()
+        clean = self.taken_out_of_answer
+        if isinstance(answer, list):
+            return [clean(item) for item in answer]
+        return {clean(k): clean(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
+
+
+def _decoded(authorization: str) -> str:
+    """``user:password`` of a header of basic authentication; nothing of another one."""
+    scheme, _, value = authorization.partition(" ")
+    try:
+        return b64decode(value).decode() if scheme.lower() == "basic" else ""
+    except ValueError:
+        return ""
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str]:
+    """Matches each of ``texts`` in any case, the longest first; nothing where there is none."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)", re.IGNORECASE)
 
 
 def read_json(text: str | bytes) -> Any:

@@ -67,11 +67,7 @@ def restart_positions(batch: KVBatchMeta) -> None:
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["context_lengths"])
     positions = []
     for (key, tag), lengths in zip(rows, columns["context_lengths"].unbind(), strict=True):
-        if int(lengths.sum()) != tag["seq_len"]:
-            raise RuntimeError(
-                f"game {key}: its contexts hold {int(lengths.sum())} tokens, its sequence {tag['seq_len']}; "
-                "the agent loop and the trajectory disagree"
-            )
+        assert int(lengths.sum()) == tag["seq_len"], f"game {key}: its contexts do not add up to its sequence"
         positions.append(restarted(lengths))
     tq.kv_batch_put(
         keys=keys,
@@ -88,38 +84,28 @@ def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
     columns = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "role_ids"]
     )
-    rows = list(columns.pop("role_ids").unbind())
+    rows = columns.pop("role_ids").unbind()
     mask = columns["response_mask"].to_padded_tensor(0)
-    coefficients = anchor_coefficients(pad_role_ids(rows, mask), mask, per_role)
+    coefficients = anchor_coefficients(stacked(rows, mask), mask, per_role)
     nested = {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch)))
 
 
-def pad_role_ids(rows: list[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
-    """Stack the role ids of rows to the shape (B, T) of ``response_mask``, 0 where there is no token.
+def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
+    """Numbers of each row's tokens, stacked to the shape (B, T) of ``response_mask``, 0 where there is no token.
 
-    A row that verl added as padding holds the role ids of another row; its mask is all 0, so that does not matter.
-    """
-    role_ids = torch.zeros_like(response_mask)
-    width = response_mask.shape[1]
-    for number, row in enumerate(rows):
-        role_ids[number, : min(len(row), width)] = row[:width]
-    return role_ids
-
-
-def context_ids(
-    context_lengths: Sequence[torch.Tensor], response_mask: torch.Tensor, rows: Sequence[int]
-) -> torch.Tensor:
-    """Number of the context (B, T) that each response token is in; ``response_mask`` gives the shape.
-
-    ``context_lengths`` are those of a row's contexts, prompt included; ``rows`` the length of its response. That of a
-    row that verl added as padding is shorter than the contexts say, and what stands there does not matter.
+    A row that verl added as padding holds the numbers of another row; its mask is all 0, so that does not matter.
     """
     found = torch.zeros_like(response_mask, dtype=torch.int64)
-    for number, (lengths, length) in enumerate(zip(context_lengths, rows, strict=True)):
-        of_tokens = torch.repeat_interleave(torch.arange(len(lengths)), lengths.cpu())[-length:]
-        found[number, : len(of_tokens)] = of_tokens
+    width = response_mask.shape[1]
+    for number, row in enumerate(rows):
+        found[number, : min(len(row), width)] = row[:width]
     return found
+
+
+def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Number of the context that each of the last ``tokens`` tokens of a row, its response, is in."""
+    return torch.repeat_interleave(torch.arange(len(context_lengths)), context_lengths.cpu())[-tokens:]
 
 
 LOG_PROB_RESOLUTION = 1e-6
@@ -151,21 +137,6 @@ def context_leak_metrics(
     }
 
 
-def signal_shares(
-    advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
-) -> dict[str, float]:
-    """Each role's share of the gradient signal: the sum of |advantage| over its trained tokens.
-
-    The first three are (B, T). Empty where no advantage differs from 0.
-    """
-    signals = {
-        role: (advantages * mask * (role_ids == number)).abs().sum().item()
-        for number, role in enumerate(roles, start=1)
-    }
-    total = sum(signals.values())
-    return {f"selfplay/{role}/signal_share": s / total for role, s in signals.items()} if total else {}
-
-
 def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
     """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
 
@@ -183,18 +154,20 @@ def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: to
 def role_token_metrics(
     columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
 ) -> dict[str, float]:
-    """Mean and spread of (B, T) columns, by name, over each role's trained tokens, and how many there are."""
+    """Mean and spread of (B, T) columns, by name, over each role's trained tokens, and how many there are.
+
+    ``signal_share`` is a role's share of the gradient signal: of the sum of the column |advantage|.
+    """
     metrics: dict[str, float] = {}
+    signal = columns["advantage"].abs() * (response_mask > 0)
     for number, role in enumerate(roles, start=1):
-        mask = (role_ids == number) & (response_mask > 0)
-        tokens = int(mask.sum())
-        metrics[f"selfplay/{role}/trained_tokens"] = float(tokens)
-        if not tokens:
-            continue
-        for name, column in columns.items():
-            values = column[mask]
-            metrics[f"selfplay/{role}/{name}_mean"] = values.mean().item()
-            metrics[f"selfplay/{role}/{name}_std"] = values.std(unbiased=False).item()
+        own = (role_ids == number) & (response_mask > 0)
+        metrics[f"selfplay/{role}/trained_tokens"] = float(own.sum())
+        if signal.any():
+            metrics[f"selfplay/{role}/signal_share"] = (signal[own].sum() / signal.sum()).item()
+        for name, column in columns.items() if own.any() else ():
+            metrics[f"selfplay/{role}/{name}_mean"] = column[own].mean().item()
+            metrics[f"selfplay/{role}/{name}_std"] = column[own].std(unbiased=False).item()
     return metrics
 
 

@@ -169,35 +169,30 @@ def game_class(name: str) -> type[Interaction[Any, Any]]:
 def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[str]:
     if config.train not in ("both", *roles):
         yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(roles)}"
-    for key, node in (
-        ("anchor", config.anchor),
-        ("credit.role_weights", config.credit.role_weights),
-        ("credit.normalize", config.credit.normalize),
-    ):
-        for role in node:
-            if role not in roles:
-                yield (
-                    f"selfplay.{key}.{role} is not a key of this node{did_you_mean(role, roles)}; "
-                    f"it has {', '.join(sorted(roles))}"
-                )
+    credit = config.credit
+    nodes = {"anchor": [*config.anchor], "credit.role_weights": [*credit.role_weights]}
+    for key, named in {**nodes, "credit.normalize": [*credit.normalize]}.items():
+        for role in set(named) - set(roles):
+            yield _no_key(f"{key}.{role}", roles)
 
 
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
     """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
-    for setting in settings:
-        if "=" not in setting:
-            raise ValueError(f"--set {setting}: expected key=value")
+    if wrong := [setting for setting in settings if "=" not in setting]:
+        raise ValueError(f"--set {wrong[0]}: expected key=value")
     node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings))
     return config_class.from_run(OmegaConf.create({"selfplay": node}))
 
 
 def _explain(error: Any, model: Any) -> str:
-    key = ".".join(["selfplay", *map(str, error["loc"])])
+    key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return f"{key}={error['input']!r}: {error['msg']}"
+        return f"selfplay.{key}={error['input']!r}: {error['msg']}"
     for part in error["loc"][:-1]:
         model = get_args(model)[0] if isinstance(part, int) else model.model_fields[part].annotation
-    return (
-        f"{key} is not a key of this node{did_you_mean(str(error['loc'][-1]), model.model_fields)}; "
-        f"it has {', '.join(sorted(model.model_fields))}"
-    )
+    return _no_key(key, model.model_fields)
+
+
+def _no_key(key: str, known: Collection[str]) -> str:
+    likest = did_you_mean(key.rpartition(".")[2], known)
+    return f"selfplay.{key} is not a key of this node{likest}; it has {', '.join(sorted(known))}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ def mixed_rows(kinds: Sequence[str], mix: Mapping[str, float], seed: int) -> lis
     rows = {kind: [n for n, k in enumerate(kinds) if k == kind] for kind in shares}
     missing = [kind for kind, members in rows.items() if not members]
     if missing:
-        there = ", ".join(f"{count} {name}" for name, count in sorted(Counter(k for k in kinds if k).items()))
         raise ConfigError(
             f"selfplay.mix has a share for {', '.join(missing)}, of which data.train_files has no row (it has "
-            f"{there}). Write the file with these kinds in --mix, or take them out of selfplay.mix."
+            f"{_counted(filter(None, kinds))}). Write the file with these kinds in --mix, or take them out of "
+            "selfplay.mix."
         )
     for kind, members in rows.items():
         random.Random(f"{seed}/{kind}").shuffle(members)
@@ -65,19 +65,20 @@ def apply_mix(
 
     The number of rows stays, so that what verl has planned by it (steps, learning rate) stays true.
     """
-    names = [kind_of(facts) for facts in dataset.dataframe["extra_info"]]
+    kinds = [kind_of(facts) for facts in dataset.dataframe["extra_info"]]
     # A config may hold members of an enum; a kind is its value.
     shares = {str(getattr(kind, "value", kind)): share for kind, share in mix.items()}
-    chosen = mixed_rows(names, shares, seed)
+    chosen = mixed_rows(kinds, shares, seed)
     dataset.dataframe = dataset.dataframe.select(chosen)
-    counts = Counter(names[row] for row in chosen)
-    held = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    left_out = len(names) - len(set(chosen))
     print(
-        f"[medserl] selfplay.mix: an epoch of {len(chosen)} rows holds {held}; {left_out} rows of the file are "
-        "left out of it",
+        f"[medserl] selfplay.mix: an epoch of {len(chosen)} rows holds {_counted(kinds[row] for row in chosen)}; "
+        f"{len(kinds) - len(set(chosen))} rows of the file are left out of it",
         flush=True,
     )
+
+
+def _counted(kinds: Iterable[str]) -> str:
+    return ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
 
 
 def add_yardstick(dataset: Any, interaction: Interaction[Any, Any], games: int) -> None:
@@ -127,7 +128,7 @@ def check_dataset(
     """
     rows = dataset.dataframe
     agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
-    kinds: Counter[str] = Counter()
+    kinds: list[str] = []
     longest_prompt = longest_response = 0
     for number, (agent, prompt, facts) in enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)):
         where = f"{name} row {number}"
@@ -142,7 +143,7 @@ def check_dataset(
             raise ConfigError(f"{where}: {error}") from None
         longest_prompt = max(longest_prompt, prompt_tokens)
         longest_response = max(longest_response, response_tokens)
-        kinds[interaction.kind(facts)] += 1
+        kinds.append(interaction.kind(facts))
     for key, needed, limit in (
         ("data.max_prompt_length", longest_prompt, prompt_length),
         ("data.max_response_length", longest_response, response_length),
@@ -152,8 +153,7 @@ def check_dataset(
                 f"{name}: its longest row needs {needed} tokens, but {key}={limit}. Set {key} to at least "
                 f"{needed}, or plan shorter turns."
             )
-    mix = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(kinds.items()))
     return (
-        f"{name}: plays all of its {len(rows)} rows ({mix}); longest prompt {longest_prompt} of {prompt_length} "
-        f"tokens, longest planned response {longest_response} of {response_length}"
+        f"{name}: plays all of its {len(rows)} rows ({_counted(kinds)}); longest prompt {longest_prompt} of "
+        f"{prompt_length} tokens, longest planned response {longest_response} of {response_length}"
     )

@@ -84,10 +84,7 @@ async def play_in_step(
         started = time.monotonic()
         for number, reply in zip(turns, await answer(role, turns), strict=True):
             _clock(games[number], started)
-            if isinstance(reply, NoReplyError):
-                games[number].make_void(str(reply))
-            else:
-                _take(games[number], reply)
+            _take(games[number], reply)
 
 
 def _clock(game: Any, started: float) -> None:
@@ -95,5 +92,8 @@ def _clock(game: Any, started: float) -> None:
     game.record.finished = datetime.now(timezone.utc).replace(microsecond=0)
 
 
-def _take(game: Any, reply: Reply) -> None:
-    game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
+def _take(game: Any, reply: Reply | NoReplyError) -> None:
+    if isinstance(reply, NoReplyError):
+        game.make_void(str(reply))
+    else:
+        game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)

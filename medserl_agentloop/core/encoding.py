@@ -50,12 +50,8 @@ class EncodedPrompt:
     prefill: str = ""
 
 
-@dataclass(frozen=True)
-class _Template:
-    """A prompt around its untrusted texts: ids, the name of a text, ids, and so on."""
-
-    parts: tuple[list[int] | str, ...]
-    prefill: str
+_Template = tuple[list[list[int] | str], str]
+"""A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill."""
 
 
 class PlainText:
@@ -96,16 +92,11 @@ class PlainText:
             ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        if self._control.keys().isdisjoint(ids):
-            return list(ids)
-        return [part for number in ids for part in self._spelt(number)]
+        return [part for number in ids for part in (self._spelt(number) if number in self._control else [number])]
 
     def _spelt(self, number: int) -> list[int]:
-        """The token itself, or the characters of a control token that the vocabulary holds as a word."""
-        token = self._control.get(number)
-        if token is None:
-            return [number]
-        unknown = self._tokenizer.unk_token_id
+        """The characters of a control token that the vocabulary holds as a word."""
+        token, unknown = self._control[number], self._tokenizer.unk_token_id
         if number == unknown:  # a character that the vocabulary lacks: no text, but nothing else either
             return [number]
         spelt: list[int] = self._tokenizer.convert_tokens_to_ids(list(token))
@@ -155,8 +146,8 @@ class ChatEncoder:
         """
         ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
         tokens = [found[0] for found in ids.values() if len(found) == 1]
-        longer = [string for string, found in ids.items() if len(found) != 1]
-        return {**({"stop_token_ids": tokens} if tokens else {}), **({"stop": longer} if longer else {})}
+        fields = {"stop_token_ids": tokens, "stop": [string for string, found in ids.items() if len(found) != 1]}
+        return {name: values for name, values in fields.items() if values}
 
     def opening(self, turn: Turn) -> EncodedPrompt:
         """The prompt of a turn that opens a context."""
@@ -178,17 +169,10 @@ class ChatEncoder:
             if len(self._templates) >= _TEMPLATES_KEPT:
                 self._templates.clear()
             self._templates[key] = self._template(prompt, prefix, continued)
-        template = self._templates[key]
-        ids: list[int] = []
-        data_tokens = 0
-        for part in template.parts:
-            if isinstance(part, str):
-                text = self.encode_text(prompt.data[part])
-                data_tokens += len(text)
-                ids += text
-            else:
-                ids += part
-        return EncodedPrompt(ids, data_tokens, template.prefill)
+        parts, prefill = self._templates[key]
+        texts = {name: self.encode_text(text) for name, text in prompt.data.items()}
+        ids = [token for part in parts for token in (texts[part] if isinstance(part, str) else part)]
+        return EncodedPrompt(ids, sum(map(len, texts.values())), prefill)
 
     def _template(self, prompt: Prompt, prefix: str, continued: bool) -> _Template:
         messages = list(prompt.messages)
@@ -210,13 +194,9 @@ class ChatEncoder:
                     f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart from the prompt; "
                     f"this one shows it {pieces[1::2].count(name)} times: {prompt.messages[-1]['content'][:200]!r}"
                 )
-        return _Template(
-            tuple(
-                piece if number % 2 else list(self.tokenizer.encode(piece, add_special_tokens=False))
-                for number, piece in enumerate(pieces)
-            ),
-            prefill,
-        )
+        encoded: list[list[int] | str] = list(pieces)
+        encoded[::2] = [list(self.tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces[::2]]
+        return encoded, prefill
 
     def _render(self, messages: list[Message], prefix: str) -> tuple[str, str]:
         """The prompt as text, and the end of it that begins the player's turn."""

@@ -96,10 +96,5 @@ def end_without_engine(server: Any) -> None:
 def _identity(error: RayActorError) -> str:
     """Class, name and pid of a dead actor, out of Ray's long account of it."""
     facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
-    article = "an" if facts.get("class_name", "")[:1] in tuple("AEIOU") else "a"
-    known = [
-        f"{label} {facts[key]}"
-        for key, label in (("class_name", article), ("name", "named"), ("pid", "pid"))
-        if key in facts
-    ]
-    return ", ".join(known) or " ".join(str(error).split())
+    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
+    return ", ".join(texts[key].format(facts[key]) for key in texts if key in facts) or " ".join(str(error).split())

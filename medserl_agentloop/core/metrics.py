@@ -96,9 +96,7 @@ def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) 
     failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
     metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
     decided = [result for result in won if result is not None]
-    if decided:
-        metrics["selfplay/opponent/trained_role_win_rate"] = sum(decided) / len(decided)
-    return metrics
+    return finite({**metrics, "selfplay/opponent/trained_role_win_rate": share(decided)})
 
 
 def yardstick_metrics(sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
@@ -136,6 +134,16 @@ def share(flags: Iterable[bool]) -> float:
     return mean([float(f) for f in flags])
 
 
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate; (0, 1) without trials."""
+    if not trials:
+        return 0.0, 1.0
+    rate = successes / trials
+    centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
 TABLE_NAME = "selfplay/games_table"
 
 _FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
@@ -144,7 +152,6 @@ _LAST = (
     ("rollout/actor prob diff", "training/rollout_probs_diff_max"),
     ("seconds", "timing_s/step"),
 )
-_UNLESS_ZERO = ("selfplay/void_rate",)
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
@@ -153,15 +160,14 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
     verl answers NaN where a step trained on no token; such a number is left out.
     """
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
-    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-    return finite | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
+    return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
 def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
     """The numbers that say whether a step is healthy on one line, labels and metrics ``of_game`` between the core's."""
     every = (*_FIRST, *of_game, *_LAST)
-    shown = [(label, name) for label, name in every if name in metrics and (metrics[name] or name not in _UNLESS_ZERO)]
-    return ", ".join(f"{label} {metrics[name]:.3g}" for label, name in shown)
+    shown = [(label, metrics[name]) for label, name in every if name in metrics]
+    return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
 
 
 def log_games(

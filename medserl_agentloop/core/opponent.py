@@ -10,12 +10,10 @@ told: every answer of the server names its weights.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
@@ -25,8 +23,8 @@ from medserl_agentloop.core.records import GameRecord
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
 
-OPPONENT_STEP = "selfplay/opponent/step"
-POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", OPPONENT_STEP)
+POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", "selfplay/opponent/step")
+SWAP_FAILED, POOL_SIZE, OPPONENT_STEP = POOL_METRICS
 _ASK_TIMEOUT_S = 10.0
 WIN_RATE_POWER = 2
 """Of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents."""
@@ -90,58 +88,6 @@ class OpponentConfig(FrozenModel):
     swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
 
 
-def check_yardstick(yardstick: YardstickConfig, *, context: str, run: DictConfig) -> None:
-    """Check that the run can be measured against this model; ValueError says what to write instead."""
-    if not yardstick.games:
-        return
-    key = f"selfplay.yardstick.games={yardstick.games}"
-    if context == "shared":
-        raise ValueError(f"{key} needs the roles' contexts apart. Set selfplay.context=isolated.")
-    if run.trainer.test_freq <= 0:
-        raise ValueError(
-            f"{key} is played by validation, and trainer.test_freq={run.trainer.test_freq} has none: set it"
-        )
-    yardstick.check_address()
-    yardstick.api_key()
-
-
-def check_opponent(opponent: OpponentConfig, *, train: str, context: str, run: DictConfig) -> None:
-    """Check that the run can play against this opponent; ValueError says what to write instead."""
-    if opponent.kind == "live":
-        return
-    kind = f"selfplay.opponent.kind={opponent.kind}"
-    if train == "both":
-        raise ValueError(
-            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
-            "the name of one role, or selfplay.opponent.kind=live."
-        )
-    if context == "shared":
-        raise ValueError(
-            f"{kind} keeps the opponent's turn out of the trajectory, but selfplay.context=shared is one "
-            "conversation of both roles. Set selfplay.context=isolated."
-        )
-    opponent.check_address()
-    opponent.api_key()
-    if opponent.kind != "pool":
-        return
-    if run.trainer.save_freq <= 0:
-        raise ValueError(
-            f"{kind} plays against checkpoints, but trainer.save_freq={run.trainer.save_freq} saves none. "
-            "Set it to the number of steps between two opponents."
-        )
-    contents = run.actor_rollout_ref.actor.checkpoint.save_contents
-    if "hf_model" not in contents:
-        raise ValueError(
-            f"{kind} needs checkpoints that a server can load. Set actor_rollout_ref.actor.checkpoint."
-            f"save_contents=[{','.join([*contents, 'hf_model'])}]."
-        )
-    if run.actor_rollout_ref.model.get("lora_rank", 0) > 0:
-        raise ValueError(
-            f"{kind} needs checkpoints of the whole model, and those of a LoRA run are not. Set "
-            "actor_rollout_ref.model.lora_rank=0, or serve one frozen model with selfplay.opponent.kind=endpoint."
-        )
-
-
 class HttpOpponent:
     """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
@@ -171,6 +117,17 @@ class HttpOpponent:
         return answer, version
 
 
+class _Results(BaseModel):
+    """Games against one opponent, and how many of them the trained role won."""
+
+    games: int = 0
+    wins: int = 0
+
+
+class _State(BaseModel):
+    results: dict[str, _Results] = {}
+
+
 class CheckpointPool:
     """The opponents of a run, their results, and the server that plays one of them.
 
@@ -182,12 +139,11 @@ class CheckpointPool:
         self.config = config
         # verl forgets at a resume which checkpoints it meant to delete. What the pool holds, and so
         # whom a resumed run meets, must not depend on that.
-        self._keep = keep or None
+        self._keep = keep or 0
         self.folder = Path(folder).resolve()
         self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
         self._current: str | None = None
-        self._games: Counter[str] = Counter()
-        self._wins: Counter[str] = Counter()
+        self._state = _State()
 
     def entries(self, step: int) -> dict[str, str]:
         """Version and model path of every opponent that ``step`` may meet, oldest first.
@@ -199,9 +155,8 @@ class CheckpointPool:
             number = folder.parent.parent.name.removeprefix(POOL_VERSION)
             if number.isdigit() and 0 < int(number) < step and any(folder.glob("*.safetensors")):
                 found[int(number)] = str(folder)
-        kept = sorted(found)[-self._keep :] if self._keep else sorted(found)
-        first = {f"{POOL_VERSION}0": self._first_model}
-        return first | {f"{POOL_VERSION}{number}": found[number] for number in kept}
+        kept = {0: self._first_model} | {number: found[number] for number in sorted(found)[-self._keep :]}
+        return {f"{POOL_VERSION}{number}": path for number, path in kept.items()}
 
     def choose(self, step: int) -> str:
         """Version of the opponent of ``step``; the same one however often it is asked for."""
@@ -217,8 +172,8 @@ class CheckpointPool:
         The win rate starts at 1/2 and one game of each result (Laplace), so that an opponent never met
         is neither skipped nor preferred for good.
         """
-        win_rate = (self._wins[version] + 1) / (self._games[version] + 2)
-        return float((1.0 - win_rate) ** WIN_RATE_POWER)
+        result = self._state.results.get(version, _Results())
+        return float((1.0 - (result.wins + 1) / (result.games + 2)) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
         """Have the opponent of ``step`` served, and return the metrics ``POOL_METRICS`` of the step.
@@ -227,9 +182,8 @@ class CheckpointPool:
             RuntimeError: The first opponent of a process cannot be served: nothing would be played. A
                 later failure leaves the server with what it has, which every record names.
         """
-        entries = self.entries(step)
-        version = self.choose(step)
-        failed = False
+        entries, version = self.entries(step), self.choose(step)
+        metrics = {SWAP_FAILED: 0.0, POOL_SIZE: float(len(entries))}
         if version != self._current or self._served() != version:
             try:
                 self._swap(version, entries[version])
@@ -238,35 +192,26 @@ class CheckpointPool:
                 if self._current is None:
                     raise RuntimeError(f"{text}. It must be an SGLang server that sees this path.") from error
                 print(f"[medserl] warning: {text}; step {step} meets what it has loaded", flush=True)
-                failed = True
-            else:
-                print(f"[medserl] step {step}: the opponent is {version} (of {len(entries)})", flush=True)
-                self._current = version
-        numbers = (float(failed), float(len(entries)), float(version.removeprefix(POOL_VERSION)))
-        metrics = dict(zip(POOL_METRICS, numbers, strict=True))
-        if failed:
-            del metrics[OPPONENT_STEP]
-        return metrics
+                return {**metrics, SWAP_FAILED: 1.0}
+            print(f"[medserl] step {step}: the opponent is {version} (of {len(entries)})", flush=True)
+            self._current = version
+        return {**metrics, OPPONENT_STEP: float(version.removeprefix(POOL_VERSION))}
 
     def record(self, games: Sequence[GameRecord], results: Sequence[bool | None]) -> None:
         """Count, for the opponents of finished games, whether the trained role won; None where nothing was decided."""
         for game, won in zip(games, results, strict=True):
             if won is not None and game.opponent is not None and game.opponent.version is not None:
-                self._games[game.opponent.version] += 1
-                self._wins[game.opponent.version] += won
+                result = self._state.results.setdefault(game.opponent.version, _Results())
+                result.games += 1
+                result.wins += won
 
     def to_dict(self) -> dict[str, Any]:
         """Results so far, JSON-able: per version games and games that the trained role won."""
-        return {"results": {v: {"games": n, "wins": self._wins[v]} for v, n in sorted(self._games.items())}}
+        return self._state.model_dump()
 
     def load_dict(self, state: dict[str, Any]) -> None:
         """Take up the results of :meth:`to_dict`; ValueError if it is not such a state."""
-        try:
-            games = Counter({str(v): int(r["games"]) for v, r in state["results"].items()})
-            wins = Counter({str(v): int(r["wins"]) for v, r in state["results"].items()})
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"not the state of an opponent pool: {error!r}") from error
-        self._games, self._wins = games, wins
+        self._state = _State.model_validate(state)
 
     def _served(self) -> str | None:
         """Version the server says it plays; None if it does not answer, e.g. while it restarts."""
@@ -284,15 +229,3 @@ class CheckpointPool:
             raise BadAnswer(f"the server answered {client.shown(str(said))}")
         if (served := self._served()) != version:
             raise BadAnswer(f"after loading {version} the server says it plays {served!r}")
-
-
-def build_pool(config: OpponentConfig, run: Any) -> CheckpointPool | None:
-    """The pool of a run (its whole config) that plays against one, else None."""
-    if config.kind != "pool":
-        return None
-    return CheckpointPool(
-        config,
-        run.trainer.default_local_dir,
-        first_model=run.actor_rollout_ref.model.path,
-        keep=run.trainer.max_actor_ckpt_to_keep,
-    )

@@ -41,21 +41,17 @@ class StepFile:
         kept = removed = 0
         with self.path.open("rb+") as file:
             for number, line in enumerate(file, start=1):
-                if removed == 0 and line.endswith(b"\n") and self._step(line, number) <= step:
-                    kept += len(line)
-                else:
-                    removed += 1
+                try:
+                    keeps = removed == 0 and line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
+                except (ValueError, TypeError, KeyError):
+                    raise ValueError(
+                        f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
+                        "mend the line, or move the file away"
+                    ) from None
+                kept += len(line) if keeps else 0
+                removed += not keeps
             file.truncate(kept)
         return removed
-
-    def _step(self, line: bytes, number: int) -> int:
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError):
-            raise ValueError(
-                f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
-                "mend the line, or move the file away"
-            ) from None
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Write one line per object and wait until they are on disk."""

@@ -32,10 +32,9 @@ from medserl_agentloop.core.columns import (
     context_ids,
     context_leak_metrics,
     equal_role_tokens,
-    pad_role_ids,
     restart_positions,
     role_token_metrics,
-    signal_shares,
+    stacked,
     turn_metrics,
     write_anchor,
     write_token_roles,
@@ -54,7 +53,7 @@ from medserl_agentloop.core.metrics import (
     step_numbers,
     yardstick_metrics,
 )
-from medserl_agentloop.core.opponent import build_pool
+from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.machine import check_models
 from medserl_agentloop.core.step_file import (
@@ -90,7 +89,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
-        self.baselines = BaselineState(roles=self.game.roles)
+        self.baselines = BaselineState()
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
         self._said: set[str] = set()
@@ -100,9 +99,12 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             folder = Path(self.selfplay.records)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-        self.pool = build_pool(self.selfplay.opponent, config)
+        self.pool: CheckpointPool | None = None
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
-        if self.pool is not None:
+        if self.selfplay.opponent.kind == "pool":
+            trainer, model = config.trainer, config.actor_rollout_ref.model.path
+            keep = trainer.max_actor_ckpt_to_keep
+            self.pool = CheckpointPool(self.selfplay.opponent, trainer.default_local_dir, model, keep)
             self.run_state["opponents"] = self.pool
         super().__init__(config)
 
@@ -117,14 +119,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             check_files(data[name])
-            line = check_dataset(
-                dataset,
-                f"data.{name}={data[name]}",
-                self.interaction,
-                encoder,
-                prompt_length=data.max_prompt_length,
-                response_length=data.max_response_length,
-            )
+            lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
+            line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, **lengths)
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
         if games := self.selfplay.yardstick.games:
@@ -154,9 +150,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
     ) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(
-            data_sources, sample_uids, reward_extra_infos_dict, *rest, **more
-        )
+        args = (data_sources, sample_uids, reward_extra_infos_dict, *rest)
+        metrics: dict[str, float] = super()._val_metrics_update(*args, **more)
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
@@ -176,23 +171,18 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         step, total = self.global_steps, self.total_training_steps
+        trainer, records = self.config.trainer, self.selfplay.records
         if step:
-            resumed_from = self.config.trainer
-            folder = (
-                Path(resumed_from.resume_from_path)
-                if resumed_from.resume_mode == "resume_path"
-                else self._checkpoint_folder()
-            )
-            for name in load_state(folder, self.run_state):
+            chosen = trainer.resume_mode == "resume_path"
+            for name in load_state(trainer.resume_from_path if chosen else self._checkpoint_folder(), self.run_state):
                 print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file) if self.selfplay.certify != "only" else ():
-            removed = file.cut_after(step)
-            if removed:
+            if removed := file.cut_after(step):
                 print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
         if self.selfplay.certify != "only" and step < total:
-            write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
+            write_prompts(records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -243,15 +233,11 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         if self.selfplay.adapters == "per_role":
             write_token_roles(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
-        columns = tq.kv_batch_get(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            select_fields=["rollout_log_probs", "old_log_probs", "response_mask"],
-        ).to_padded_tensor(0)
-        if "rollout_log_probs" in columns:
-            metrics.update(
-                context_leak_metrics(columns["rollout_log_probs"], columns["old_log_probs"], columns["response_mask"])
-            )
+        fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        if "rollout_log_probs" in found:
+            columns = found.to_padded_tensor(0)
+            metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -272,11 +258,12 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             "uid": np.array(columns.pop("uid").tolist(), dtype=object),
             "kind": np.array([self.game.Record.model_validate(e[GAME_KEY]).kind for e in extra], dtype=object),
         }
-        role_rows, context_rows = (list(columns.pop(name).unbind()) for name in ("role_ids", "context_lengths"))
+        role_rows, context_lengths = (columns.pop(name).unbind() for name in ("role_ids", "context_lengths"))
+        context_rows = [context_ids(own, len(row)) for own, row in zip(context_lengths, role_rows, strict=True)]
         lengths = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
-        data.batch["role_ids"] = pad_role_ids(role_rows, data.batch["response_mask"])
-        data.batch["contexts"] = context_ids(context_rows, data.batch["role_ids"], [len(row) for row in role_rows])
+        for name, numbers in (("role_ids", role_rows), ("contexts", context_rows)):
+            data.batch[name] = stacked(numbers, data.batch["response_mask"])
         data = self._credit(data, metrics)
         written = ("advantages", "returns", "response_mask", "loss_mask", "token_level_rewards", "rollout_is_weights")
         nested = {name: response_to_nested(data.batch[name], lengths) for name in written if name in data.batch}
@@ -332,7 +319,6 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
             batch["advantages"] = equal_role_tokens(credited.advantages, mask, role_ids)
         batch["loss_mask"] = mask
         metrics.update(credited.metrics)
-        metrics.update(signal_shares(batch["advantages"], mask, role_ids, self.game.roles))
         per_token = {"advantage": batch["advantages"]}
         if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
             per_token["entropy"] = batch["entropy"]
@@ -342,9 +328,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-        columns = tq.kv_batch_get(
-            keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields", "role_ids"]
-        )
+        fields = ["extra_fields", "role_ids"]
+        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps

@@ -63,11 +63,9 @@ class Trajectory:
     @property
     def conversations(self) -> list[list[TrajectoryTurn]]:
         """The turns of each context, in the order in which the contexts began."""
-        if not self.isolated:
-            return [self.turns] if self.turns else []
-        found: dict[tuple[str, str | None], list[TrajectoryTurn]] = {}
+        found: dict[Any, list[TrajectoryTurn]] = {}
         for turn in self.turns:
-            found.setdefault((turn.role, turn.conversation), []).append(turn)
+            found.setdefault((turn.role, turn.conversation) if self.isolated else None, []).append(turn)
         return list(found.values())
 
     def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from medserl_agentloop.core.driver import Reply
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import EditTag
 from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Question
@@ -27,7 +28,6 @@ from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.scoring.metrics import Comparison, compare, grade
 from medserl_agentloop.scoring.notes import (
     Prediction,

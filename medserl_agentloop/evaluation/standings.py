@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Label, Role
-from medserl_agentloop.intervals import wilson_interval
 
 _BY = ["attacker", "assessor"]
 SIGNIFICANT = 0.05

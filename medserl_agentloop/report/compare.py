@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
 from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
 

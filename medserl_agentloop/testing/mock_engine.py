@@ -25,7 +25,7 @@ class MockReply:
     """
 
     text: str | None = None
-    """Tokenised, with the end-of-sequence token appended (not when the reply is an abort)."""
+    """Tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given."""
     token_ids: Sequence[int] | None = None
     """Used as they are."""
     stop_reason: str | None = None
@@ -34,10 +34,6 @@ class MockReply:
     """One per token before any truncation; by default the engine's ``log_prob`` for each, or none."""
     latency: float | None = None
     """Seconds before the answer; by default the engine's."""
-    truncate_to: int | None = None
-    """Cut after this many tokens, as if the budget had ended there."""
-    abort: bool = False
-    """The server dropped the request, as it does for a weight update; the tokens are what it had by then."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -57,8 +53,6 @@ class MockCall:
     sampling_params: dict[str, Any]
     output: TokenOutput | None
     """What was answered; None where the reply was an exception."""
-    kwargs: dict[str, Any]
-    """Everything else the call carried, such as image_data, where it was not None."""
 
 
 class MockSGLangEngine:
@@ -66,7 +60,7 @@ class MockSGLangEngine:
 
     Example::
 
-        engine = MockSGLangEngine(["<note>...</note>", MockReply(text="...", truncate_to=4)], tokenizer)
+        engine = MockSGLangEngine(["<note>...</note>", MockReply(text="...", stop_reason="length")], tokenizer)
         output = await engine.generate("game-1", prompt_ids=[1, 2], sampling_params={"max_tokens": 64})
         assert tokenizer.decode(output.token_ids).startswith("<note>")
         assert output.stop_reason == "stop"
@@ -96,11 +90,9 @@ class MockSGLangEngine:
         log_prob: float | None = -1.0,
         global_steps: int = 0,
     ) -> None:
-        if isinstance(replies, (str, bytes, MockReply)):
+        if isinstance(replies, (str, MockReply)):
             raise TypeError(f"replies must be a list, an iterator or a function; for one reply write [{replies!r}]")
-        self._function = replies if callable(replies) else None
-        self._script = None if callable(replies) else iter(replies)
-        self._replies_given = 0
+        self._replies = replies if callable(replies) else iter(replies)
         self._tokenizer = tokenizer
         self._latency = latency
         self._log_prob = log_prob
@@ -108,12 +100,7 @@ class MockSGLangEngine:
         self.calls: list[MockCall] = []
 
     async def generate(
-        self,
-        request_id: str,
-        *,
-        prompt_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        **kwargs: Any,
+        self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **kwargs: Any
     ) -> TokenOutput:
         """The next reply as verl's client would return it.
 
@@ -123,41 +110,29 @@ class MockSGLangEngine:
             Exception: The reply is this exception.
         """
         prompt, params = _as_token_ids(prompt_ids, "prompt_ids"), deepcopy(dict(sampling_params))
-        others = {name: value for name, value in kwargs.items() if value is not None}
-        delay = self._latency
-        output: TokenOutput | None = None
-        error: Exception | None = None
-        try:
-            reply = await self._next_reply(prompt, params)
-            delay = self._latency if reply.latency is None else reply.latency
-            output = self._output(reply, params)
-        except Exception as raised:
-            error = raised
-        self.calls.append(MockCall(request_id, prompt, params, output, others))
-        await asyncio.sleep(delay)
+        reply = await self._next_reply(prompt, params)
+        failed = isinstance(reply, Exception)
+        output = None if failed else self._output(reply, params)
+        self.calls.append(MockCall(request_id, prompt, params, output))
+        await asyncio.sleep(self._latency if failed or reply.latency is None else reply.latency)
         if output is None:
-            assert error is not None
-            raise error
+            raise reply
         return output.model_copy(deep=True)
 
-    async def _next_reply(self, prompt: list[int], params: dict[str, Any]) -> MockReply:
-        if self._function is not None:
-            answer = self._function(list(prompt), deepcopy(params))
+    async def _next_reply(self, prompt: list[int], params: dict[str, Any]) -> Any:
+        if callable(self._replies):
+            answer = self._replies(list(prompt), deepcopy(params))
             reply: object = await answer if inspect.isawaitable(answer) else answer
         else:
-            assert self._script is not None
             try:
-                reply = next(self._script)
+                reply = next(self._replies)
             except StopIteration:
                 tail = self._tokenizer.decode(prompt[-PROMPT_TAIL_TOKENS:])
                 raise AssertionError(
-                    f"MockSGLangEngine has no reply left: {self._replies_given} calls were served, and "
+                    f"MockSGLangEngine has no reply left: {len(self.calls)} calls were served, and "
                     f"one more came with a prompt of {len(prompt)} tokens that ends in {tail!r}"
                 ) from None
-        self._replies_given += 1
-        if isinstance(reply, Exception):
-            raise reply
-        if isinstance(reply, MockReply):
+        if isinstance(reply, (MockReply, Exception)):
             return reply
         if isinstance(reply, Sequence):
             return MockReply(text=reply) if isinstance(reply, str) else MockReply(token_ids=reply)
@@ -166,37 +141,27 @@ class MockSGLangEngine:
         )
 
     def _output(self, reply: MockReply, params: Mapping[str, Any]) -> TokenOutput:
-        token_ids = self._token_ids(reply)
-        log_probs = None if self._log_prob is None else [self._log_prob] * len(token_ids)
-        if reply.log_probs is not None:
-            log_probs = list(reply.log_probs)
-        if log_probs is not None and len(log_probs) != len(token_ids):
-            raise ValueError(f"{reply} has {len(log_probs)} log_probs for {len(token_ids)} tokens")
-        budget = _budget(params)
-        cuts = [cut for cut in (budget, reply.truncate_to) if cut is not None and cut < len(token_ids)]
-        if cuts:
-            token_ids = token_ids[: min(cuts)]
-            log_probs = None if log_probs is None else log_probs[: min(cuts)]
-        ended = bool(token_ids) and token_ids[-1] == self._tokenizer.eos_token_id
-        spent = bool(cuts) or (len(token_ids) == budget and not ended)
-        stop_reason = reply.stop_reason or ("abort" if reply.abort else "length" if spent else "stop")
-        steps = {name: self.global_steps for name in ("global_steps", "min_global_steps", "max_global_steps")}
-        return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=stop_reason, extra_fields=steps)
-
-    def _token_ids(self, reply: MockReply) -> list[int]:
-        if reply.text is None:
-            return _as_token_ids(reply.token_ids, "token_ids of a reply")
-        token_ids = list(self._tokenizer.encode(reply.text, add_special_tokens=False))
         eos = self._tokenizer.eos_token_id
-        return token_ids if eos is None or reply.abort else [*token_ids, eos]
-
-
-def _budget(params: Mapping[str, Any]) -> int | None:
-    """Most tokens a reply may have; verl's SGLang server reads the names in this order and clamps at 0."""
-    for name in ("max_new_tokens", "max_tokens"):
-        if params.get(name) is not None:
-            return max(0, int(params[name]))
-    return None
+        if reply.text is None:
+            ids = _as_token_ids(reply.token_ids, "token_ids of a reply")
+        else:
+            ids = list(self._tokenizer.encode(reply.text, add_special_tokens=False))
+            ids += [eos] if eos is not None and reply.stop_reason is None else []
+        log_probs = reply.log_probs
+        if log_probs is None and self._log_prob is not None:
+            log_probs = [self._log_prob] * len(ids)
+        if log_probs is not None and len(log_probs) != len(ids):
+            raise ValueError(f"{reply} has {len(log_probs)} log_probs for {len(ids)} tokens")
+        # verl's SGLang server reads the names in this order and clamps at 0.
+        budgets = [params[name] for name in ("max_new_tokens", "max_tokens") if params.get(name) is not None]
+        budget = max(0, int(budgets[0])) if budgets else len(ids) + 1
+        spent = len(ids) > budget or (len(ids) == budget and ids[-1:] != [eos])
+        return TokenOutput(
+            token_ids=ids[:budget],
+            log_probs=None if log_probs is None else list(log_probs[:budget]),
+            stop_reason=reply.stop_reason or ("length" if spent else "stop"),
+            extra_fields=dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), self.global_steps),
+        )
 
 
 def _as_token_ids(value: object, what: str) -> list[int]:

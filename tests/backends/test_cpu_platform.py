@@ -13,16 +13,16 @@ import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
 from verl.plugin.platform import PlatformRegistry
 
-from medserl_agentloop.backends import cpu
-from medserl_agentloop.backends.cpu import register
+from medserl_agentloop import backends
+from medserl_agentloop.backends import register
 from medserl_agentloop.backends.cpu_platform import PlatformCPU
 
-CHECKOUT = str(Path(cpu.__file__).parents[2])
+CHECKOUT = str(Path(backends.__file__).parents[2])
 
 REPORT = """
 import json, sys
 import verl
-from medserl_agentloop.backends.cpu import register
+from medserl_agentloop.backends import register
 register()
 register()
 engine = sys.modules.get("verl.workers.engine.base")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.evaluation.tournament import Player, play_match
 from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -14,7 +15,6 @@ from medserl_agentloop.games.medical.judges import OracleJudge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
-from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import resource
 
 

@@ -150,9 +150,8 @@ def test_credit_stays_within_a_conversation_where_a_role_has_two() -> None:
 
 
 def test_context_ids_of_a_row_count_its_contexts() -> None:
-    lengths = [torch.tensor([4, 3]), torch.tensor([5])]
-    mask = torch.zeros(2, 5)
-    assert context_ids(lengths, mask, [5, 3]).tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+    assert context_ids(torch.tensor([4, 3]), 5).tolist() == [0, 0, 1, 1, 1]
+    assert context_ids(torch.tensor([5]), 3).tolist() == [0, 0, 0]
 
 
 def test_a_model_has_a_policy_at_every_information_set() -> None:

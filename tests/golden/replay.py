@@ -32,10 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def play_game(game: dict[str, Any], number: int) -> dict[str, Any]:
     """One game through agent loop, reward manager and ``as_dict``."""
     run = run_with(**RUNS[game["run"]])
-    scripted = [
-        MockReply(log_probs=[-0.01 * (i % 7) for i in range(len(_ids(reply)))], **reply) for reply in game["replies"]
-    ]
-    engine = MockSGLangEngine(scripted, TOKENIZER)
+    engine = MockSGLangEngine([_scripted(reply) for reply in game["replies"]], TOKENIZER)
 
     async def played() -> Any:
         loop = build_agent_loop(engine, TOKENIZER, run)
@@ -59,9 +56,12 @@ def play_game(game: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
-def _ids(reply: dict[str, Any]) -> list[int]:
+def _scripted(reply: dict[str, Any]) -> MockReply:
     ids = list(TOKENIZER.encode(reply["text"], add_special_tokens=False))
-    return ids if reply.get("abort") else [*ids, 0]
+    if not reply.get("abort"):
+        ids = [*ids, TOKENIZER.eos_token_id][: reply.get("truncate_to")]
+    stop_reason = "abort" if reply.get("abort") else "length" if "truncate_to" in reply else None
+    return MockReply(token_ids=ids, log_probs=[-0.01 * (i % 7) for i in range(len(ids))], stop_reason=stop_reason)
 
 
 def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:

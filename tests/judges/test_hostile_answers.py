@@ -5,8 +5,6 @@ Each test asks by every client there is: the judges ``http`` and ``llm``, ``medi
 
 import json
 import time
-import tracemalloc
-import zlib
 from typing import Any
 
 import pytest
@@ -22,45 +20,16 @@ from medserl_agentloop.core.client import MAX_BYTES, NoAnswer, ServerOptions
 # --- size ---
 
 
-@pytest.fixture(scope="module")
-def bomb() -> bytes:
-    """400 MB of blanks."""
-    packing = zlib.compressobj(9, wbits=31)
-    return b"".join([*(packing.compress(b" " * 2**20) for _ in range(400)), packing.flush()])
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_gzip_bomb_costs_no_memory(client: str, bomb: bytes) -> None:
-    with raw_server(http_answer(bomb, "content-encoding: gzip")) as url:
-        ask(client, url)  # what is imported and built for a first request is not the bomb's
-        tracemalloc.start()
-        (said,) = ask(client, url)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert f"the answer is longer than {MAX_BYTES} bytes" in said
-    assert most < 5 * MAX_BYTES
-
-
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_answer_without_end_is_given_up_by_its_size(client: str) -> None:
     with raw_server(http_answer(b"[" * (MAX_BYTES + 1))) as url:
         assert f"the answer is longer than {MAX_BYTES} bytes" in ask(client, url)[0]
 
 
-@pytest.mark.parametrize("packing", ["gzip", "deflate"])
-def test_a_packed_answer_is_read_though_nobody_asked_for_it(packing: str) -> None:
-    packed = zlib.compressobj(wbits=31 if packing == "gzip" else 15)
-    body = packed.compress(json.dumps(completion(PRESENT)).encode()) + packed.flush()
-    with raw_server(http_answer(body, f"content-encoding: {packing}")) as url:
-        assert ask("chat", url) == [PRESENT]
-
-
-@pytest.mark.parametrize(
-    ("packing", "reason"), [("br", "packed, and nobody asked for that: br"), ("gzip", "packed with gzip, and is not")]
-)
-def test_an_answer_packed_in_another_way_is_none(packing: str, reason: str) -> None:
+@pytest.mark.parametrize("packing", ["br", "gzip"])
+def test_a_packed_answer_is_none_because_it_could_unpack_to_anything(packing: str) -> None:
     with raw_server(http_answer(b"{}", f"content-encoding: {packing}")) as url:
-        assert reason in ask("chat", url)[0]
+        assert f"packed, and nobody asked for that: {packing}" in ask("chat", url)[0]
 
 
 # --- time ---

@@ -69,7 +69,7 @@ def test_a_run_that_asks_for_no_log_probs_has_none_whatever_the_server_gives(log
     assert record.void is None
     assert output.response_logprobs is None
     assert "rollout_log_probs" not in judge(output)
-    nothing_played, _, _ = play([MockReply(token_ids=[], abort=True)], asks_log_probs=False)
+    nothing_played, _, _ = play([MockReply(token_ids=[], stop_reason="abort")], asks_log_probs=False)
     assert nothing_played.response_logprobs is None
 
 
@@ -145,7 +145,7 @@ def test_vanilla_games_skip_the_attacker(category: str) -> None:
         ("no tags at all", InvalidAttack.UNPARSED),
         (attack_text(NOTE), InvalidAttack.UNCHANGED),
         (attack_text("Something else entirely. It has nothing to do with it."), InvalidAttack.TOO_MANY_SENTENCES),
-        (MockReply(text=attack_text(), truncate_to=20), InvalidAttack.TRUNCATED),
+        (MockReply(text=attack_text()[:20], stop_reason="length"), InvalidAttack.TRUNCATED),
     ],
 )
 def test_an_invalid_attack_ends_the_game(reply: Any, reason: InvalidAttack) -> None:
@@ -158,14 +158,14 @@ def test_an_invalid_attack_ends_the_game(reply: Any, reason: InvalidAttack) -> N
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_an_aborted_turn_makes_the_game_void(turn: int) -> None:
-    aborted = MockReply(token_ids=[5, 6], abort=True)
+    aborted = MockReply(token_ids=[5, 6], stop_reason="abort")
     output, record, _ = play([aborted] if turn == 0 else [attack_text(), aborted])
     assert record.void is not None and "aborted" in record.void
     assert_well_formed(output)
 
 
 def test_an_abort_before_the_first_token_still_gives_verl_a_row() -> None:
-    output, record, _ = play([MockReply(token_ids=[], abort=True)])
+    output, record, _ = play([MockReply(token_ids=[], stop_reason="abort")])
     assert record.void is not None
     assert output.response_mask == [0]
     assert_well_formed(output)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from support import RUN, TOKENIZER, assessment_text, attack_text, extra_info, judge, play, run_with
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.columns import context_ids, restarted
+from medserl_agentloop.core.columns import context_ids, restarted, stacked
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.credit import CreditSettings
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -115,7 +115,6 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
     def padded(name: str) -> torch.Tensor:
         return torch.stack([torch.nn.functional.pad(c[name], (0, width - len(c[name]))) for _, c in games])
 
-    lengths = [len(output.response_ids) for output, _ in games]
     mask = padded("response_mask")
     batch = RoleBatch(
         rewards=padded("rm_scores"),
@@ -124,7 +123,9 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
         roles=ROLES,
         groups=["note", "note"],
         kinds=["adversarial_benign"] * 2,
-        conversations=context_ids([columns["context_lengths"] for _, columns in games], mask, lengths),
+        conversations=stacked(
+            [context_ids(columns["context_lengths"], len(output.response_ids)) for output, columns in games], mask
+        ),
         repeated_roles=interaction(assessments=K).repeated_roles,
         values=torch.zeros(mask.shape),
     )

@@ -125,9 +125,9 @@ def test_a_resumed_pool_chooses_as_the_one_that_was_saved(results: list[tuple[in
     ]
 
 
-@pytest.mark.parametrize("state", [{}, {"results": {"global_step_1": {"games": 1}}}, {"results": 3}])
+@pytest.mark.parametrize("state", [{"results": {"global_step_1": {"games": "many"}}}, {"results": 3}])
 def test_a_state_of_something_else_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="opponent pool"):
+    with pytest.raises(ValueError):
         pool_of(tmp_path).load_dict(state)
 
 

@@ -98,7 +98,7 @@ def test_a_run_with_a_yardstick_composes() -> None:
     ("override", "says"),
     [
         ("trainer.test_freq=-1", "is played by validation"),
-        ("selfplay.context=shared", "needs the roles' contexts apart"),
+        ("selfplay.context=shared", "selfplay.context=shared is one conversation"),
         ("selfplay.yardstick.url=null", "selfplay.yardstick.url"),
     ],
 )

@@ -42,7 +42,6 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({f"{ACTOR}.policy_loss.loss_mode": "gspo"}, f"Set {ACTOR}.policy_loss.loss_mode=vanilla, or train one role"),
         ({**SHARED, f"{ACTOR}.policy_loss.loss_mode": "gspo"}, "would change the gradient of the other"),
         ({f"{ACTOR}.policy_loss.loss_mode": "geo_mean"}, "geo_mean takes one number from all tokens of a row"),
-        ({f"{ACTOR}.policy_loss.loss_mode": "dro"}, f"needs {ACTOR}.policy_loss.dro_beta"),
         ({f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}, f"Set {ACTOR}.loss_agg_mode=token-mean"),
         (
             {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"},
@@ -70,7 +69,6 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
         ({"distillation.enabled": True}, "distillation.enabled=True: self-play sets the actor's loss"),
         ({f"{ROLLOUT}.enable_rollout_routing_replay": True}, "games keep no routes of experts"),
-        ({**SHARED, f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.router_replay.mode": "R3"}, "Set it to disabl"),
         # batches, sampling, checkpoints
         ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which"),
         ({**SEVERAL, **GAE, "critic.shuffle": False}, "Set critic.shuffle=True"),

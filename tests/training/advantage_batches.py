@@ -92,7 +92,7 @@ def with_forms(how: str | None, **settings: Any) -> CreditSettings:
 
 
 def starting_state() -> BaselineState:
-    return BaselineState({(Role.ATTACKER, CATEGORIES[1]): 0.25, (Role.ASSESSOR, CATEGORIES[0]): -0.5})
+    return BaselineState({Role.ATTACKER.value: {CATEGORIES[1]: 0.25}, Role.ASSESSOR.value: {CATEGORIES[0]: -0.5}})
 
 
 def estimate(

@@ -25,7 +25,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
-from medserl_agentloop.core.certificate import CertificateError, forward, forward_batch, game_rows
+from medserl_agentloop.core.certificate import CertificateError, forward, game_rows
 from medserl_agentloop.core.claims import isolation, loss_measure, probe_loss
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.records import GameRecord
@@ -60,7 +60,7 @@ def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
             row["position_ids"] = restarted(row["context_lengths"])
     columns = list_of_dict_to_tensordict([{k: v for k, v in r.items() if k != "extra_fields"} for r in rows])
     try:
-        output = forward(worker.compute_log_prob, forward_batch(columns, temperature=1.0))
+        output = forward(worker.compute_log_prob, columns, temperature=1.0)
     except CertificateError as error:
         return [{"claim": "isolation", "holds": False, "problem": str(error)}]
     log_probs = response_from_nested(output["log_probs"], columns["response_mask"]).unbind()

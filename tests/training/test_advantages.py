@@ -10,7 +10,6 @@ from training.advantage_batches import (
     ASSESSOR,
     ATTACKER,
     FORMS,
-    ROLES,
     TENSORS,
     estimate,
     random_batch,
@@ -99,14 +98,14 @@ def test_role_rloo_computed_by_hand() -> None:
 
 
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
-    settings, state = with_forms(None, rae_decay=0.9), BaselineState({(Role.ATTACKER, "c"): 0.5})
+    settings, state = with_forms(None, rae_decay=0.9), BaselineState({"attacker": {"c": 0.5}})
     first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)
     assert first.advantages.tolist() == [[0.5], [-0.5]]
     assert first.metrics == {"selfplay/attacker/baseline/c": 0.5}
-    assert state.values == {(Role.ATTACKER, "c"): pytest.approx(0.5)}
+    assert state.values == {"attacker": {"c": pytest.approx(0.5)}}
     second = estimate("role_rae", written_batch([[ATTACKER]], [[1.0]]), settings, state)
     assert second.advantages.tolist() == [[0.5]]
-    assert state.values == {(Role.ATTACKER, "c"): pytest.approx(0.55)}
+    assert state.values == {"attacker": {"c": pytest.approx(0.55)}}
 
 
 def test_role_gae_computed_by_hand() -> None:
@@ -215,14 +214,6 @@ def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(name: s
     assert state.to_dict().get(role.value) == before[role.value]
 
 
-def test_a_batch_whose_shapes_disagree_is_refused() -> None:
-    batch = random_batch(0)
-    with pytest.raises(ValueError, match=r"mask has shape \(12, 39\), rewards have \(12, 40\)"):
-        replace(batch, mask=batch.mask[:, 1:])
-    with pytest.raises(ValueError, match="11 groups for 12 rows"):
-        replace(batch, groups=batch.groups[1:])
-
-
 def test_baselines_survive_json_to_the_last_bit() -> None:
     state = starting_state()
     for seed in range(5):
@@ -234,8 +225,6 @@ def test_baselines_survive_json_to_the_last_bit() -> None:
     resumed = estimate("role_rae", batch, state=restored)
     assert torch.equal(resumed.advantages, estimate("role_rae", batch, state=state).advantages)
     assert restored.values == state.values
-    with pytest.raises(ValueError, match="judge"):
-        BaselineState(roles=ROLES).load_dict({"judge": {"c": 1.0}})
 
 
 @estimators

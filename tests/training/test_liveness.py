@@ -68,7 +68,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
     for line, (name, pid) in zip(dead.split("; "), pids.items(), strict=True):
-        assert re.fullmatch(rf"{name} died \(a process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line)
+        assert re.fullmatch(rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line)
 
 
 def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of_its_own_is_not(cluster: None) -> None:

@@ -21,9 +21,8 @@ from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import (
     context_leak_metrics,
     equal_role_tokens,
-    pad_role_ids,
     role_token_metrics,
-    signal_shares,
+    stacked,
     turn_metrics,
 )
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
@@ -40,13 +39,13 @@ NAMES = MedicalGameInteraction.roles
 
 def test_role_ids_are_padded_to_the_mask() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert pad_role_ids([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [[1, 2, 0], [2, 0, 0]]
+    assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [[1, 2, 0], [2, 0, 0]]
 
 
 def test_a_row_that_verl_added_as_padding_keeps_no_token_of_its_model() -> None:
     """verl copies all columns of another row but shortens the response to one masked token."""
     mask = torch.tensor([[1, 1], [0, 0]])
-    roles = pad_role_ids([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask)
+    roles = stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask)
     assert roles.shape == mask.shape
     assert ((roles > 0) & (mask > 0)).sum() == 2
 
@@ -59,7 +58,9 @@ def test_metrics_of_columns_count_trained_tokens_only() -> None:
         "selfplay/attacker/trained_tokens": 2.0,
         "selfplay/attacker/advantage_mean": 2.0,
         "selfplay/attacker/advantage_std": 1.0,
+        "selfplay/attacker/signal_share": 1.0,
         "selfplay/assessor/trained_tokens": 0.0,
+        "selfplay/assessor/signal_share": 0.0,
     }
 
 
@@ -183,9 +184,11 @@ ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
 
 
 def test_signal_shares_add_up_to_one() -> None:
-    shares = signal_shares(torch.where(ROLES == 1, -3.0, 1.0), MASK, ROLES, NAMES)
-    assert shares == {"selfplay/attacker/signal_share": 6 / 11, "selfplay/assessor/signal_share": 5 / 11}
-    assert signal_shares(torch.zeros(2, 6), MASK, ROLES, NAMES) == {}
+    metrics = role_token_metrics({"advantage": torch.where(ROLES == 1, -3.0, 1.0)}, MASK, ROLES, NAMES)
+    assert metrics["selfplay/attacker/signal_share"] == pytest.approx(6 / 11)
+    assert metrics["selfplay/assessor/signal_share"] == pytest.approx(5 / 11)
+    nothing = role_token_metrics({"advantage": torch.zeros(2, 6)}, MASK, ROLES, NAMES)
+    assert "selfplay/attacker/signal_share" not in nothing
 
 
 def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_means() -> None:

@@ -36,7 +36,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
             RuntimeError: The server could not load them; repeats what it said.
         """
         await self._init_server_adapter()
-        state = await full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
+        state = full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
         if self._engine is None:  # another rank of this replica speaks to the server
             return
         with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:

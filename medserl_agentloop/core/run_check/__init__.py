@@ -10,7 +10,6 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.opponent import check_opponent, check_yardstick
 from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, warnings
 from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names
 
@@ -28,11 +27,6 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     # First, and alone: the other checks take names for what they are.
     problems = list(unknown_names(run))
     if not problems:
-        try:
-            check_opponent(selfplay.opponent, train=selfplay.train, context=selfplay.context, run=config)
-            check_yardstick(selfplay.yardstick, context=selfplay.context, run=config)
-        except ValueError as error:
-            problems.append(str(error))
         problems += [*game_class(selfplay.game).check_run(run), *refusals(run)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -11,11 +11,11 @@ certificate measures the same on the loaded model.
 
 from __future__ import annotations
 
-import netrc
 import os
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,7 +79,8 @@ def _wandb_key(run: Run) -> Iterator[str]:
     offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
     key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     # W&B's own files may say anything; the benefit of the doubt is theirs.
-    if not (offline or key or _netrc_knows_wandb() or any(Path(file).expanduser().exists() for file in WANDB_FILES)):
+    settings = any(Path(file).expanduser().exists() for file in WANDB_FILES)
+    if not (offline or key or settings or _netrc_knows_wandb()):
         yield (
             "trainer.logger has wandb, and there is no key for it. Run `wandb login` or export WANDB_API_KEY, export "
             "WANDB_MODE=offline to log to a folder, or take wandb out: trainer.logger=[console]."
@@ -87,61 +88,45 @@ def _wandb_key(run: Run) -> Iterator[str]:
 
 
 def _netrc_knows_wandb() -> bool:
-    servers = (*WANDB_HOSTS, *filter(None, [urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname]))
-    for file in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
-        try:
-            hosts = netrc.netrc(Path(file).expanduser()).hosts
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if any(server in host for server in servers for host in hosts):
-            return True
-    return False
+    own_server = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname
+    files = [Path(name).expanduser() for name in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc") if name]
+    text = " ".join(file.read_text(errors="replace") for file in files if file.is_file())
+    return any(server in text for server in (*WANDB_HOSTS, own_server) if server)
 
 
 def _flash_attention(run: Run) -> Iterator[str]:
-    model, critic = _loaded_with_flash_attention(run)
     if is_kernels_available():  # Transformers falls back to it (modeling_utils.py)
         return
-    ways = (
-        "which needs the package flash-attn, and it is not installed. Either run pip install flash-attn==2.8.3 "
-        "--no-build-isolation, or pip install 'kernels>=0.12,<0.13', with which Transformers downloads the same; or"
-    )
-    if model:
+    for what, way_out in _without_flash_attention(run):
         yield (
-            f"verl loads a model with attn_implementation=flash_attention_2, {ways} set +{ATTENTION}=sdpa, which "
-            "needs memory for the square of a micro-batch's tokens."
-        )
-    if critic:
-        yield (
-            f"verl loads every critic with attn_implementation=flash_attention_2, {ways} choose an estimator without a "
-            "critic, e.g. role_reinforce_pp, and critic.enable=False."
+            f"verl loads {what} with attn_implementation=flash_attention_2, which needs the package flash-attn, and it "
+            "is not installed. Either run pip install flash-attn==2.8.3 --no-build-isolation, or pip install "
+            "'kernels>=0.12,<0.13', with which Transformers downloads the same; or " + way_out
         )
 
 
 def _downloads(run: Run) -> Iterator[str]:
-    if any(_loaded_with_flash_attention(run)):
+    if any(_without_flash_attention(run)):
         yield (
             "flash-attn is not installed; when the model is loaded, Transformers fetches "
             f"{FLASH_ATTN_KERNEL_FALLBACK['flash_attention_2']} from the Hugging Face hub in its place"
         )
 
 
-def _loaded_with_flash_attention(run: Run) -> tuple[bool, bool]:
-    """Whether actor and critic are loaded with a flash attention 2 that is not installed."""
+def _without_flash_attention(run: Run) -> Iterator[tuple[str, str]]:
+    """What is loaded with a flash attention 2 that is not installed, and how to do without it."""
     if run["trainer.device"] != "cuda" or _installed("flash-attn"):
-        return False, False
-    model = run[f"{ACTOR}.strategy"] in FSDP and run[ATTENTION] in (None, "flash_attention_2")
+        return
+    if run[f"{ACTOR}.strategy"] in FSDP and run[ATTENTION] in (None, "flash_attention_2"):
+        yield "a model", f"set +{ATTENTION}=sdpa, which needs memory for the square of a micro-batch's tokens."
     # verl/utils/model.py (load_valuehead_model) asks for it, whatever attn_implementation says.
-    return model, CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP
+    if CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP:
+        yield "every critic", "choose an estimator without one, e.g. role_reinforce_pp, and critic.enable=False."
 
 
 def _installed(distribution: str) -> bool:
     # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
+    return any(distributions(name=distribution))
 
 
 def _data_files(run: Run) -> Iterator[str]:
@@ -205,18 +190,14 @@ def leak_of(config: Any) -> str | None:
     layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
     if carrying := sorted(set(layers) - _ISOLATED_LAYERS):
         return f"its layers of type {', '.join(carrying)} do not start anew where position ids restart"
-    models = list(_model_classes(config, text))
+    models: list[Any] = []
+    for auto, known in product((AutoModel, AutoModelForCausalLM), (config, text)):
+        if type(known) in auto._model_mapping:
+            found = auto._model_mapping[type(known)]
+            models += found if isinstance(found, tuple) else [found]
     if any(getattr(model, "_is_stateful", False) for model in models):
         return "its layers carry a state along the sequence that does not start anew where position ids restart"
     rope = repr(getattr(text, "rope_parameters", None))
     if "mrope_section" in rope or any(hasattr(model, "get_rope_index") for model in models):
         return "its rotary positions have several dimensions (MRoPE), and restarts are written for one"
     return None
-
-
-def _model_classes(*configs: Any) -> Iterator[type]:
-    for auto in (AutoModel, AutoModelForCausalLM):
-        for config in configs:
-            if type(config) in auto._model_mapping:
-                found = auto._model_mapping[type(config)]
-                yield from found if isinstance(found, tuple) else (found,)

@@ -17,7 +17,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
     _parse_rollout_rs_thresholds,
 )
 
-from medserl_agentloop.backends.cpu import PLATFORM_NAME
+from medserl_agentloop.backends import PLATFORM_NAME
 from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
@@ -68,12 +68,15 @@ _REFUSED_IF_ON = {
     ),
     "distillation.enabled": "self-play sets the actor's loss, so the teacher's would never be used",
     f"{ROLLOUT}.enable_rollout_routing_replay": "games keep no routes of experts, so none would be replayed",
+    f"{SAMPLER}.sync_refill_failed_groups": "verl does not pass it to custom samplers, so that it does nothing",
+    f"{SAMPLER}.sync_refill_failed_groups": "verl does not pass it to custom samplers, so it would do nothing",
 }
 
 
 def refusals(run: Run) -> Iterator[str]:
     """One sentence for each rule that the run breaks."""
-    for table in (_roles, _estimator, _contexts, _adapters, _coupling, _correction, _rollout, _batches, _checkpoints):
+    tables = (_roles, _estimator, _opponents, _contexts, _adapters, _coupling, _correction, _rollout, _batches)
+    for table in (*tables, _checkpoints):
         yield from (sentence for broken, sentence in table(run) if broken)
 
 
@@ -128,6 +131,52 @@ def _estimator(run: Run) -> Rules:
         name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1,
         f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
         f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more.",
+    )
+
+
+def _opponents(run: Run) -> Rules:
+    """The frozen models that the policy plays against can be asked, and a pool has checkpoints to serve."""
+    opponent, yardstick = run.selfplay.opponent, run.selfplay.yardstick
+    kind, games = f"selfplay.opponent.kind={opponent.kind}", f"selfplay.yardstick.games={yardstick.games}"
+    for model, key, used in ((opponent, kind, opponent.kind != "live"), (yardstick, games, yardstick.games > 0)):
+        if not used:
+            continue
+        yield (
+            run.selfplay.context == "shared",
+            f"{key} keeps the other model's turn out of the trajectory, but selfplay.context=shared is one "
+            "conversation of all roles. Set selfplay.context=isolated.",
+        )
+        try:
+            model.check_address()
+            model.api_key()
+        except ValueError as error:
+            yield True, str(error)
+    yield (
+        yardstick.games > 0 and run["trainer.test_freq"] <= 0,
+        f"{games} is played by validation, and trainer.test_freq={run['trainer.test_freq']} has none: set it",
+    )
+    yield (
+        opponent.kind != "live" and run.selfplay.train == "both",
+        f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
+        "the name of one role, or selfplay.opponent.kind=live.",
+    )
+    if opponent.kind != "pool":
+        return
+    yield (
+        run["trainer.save_freq"] <= 0,
+        f"{kind} plays against checkpoints, but trainer.save_freq={run['trainer.save_freq']} saves none. "
+        "Set it to the number of steps between two opponents.",
+    )
+    contents = run.names(f"{ACTOR}.checkpoint.save_contents")
+    yield (
+        "hf_model" not in contents,
+        f"{kind} needs checkpoints that a server can load. Set {ACTOR}.checkpoint."
+        f"save_contents=[{','.join([*contents, 'hf_model'])}].",
+    )
+    yield (
+        (run[f"{MODEL}.lora_rank"] or 0) > 0,
+        f"{kind} needs checkpoints of the whole model, and those of a LoRA run are not. Set {MODEL}.lora_rank=0, "
+        "or serve one frozen model with selfplay.opponent.kind=endpoint.",
     )
 
 
@@ -233,10 +282,6 @@ def _coupling(run: Run) -> Rules:
         f"{LOSS}=bypass_mode ends the run at a micro-batch without a trained token, such as a void game. Set "
         f"{LOSS}=vanilla; {CORRECTION}.bypass_mode=True alone takes the rollout's log-probs as the old ones.",
     )
-    yield (
-        run[LOSS] == "dro" and not run[f"{ACTOR}.policy_loss.dro_beta"],
-        f"{LOSS}=dro needs {ACTOR}.policy_loss.dro_beta. Set it to a number above 0.",
-    )
 
 
 def _correction(run: Run) -> Rules:
@@ -297,11 +342,6 @@ def _rollout(run: Run) -> Rules:
         f"{custom} is empty, and verl's own replay buffer waits for ever for the games of a "
         f"process that died. Set {custom}.path=pkg://medserl_agentloop.core.replay_buffer and "
         ".name=SelfPlayReplayBuffer (or a subclass of yours).",
-    )
-    yield (
-        bool(run[f"{SAMPLER}.sync_refill_failed_groups"]),
-        f"{SAMPLER}.sync_refill_failed_groups=True does nothing: verl does not pass it to custom samplers. "
-        "Set it to False.",
     )
 
 

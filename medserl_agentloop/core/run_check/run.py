@@ -18,7 +18,7 @@ from verl.utils.import_utils import load_module
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.backends.cpu import PLATFORM_NAME, ROLLOUT_NAME
+from medserl_agentloop.backends import PLATFORM_NAME, ROLLOUT_NAME
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import NORMALIZATIONS
 from medserl_agentloop.paths import did_you_mean
@@ -153,7 +153,7 @@ def unknown_names(run: Run) -> Iterator[str]:
     """One sentence for each name that verl would not find, with the nearest right one."""
     for library in run.names("actor_rollout_ref.model.external_lib"):
         # verl imports it in its workers, where it may register names.
-        yield from _cannot_load("actor_rollout_ref.model.external_lib", f"pkg://{library}")
+        yield from _cannot_load("actor_rollout_ref.model.external_lib", library)
     told: set[str] = set()  # one key may take its value from another
     for key, known in _known_names(run).items():
         for name in run.names(key):
@@ -166,17 +166,16 @@ def unknown_names(run: Run) -> Iterator[str]:
                 )
     for path_key, name_key in LOADED:
         if (path := run[path_key]) is not None:
-            source = f"pkg://{path}" if path_key.endswith(".optimizer_impl") else path
-            yield from _cannot_load(path_key, source, name_key, run[name_key])
+            yield from _cannot_load(path_key, path, name_key, run[name_key])
     for key in CLASSES:
         if (path := run[key]) is not None:
             module, _, name = path.rpartition(".")
-            yield from _cannot_load(key, f"pkg://{module}", key, name)
+            yield from _cannot_load(key, module, key, name)
 
 
 def _cannot_load(path_key: str, path: str, name_key: str = "", name: str | None = None) -> Iterator[str]:
     try:
-        module = load_module(path)
+        module = load_module(path if path_key.endswith(".path") else f"pkg://{path}")
     except Exception as error:  # a user's module may raise anything
         yield f"{path_key}: verl cannot load {path} ({type(error).__name__}: {error})."
         return
@@ -190,17 +189,15 @@ def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
     Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does
     nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
     """
-    found: list[str] = []
+    return list(_unknown_below(OmegaConf.to_container(run), OmegaConf.to_container(schema), ""))
 
-    def walk(node: Any, known: Any, path: str) -> None:
-        for name, child in node.items():
-            here = f"{path}{name}"
-            if here in _OPEN_NODES:
-                continue
-            if name not in known:
-                found.append(f"{here}{did_you_mean(str(name), known)}")
-            elif isinstance(child, dict) and known[name]:
-                walk(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
 
-    walk(OmegaConf.to_container(run, resolve=False), OmegaConf.to_container(schema, resolve=False), "")
-    return found
+def _unknown_below(node: Any, known: Any, path: str) -> Iterator[str]:
+    for name, child in node.items():
+        here = f"{path}{name}"
+        if here in _OPEN_NODES:
+            continue
+        if name not in known:
+            yield f"{here}{did_you_mean(str(name), known)}"
+        elif isinstance(child, dict) and known[name]:
+            yield from _unknown_below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")

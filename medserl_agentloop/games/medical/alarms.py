@@ -8,7 +8,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from medserl_agentloop.core.alarms import Alarms, Rule
-from medserl_agentloop.games.medical.types import Role
 
 
 class MedicalAlarms(Alarms):
@@ -77,7 +76,6 @@ RULES = (
         setting="win_rate",
         advice=_STALEMATE,
         games="selfplay/attacker/decided",
-        role=Role.ATTACKER.value,
     ),
     Rule(
         name="assessor_wins",
@@ -85,7 +83,6 @@ RULES = (
         setting="win_rate",
         advice=_STALEMATE,
         games="selfplay/attacker/decided",
-        role=Role.ASSESSOR.value,
         above=False,
         limit=lambda rate, reference: 1 - rate,
     ),
@@ -96,7 +93,6 @@ RULES = (
         advice="See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
         "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
         games="selfplay/attacker/turns",
-        role=Role.ATTACKER.value,
         above=False,
         limit=lambda share, reference: 1 - share,
     ),
@@ -114,7 +110,6 @@ RULES = (
         setting="no_error",
         advice="Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         games="selfplay/judge/injected",
-        role=Role.ATTACKER.value,
     ),
     Rule(
         name="unknowable_errors",
@@ -123,7 +118,6 @@ RULES = (
         advice="Read the void games: the attacker swaps facts that the note does not decide, or the reader misses "
         "errors that it should find (medserl judge calibrate).",
         games="selfplay/judge/gated",
-        role=Role.ATTACKER.value,
         above=False,
     ),
     Rule(
@@ -133,7 +127,6 @@ RULES = (
         advice="The assessor follows the edit, not the error: balance rewritten and untouched notes (selfplay.mix with "
         "decoy_benign), and evaluate on untouched notes.",
         games="selfplay/shortcut/compared",
-        role=Role.ASSESSOR.value,
     ),
     Rule(
         name="unseen_errors",
@@ -142,7 +135,6 @@ RULES = (
         advice="Far fewer errors are found in rewritten notes than in untouched ones: read the undetected attacks. If "
         "their errors cannot be seen in the note, use the blind gate (selfplay.blind).",
         games="selfplay/shortcut/compared",
-        role=Role.ATTACKER.value,
         above=False,
         limit=lambda setting, reference: -setting,
     ),
@@ -152,7 +144,6 @@ RULES = (
         setting="self_similarity",
         advice="The attacker repeats itself: raise the temperature or the entropy bonus, or stop training it.",
         games="selfplay/attacker/compared",
-        role=Role.ATTACKER.value,
     ),
     Rule(
         name="attacks_growing_alike",
@@ -160,7 +151,6 @@ RULES = (
         setting="self_similarity_rise",
         advice="Diversity is going: raise the temperature, the KL or the entropy bonus before it is gone.",
         games="selfplay/attacker/compared",
-        role=Role.ATTACKER.value,
         limit=lambda rise, reference: reference + rise,
         compares=True,
     ),

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.judges.question import judge_template
 from medserl_agentloop.games.medical.rewards import ErrorRates
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import replacing
 
 if TYPE_CHECKING:
