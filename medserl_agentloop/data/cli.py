@@ -28,6 +28,7 @@ from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
+from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.conversion import Prepared
@@ -149,12 +150,13 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.verify import tokenizer_of, verify_files
+    from medserl_agentloop.data.conversion import load_tokenizer
+    from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
         report = verify_files(
             files,
-            tokenizer_of(tokenizer),
+            load_tokenizer(tokenizer or str(resource("assets/tiny_player"))),
             profile=profile,
             vanilla_attacker=vanilla_attacker,
             max_prompt_tokens=max_prompt_tokens,
@@ -358,7 +360,7 @@ def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, outpu
 
 def _print_report(console: Console, report: Report) -> None:
     """Problems in words, files, checks."""
-    from medserl_agentloop.data.verify_rows import Check
+    from medserl_agentloop.data.verify import Check
 
     for problem in report.problems:
         _say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")

@@ -14,7 +14,7 @@ import pytest
 from medec.builders import SAMPLE, assert_found, assert_one_sentence, good_rows, run, verify, write
 
 from medserl_agentloop.data import conversion
-from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.verify import Check
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
 

@@ -20,8 +20,7 @@ from medec.builders import (
 )
 
 from medserl_agentloop.data import conversion
-from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
@@ -91,7 +90,7 @@ def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs,
     tokenizer = tiny_tokenizer()
     for told in VanillaAttacker:
         report = verify_files([path], tokenizer, profile=profile, vanilla_attacker=told)
-        assert (Check.RENDERED in report.failures) == (told.value != vanilla_attacker)
+        assert (Check.PROMPT in report.failures) == (told.value != vanilla_attacker)
 
 
 def test_several_inputs_are_joined(convert, pairs, write_pairs, pair, tmp_path):

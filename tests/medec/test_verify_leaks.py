@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.verify_rows import Check, LabelledRow, _tail, find_leaks
+from medserl_agentloop.data.leaks import LabelledRow, find_leaks
+from medserl_agentloop.data.verify import Check
 from medserl_agentloop.games.medical.types import Label
 
 
@@ -88,12 +88,3 @@ def test_copies_of_a_row_do_not_make_a_leak() -> None:
         n, label, blanks = notes[number * 7 % len(notes)]
         test.append(LabelledRow(f"x-{n}", f"Note {n}.{blanks}", label, label))
     assert list(find_leaks(test)) == []
-
-
-def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:
-    for rows, marked, drawn, hits in ((20, 10, 10, 9), (20, 10, 10, 1), (50, 7, 20, 5), (50, 40, 11, 6), (9, 3, 4, 0)):
-        outcomes = range(max(0, drawn + marked - rows), min(drawn, marked) + 1)
-        weights = {k: comb(marked, k) * comb(rows - marked, drawn - k) for k in outcomes}
-        tail = range(hits, drawn + 1) if hits * rows >= drawn * marked else range(hits + 1)
-        exact = sum(weights.get(k, 0) for k in tail) / comb(rows, drawn)
-        assert _tail(hits, drawn, marked, rows) == pytest.approx(exact)
