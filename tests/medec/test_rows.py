@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from medec.builders import assert_one_sentence
 
 from medserl_agentloop.data import rows as game_rows
 from medserl_agentloop.data.reader import read_files
@@ -227,12 +226,6 @@ def test_category_given_twice_is_an_error():
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
     with pytest.raises(ValueError, match="from 0 to 1"):
         build_rows(vignettes, plan(val_fraction=fraction))
-
-
-@pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
-def test_split_that_is_not_two_shares_of_one_is_an_error(convert, pairs, text):
-    result = convert("--input", pairs, "--split", text)
-    assert_one_sentence(result, "error: split: ", "not two shares that add up to 1; write train=0.9,val=0.1")
 
 
 def test_rows_too_few_for_the_mix_are_an_error(vignettes):
