@@ -33,7 +33,7 @@ from medserl_agentloop.data.rows import (
 from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
+from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
@@ -270,7 +270,6 @@ def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    split: Annotated[str, Option(help="What extra_info.split says.")] = EVAL_SPLIT,
     name: Annotated[
         str, Option(help="What the metrics call the set, e.g. panel; by default each note's collection.")
     ] = "",
@@ -285,7 +284,7 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split, name=name)
+        made = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
         _refuse_uw(made.read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(made.rows, place / output.name)

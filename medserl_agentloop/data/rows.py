@@ -327,13 +327,11 @@ def build_eval_rows(
     *,
     profile: str = "medserl",
     first_index: int = FIRST_INDEX,
-    split: str = EVAL_SPLIT,
     name: str = "",
 ) -> EvalRows:
     """One assessor turn for every row of MEDEC's CSV files.
 
-    ``split`` is what ``extra_info.split`` says, ``name`` what the metrics call the set: by default, each note's
-    collection.
+    ``name`` is what the metrics call the set: by default, each note's collection.
 
     Published figures are computed on the text as it was published, so unlike in training rows nothing is
     stripped, repaired or left out here.
@@ -357,7 +355,7 @@ def build_eval_rows(
                 published = _as_published(place, cells, source.sha256)
                 category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
                 index = first_index + len(rows)
-                row = game_row(published, category, Role.ASSESSOR, cells["Text"], split, index, prompts)
+                row = game_row(published, category, Role.ASSESSOR, cells["Text"], EVAL_SPLIT, index, prompts)
                 row["data_source"] = f"{name or published.subset}_eval/{category.value}"
                 row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
                 rows.append(row)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import datasets
-import medec_to_parquet
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +21,6 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAtt
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
-DATA_PREP = Path(medec_to_parquet.__file__).parent
 
 
 def test_files_have_the_declared_schema_and_no_temporary_file_stays(convert, pairs, tmp_path):
@@ -169,23 +163,6 @@ def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
     assert (source["records"], source["pairs"], source["twins"]) == (574, 319, 255)
     counts = {entry["reason"]: entry["count"] for entry in manifest["exclusions"]}
     assert [count for reason, count in counts.items() if reason.startswith("twin")] == [255]
-
-
-@pytest.mark.parametrize("script", ["medec_to_parquet", "medec_eval_to_parquet", "sft_to_parquet", "verify_parquet"])
-def test_missing_package_says_how_to_install_it(tmp_path, script):
-    missing = "raise ModuleNotFoundError('No module named typer', name='typer')"
-    (tmp_path / "typer.py").write_text(missing)
-    command = [sys.executable, DATA_PREP / f"{script}.py", "--help"]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{DATA_PREP.parent}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the Python module 'typer' is not installed; run `pip install -e .`")
-    assert done.stderr.count("\n") == 1
 
 
 def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
