@@ -202,7 +202,7 @@ def sft(
     ] = [],  # noqa: B006
     rest_of: Annotated[
         Path | None,
-        Option(help="With --from-games: a file for self-play; its other cases are written as selfplay_train.parquet."),
+        Option(help="A file for self-play, of which the cases that are not taught go to selfplay_train.parquet."),
     ] = None,
     val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
@@ -223,8 +223,7 @@ def sft(
     import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.data.own_games import rows_for_self_play, rows_of_games
-    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
+    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits, rows_for_self_play, rows_of_games
     from medserl_agentloop.data.writing import all_or_none, write_parquet
     from medserl_agentloop.games.medical.records import read_games
 
@@ -238,8 +237,6 @@ def sft(
             games = (game for path in paths for game in read_games(path))
             made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
         else:
-            if rest_of is not None:
-                raise ValueError("--rest-of belongs to --from-games; with --input, use --splits-of.")
             read = read_files(inputs)
             _refuse_uw(read, i_have_the_uw_agreement)
             split_of = read_splits(splits_of) if splits_of else None

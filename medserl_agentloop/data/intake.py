@@ -37,15 +37,15 @@ class RowPlace:
     text_id: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}, row {self.row}" + (f" ({_shown(self.text_id)})" if self.text_id else "")
+        return f"{self.file}, row {self.row}" + (f" ({shown(self.text_id)})" if self.text_id else "")
 
     def of(self, text_id: str) -> RowPlace:
         """The same place, with the id of its row."""
         return replace(self, text_id=text_id)
 
     def error(self, column: str, found: str, instead: str) -> MedecFormatError:
-        """An error about one value; a long value is described, because it may be a patient's note."""
-        return MedecFormatError(f"{self}, column {column!r}: found {_shown(found)}; {instead}.")
+        """An error about one value."""
+        return MedecFormatError(f"{self}, column {column!r}: found {shown(found)}; {instead}.")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,8 @@ def _whole_number(text: str) -> int | None:
     return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """A value for a message; a long one is described, because it may be a patient's note."""
     if not value.strip():
         return "an empty cell"
     return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"

@@ -17,8 +17,6 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
-from rich.console import Console
-from rich.progress import track
 
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.leaks import LabelledRow, find_leaks
@@ -126,7 +124,6 @@ def verify_files(
     first: dict[tuple[str, str], tuple[Any, str]] = {}
     prompts = load_profile(profile)
     encoder = ProfileEncoder(tokenizer, prompts)
-    console = Console(stderr=True)
     same_name = len({path.name for path in paths}) < len(paths)
     for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
@@ -138,8 +135,7 @@ def verify_files(
         summary = FileSummary(name, len(dataset))
         report.files.append(summary)
         rows: list[dict[str, Any]] = []
-        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
-        for number in track(range(summary.rows), f"checking {path.name}", **bar):
+        for number in range(summary.rows):
             try:
                 row = dataset[number]
             except Exception as error:  # whatever verl raises on a damaged row is the finding
@@ -150,19 +146,19 @@ def verify_files(
             findings = [*_check_values(row), *_check_against(first, _facts_of(row), f"{name}, row {number}")]
             try:
                 spec = GameSpec.from_extra_info(_facts_of(row))
-            except (ValueError, TypeError) as error:
-                findings.append((Check.FACTS, str(error).rstrip(".")))
-            else:
                 role = spec.category.first_role(vanilla_attacker.on(_facts_of(row)))
                 findings += _check_game(row, spec, role, prompts)
                 tokens = len(encoder.of(role, spec.task, spec.seed_note).ids)
-                summary.longest_prompt = max(summary.longest_prompt, tokens)
-                if max_prompt_tokens is not None and tokens > max_prompt_tokens:
-                    message = (
-                        f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not "
-                        f"be played; set data.max_prompt_length to at least {tokens}, or leave the row out"
-                    )
-                    findings.append((Check.LENGTH, message))
+            except (ValueError, TypeError) as error:
+                tokens = 0
+                findings.append((Check.FACTS, str(error).rstrip(".")))
+            summary.longest_prompt = max(summary.longest_prompt, tokens)
+            if max_prompt_tokens is not None and tokens > max_prompt_tokens:
+                message = (
+                    f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not "
+                    f"be played; set data.max_prompt_length to at least {tokens}, or leave the row out"
+                )
+                findings.append((Check.LENGTH, message))
             for check, message in findings:
                 report.add(check, name, number, message)
         _check_columns(report, summary, rows)
