@@ -130,12 +130,6 @@ def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusi
         eligible = {category: sum(seed_note(v, category) is not None for v in members) for category in plan.mix}
         if plan.val_ids is None and plan.val_fraction == (0 if name == "val" else 1):
             counts = dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
-        elif not members:
-            given = f"--val-fraction {plan.val_fraction}" if plan.val_ids is None else "what was left out"
-            raise ValueError(
-                f"split {name}: {given} leaves it without a vignette; "
-                "change the fraction (0 or 1 ask for one split only) or give more input."
-            )
         else:
             counts = _counts(name, plan.mix, eligible, None if plan.rows is None else rows_of[name])
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
@@ -270,31 +264,21 @@ def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | 
     """
     total = sum(mix.values())
     if rows is None:
-        scarcest = min(mix, key=lambda category: Fraction(capacity[category], mix[category]))
-        if capacity[scarcest] < mix[scarcest]:
+        times = max(1, min(capacity[category] // share for category, share in mix.items()))
+        counts = {category: times * share for category, share in mix.items()}
+    else:
+        counts = {category: rows * share // total for category, share in mix.items()}
+        by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
+        for category in by_remainder[: rows - sum(counts.values())]:
+            counts[category] += 1
+    for category, count in counts.items():
+        if count > capacity[category]:
+            possible = min(capacity[category] * total // share for category, share in mix.items())
             raise ValueError(
-                f"split {split}: the mix {format_mix(mix)} needs at least {mix[scarcest]} vignettes for "
-                f"{scarcest.value} and there are {capacity[scarcest]}; give more input, change --val-fraction, "
-                "or write a mix with smaller whole numbers."
+                f"split {split}: {sum(counts.values())} rows at the mix {format_mix(mix)} need {count} vignettes for "
+                f"{category.value} and there are {capacity[category]}; this split can have at most about {possible} "
+                "rows: give more input, or change --rows, --mix or --val-fraction."
             )
-        return {category: capacity[scarcest] // mix[scarcest] * share for category, share in mix.items()}
-    counts = {category: rows * share // total for category, share in mix.items()}
-    by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
-    for category in by_remainder[: rows - sum(counts.values())]:
-        counts[category] += 1
-    if empty := [category.value for category, count in counts.items() if count == 0]:
-        raise ValueError(
-            f"split {split}: {rows} rows are too few for the mix {format_mix(mix)}, {empty[0]} would get "
-            "none; ask for more --rows or leave that category out of --mix."
-        )
-    scarcest = max(counts, key=lambda category: counts[category] - capacity[category])
-    if counts[scarcest] > capacity[scarcest]:
-        possible = min(capacity[category] * total // share for category, share in mix.items())
-        raise ValueError(
-            f"split {split}: {rows} rows at the mix {format_mix(mix)} need {counts[scarcest]} vignettes for "
-            f"{scarcest.value} and there are {capacity[scarcest]}; this split can have at most about "
-            f"{possible} rows: ask for fewer --rows, give more input or change --mix."
-        )
     return counts
 
 

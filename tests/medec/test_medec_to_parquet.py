@@ -109,7 +109,7 @@ def test_bad_row_ends_with_one_sentence(convert, write_csv, error_row):
     ("arguments", "part"),
     [
         (["--mix", "vanilla=1"], "'vanilla' is not a category"),
-        (["--rows", "5000"], "need"),
+        (["--rows", "5000"], "can have at most about"),
         (["--rows", "0"], "positive number"),
         (["--val-fraction", "2"], "from 0 to 1"),
         (["--profile", "nonsense"], "no prompt profile 'nonsense'"),
