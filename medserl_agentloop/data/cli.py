@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -64,13 +63,6 @@ _INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
 }
 
 
-class OnOverlong(str, Enum):
-    """What to do with prompts that are too long."""
-
-    ERROR = "error"
-    EXCLUDE = "exclude"
-
-
 def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
     """One of the commands as a program of its own, with other ``defaults`` for some options."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -106,7 +98,7 @@ def convert(
     ] = False,
     max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
     tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,
-    on_overlong: Annotated[OnOverlong, Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
+    on_overlong: Annotated[Literal["error", "exclude"], Option(help="What to do with longer prompts.")] = "error",
     dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -131,7 +123,7 @@ def convert(
             others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
             vignettes = conversion.without_near_duplicates(vignettes, others.vignettes, exclusions)
         if max_prompt_tokens is not None:
-            listed = exclusions if on_overlong is OnOverlong.EXCLUDE else None
+            listed = exclusions if on_overlong == "exclude" else None
             vignettes = conversion.without_overlong(vignettes, plan, max_prompt_tokens, tokenizer, listed)
         games = build_rows(vignettes, plan, exclusions)
         across_splits = conversion.near_duplicates(vignettes, games)
@@ -281,14 +273,14 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        made = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
-        _refuse_uw(made.read, i_have_the_uw_agreement)
+        rows, read = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
+        _refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
-            write_parquet(made.rows, place / output.name)
-    console, sources = Console(), Counter(row["data_source"] for row in made.rows)
+            write_parquet(rows, place / output.name)
+    console, sources = Console(), Counter(row["data_source"] for row in rows)
     _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
-    dropped = sum(report.dropped_empty for report in made.read.reports)
-    _say(console, f"{output}: {len(made.rows)} rows; {dropped} empty records dropped")
+    dropped = sum(report.dropped_empty for report in read.reports)
+    _say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
 @app.command()

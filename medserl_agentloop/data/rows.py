@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.intake import MedecFormatError, RowPlace, read_source
@@ -299,21 +299,14 @@ def _choose(
     return chosen
 
 
-class EvalRows(NamedTuple):
-    """The rows in the order of the files, and the account of the files."""
-
-    rows: list[Row]
-    read: ReadResult
-
-
 def build_eval_rows(
     paths: Sequence[Path],
     *,
     profile: str = "medserl",
     first_index: int = FIRST_INDEX,
     name: str = "",
-) -> EvalRows:
-    """One assessor turn for every row of MEDEC's CSV files.
+) -> tuple[list[Row], ReadResult]:
+    """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
 
     ``name`` is what the metrics call the set: by default, each note's collection.
 
@@ -343,7 +336,7 @@ def build_eval_rows(
                 row["data_source"] = f"{name or published.subset}_eval/{category.value}"
                 row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
                 rows.append(row)
-    return EvalRows(rows, read)
+    return rows, read
 
 
 def _as_published(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:

@@ -181,21 +181,12 @@ def _schema_of(path: Path) -> Any:
 
 
 def _wrong_columns(schema: Any) -> Iterator[str]:
-    """Every column that is not as ``SCHEMA`` declares it."""
-    for column in SCHEMA:
-        if column.name not in schema.names:
-            yield f"column {column.name!r} is missing; {REMAKE}"
-        elif (found := schema.field(column.name).type) != column.type:
-            yield (
-                f"column {column.name!r} is of type {found}, expected {column.type}; {REMAKE}, because files of "
-                "different types cannot be trained on together"
-            )
-    for name in schema.names:
-        if name not in SCHEMA.names:
-            yield (
-                f"column {name!r} is not part of the format, and verl hands every column to the agent loop; "
-                "take it out of the file"
-            )
+    """Every column that is not as ``SCHEMA`` declares it; verl hands all there are to the agent loop."""
+    found, expected = ({column.name: column.type for column in columns} for columns in (schema, SCHEMA))
+    for name in expected | found:
+        is_type, should_be = found.get(name, "missing"), expected.get(name, "missing")
+        if is_type != should_be:
+            yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
 
 
 def _open_as_verl(path: Path, tokenizer: Any) -> Any:

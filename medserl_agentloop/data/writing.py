@@ -60,16 +60,9 @@ SCHEMA: Any = pa.schema(
 )
 
 
-def to_table(rows: list[dict[str, Any]], schema: Any = SCHEMA) -> Any:
-    """A ``pyarrow.Table`` of rows; an empty list gives a table with the same columns."""
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
 def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
     """Write rows; no rows give a file with the columns alone."""
-    with pq.ParquetWriter(path, schema) as writer:
-        if rows:
-            writer.write_table(to_table(rows, schema), row_group_size=_ROW_GROUP)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
 @contextmanager

@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 
 from medserl_agentloop.data import rows as game_rows
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
-from medserl_agentloop.data.writing import SCHEMA, to_table
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
@@ -78,7 +79,6 @@ def test_split_that_would_be_empty_unasked_is_an_error(vignettes):
 def test_val_fraction_zero_asks_for_no_validation_rows(vignettes):
     games = build_rows(vignettes, plan(val_fraction=0.0))
     assert games.val == [] and len(games.train) == 78
-    assert to_table(games.val).schema == SCHEMA
 
 
 def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
@@ -166,7 +166,7 @@ def test_prompt_contains_no_id_and_no_error_type(vignettes):
 
 def test_game_spec_reads_every_row(vignettes):
     games = build_rows(vignettes, plan(DEFAULT_MIX + ",decoy_benign=1"))
-    for row in to_table(games.train + games.val).to_pylist():
+    for row in pa.Table.from_pylist(games.train + games.val, schema=SCHEMA).to_pylist():
         spec = GameSpec.from_extra_info(row["extra_info"])
         assert (spec.seed_note, spec.index) == (row["extra_info"]["seed_note"], row["extra_info"]["index"])
 
