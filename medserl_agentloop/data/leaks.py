@@ -1,7 +1,7 @@
 """Does anything but its medical content tell a row's label? Called by ``verify.py``.
 
-No classifier is trained. For each feature of a row (white space of its note, its id's number, its place in the file,
-the length of its note) every rule "harmful on this side of a cut, safe on the other" is tried. How many harmful rows
+No classifier is trained. For each feature of a row (white space and length of its note, its place in the file; ids
+reach no prompt) every rule "harmful on this side of a cut, safe on the other" is tried. How many harmful rows
 lie on one side is a hypergeometric count if feature and label are independent, so Fisher's exact test gives the chance
 of a count that far off. It is multiplied by the number of rules tried (Bonferroni); below ``ALPHA`` the feature is a
 leak. Copies of a row are not independent, so each note counts once per label, except for its place. The bound is wide
@@ -11,7 +11,6 @@ about 1,000 rows on, a perfect rule from about 20.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,8 +29,6 @@ _REMEDIES = {
     "white space after the note": _STRIP,
     "a line break at the end of the note": _STRIP,
     "double blanks inside the note": "normalise white space in the notes of both labels alike",
-    "the parity of the text id": "give error notes and clean notes ids that say nothing, or let a pair share its id",
-    "the number in the text id": "choose the vignettes of each label with a seed, not by their ids",
     _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same vignettes",
 }
@@ -40,7 +37,6 @@ _REMEDIES = {
 class LabelledRow(NamedTuple):
     """What the leak test looks at."""
 
-    text_id: str
     seed_note: str
     target_label: Label
     seed_label: Label
@@ -58,7 +54,7 @@ class Leak(NamedTuple):
 
 def find_leaks(rows: Sequence[LabelledRow]) -> Iterator[Leak]:
     """Every feature of a file's rows, in their order, that tells a label better than chance, with its best label."""
-    features = np.array([_features(place, row) for place, row in enumerate(rows)]).reshape(-1, len(_REMEDIES))
+    features = np.array([_features(place, row.seed_note) for place, row in enumerate(rows)]).reshape(-1, len(_REMEDIES))
     labels = {"target_label": np.array([row.target_label is Label.HARMFUL for row in rows])}
     of_seeds = np.array([row.seed_label is Label.HARMFUL for row in rows])
     if (of_seeds != labels["target_label"]).any():
@@ -75,15 +71,11 @@ def find_leaks(rows: Sequence[LabelledRow]) -> Iterator[Leak]:
             yield strongest
 
 
-def _features(place: int, row: LabelledRow) -> list[int]:
+def _features(place: int, note: str) -> list[int]:
     """One value for each of ``_REMEDIES``."""
-    note = row.seed_note
-    digits = re.search(r"([0-9]{1,18})\D*$", row.text_id)
-    number = int(digits[1]) if digits else -1
     before, tail = len(note) - len(note.lstrip()), note[len(note.rstrip()) :]
     broken = int("\n" in tail or "\r" in tail)
-    blanks = note.strip().count("  ")
-    return [before, len(tail), broken, blanks, number % 2 if digits else -1, number, place, len(note.split())]
+    return [before, len(tail), broken, note.strip().count("  "), place, len(note.split())]
 
 
 def _best_rule(column: Any, harmful: Any, tests: int) -> tuple[float, float]:

@@ -295,9 +295,7 @@ def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, An
         with contextlib.suppress(ValueError):  # reported as a wrong label or fact
             target, category = Label(fact.get("target_label")), Category(fact.get("category"))
             summary.labels[target.value] += 1
-            labelled.append(
-                LabelledRow(str(fact.get("text_id")), str(fact.get("seed_note")), target, category.seed_label)
-            )
+            labelled.append(LabelledRow(str(fact.get("seed_note")), target, category.seed_label))
     harmful, safe = summary.labels["harmful"], summary.labels["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
