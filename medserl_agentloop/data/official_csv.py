@@ -32,7 +32,7 @@ COLUMNS = (
 )
 _COLUMNS_OF_AN_ERROR = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _LARGEST_CELL = 1 << 24
-_HUB = "hf:"
+HUB = "hf:"
 
 
 def read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Intake) -> Iterator[Vignette]:
@@ -137,14 +137,9 @@ def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
     return twin if same_case(twin.clean_note, row.clean_note or row.error_note) else None
 
 
-def is_dataset(path: Path | str) -> bool:
-    """Whether an input is a data set: a folder, or a name on the hub."""
-    return str(path).startswith(_HUB) or Path(path).is_dir()
-
-
 def read_dataset(path: Path | str, intake: Intake) -> Iterator[Vignette]:
-    """The vignettes of a data set; its hash is that of its rows."""
-    name = str(path) if str(path).startswith(_HUB) else Path(path).name
+    """The vignettes of a data set, a folder or a name on the hub; its hash is that of its rows."""
+    name = str(path) if str(path).startswith(HUB) else Path(path).name
     digest = hashlib.sha256()
     records: list[tuple[RowPlace, dict[str, str]]] = []
     for split, data in _load(str(path)).items():
@@ -164,10 +159,10 @@ def _load(path: str) -> dict[str, Any]:
     import datasets
     import huggingface_hub
 
-    repository, _, split = path.removeprefix(_HUB).partition(":")
+    repository, _, split = path.removeprefix(HUB).partition(":")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
-        if path.startswith(_HUB):
+        if path.startswith(HUB):
             if not huggingface_hub.constants.HF_HUB_OFFLINE:
                 # Asked once before: load_dataset goes on trying for half a minute.
                 huggingface_hub.HfApi().dataset_info(repository, timeout=10.0)
