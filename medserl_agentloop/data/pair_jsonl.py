@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
 
 from medserl_agentloop.data import intake as cell
 from medserl_agentloop.data.intake import Intake, MedecFormatError, RowPlace, SourceFile
@@ -23,9 +22,8 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
 
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
-_OPTIONAL_KEYS = ("error_type", "error_sentence", "corrected_sentence")
-_ONE_TEXT_KEYS = ("prompt", "completion", "data_type")
-_TWO_TEXT_KEYS = ("vanilla", "adversarial", "completion", "data_type")
+_PAIR_KEYS = (*REQUIRED_KEYS, "error_type", "error_sentence", "corrected_sentence")
+_OPENRLHF_KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type")
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
 
 NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the first case that has it
@@ -33,8 +31,7 @@ NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the fi
 
 def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
     """Read one vignette per line."""
-    for place, found in _objects(source, intake, REQUIRED_KEYS + _OPTIONAL_KEYS):
-        values = intake.text_of(_text_values(place, found, "a pair", REQUIRED_KEYS, _OPTIONAL_KEYS))
+    for place, values in _objects(source, intake, _PAIR_KEYS):
         text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
         place = place.of(text_id)
         intake.claim(place)
@@ -51,12 +48,7 @@ def read_pair_jsonl(source: SourceFile, intake: Intake) -> Iterator[Vignette]:
 
 def is_openrlhf(source: SourceFile) -> bool:
     """Whether the first object of a JSONL file is an OpenRLHF row."""
-    first = next((line for line in source.lines(newline="\n") if line.strip()), "")
-    try:
-        found = json.loads(first)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and "data_type" in found
+    return '"data_type"' in next((line for line in source.lines(newline="\n") if line.strip()), "")
 
 
 def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | None) -> Iterator[Vignette]:
@@ -64,9 +56,7 @@ def read_openrlhf_jsonl(source: SourceFile, intake: Intake, join: NoteJoin | Non
     cases: dict[str, Vignette] = {}
     asked: dict[str, set[Category]] = {}
     stem = re.sub(r"[^0-9A-Za-z]+", "_", PurePath(source.name).stem).strip("_") or "openrlhf"
-    for place, found in _objects(source, intake, _TWO_TEXT_KEYS):
-        keys = _ONE_TEXT_KEYS if "prompt" in found else _TWO_TEXT_KEYS
-        values = intake.text_of(_text_values(place, found, "an OpenRLHF row", keys))
+    for place, values in _objects(source, intake, _OPENRLHF_KEYS):
         note, category = _note_and_category(place, values)
         case = _case(note, category, join)
         if isinstance(case, Vignette):
@@ -100,7 +90,7 @@ def _note_and_category(place: RowPlace, values: dict[str, str]) -> tuple[str, Ca
     if values["completion"].strip() not in ("", expected):
         instead = f"the completion of a {category.value} row is {expected!r}"
         raise place.error("completion", values["completion"], instead)
-    if "prompt" in values:
+    if values["prompt"]:
         return _note(place, "prompt", values), category
     key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
     if values[other].strip():
@@ -121,8 +111,8 @@ def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | st
     return case
 
 
-def _objects(source: SourceFile, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[RowPlace, dict[str, Any]]]:
-    """The object of every line; blank lines are counted and passed over."""
+def _objects(source: SourceFile, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[RowPlace, dict[str, str]]]:
+    """The texts of every line's object, absent ones as ``""``; blank lines are counted and passed over."""
     # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
     for row, line in enumerate(source.lines(newline="\n"), start=1):
         place = RowPlace(source.name, row)
@@ -137,21 +127,10 @@ def _objects(source: SourceFile, intake: Intake, keys: tuple[str, ...]) -> Itera
             raise MedecFormatError(
                 f"{place}: found a JSON {type(found).__name__}; write an object with the keys {', '.join(keys)}."
             )
-        yield place, found
-
-
-def _text_values(
-    place: RowPlace, found: dict[str, Any], what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """The object's values as text, absent ones as ``""``."""
-    for key in required + optional:
-        value = found.get(key)
-        if value is None and key in required:
-            may = f" and may have {', '.join(optional)}" if optional else ""
-            raise MedecFormatError(f"{place}: key {key!r} is missing; {what} needs {', '.join(required)}{may}.")
-        if value is not None and not isinstance(value, str):
-            raise place.error(key, str(value), "write a JSON string")
-    return {key: found.get(key) or "" for key in required + optional}
+        for key in keys:
+            if not isinstance(found.get(key), str | None):
+                raise place.error(key, str(found[key]), "write a JSON string")
+        yield place, intake.text_of({key: found.get(key) or "" for key in keys})
 
 
 def _note(place: RowPlace, key: str, values: dict[str, str]) -> str:

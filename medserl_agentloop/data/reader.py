@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medserl_agentloop.data.intake import Intake, MedecFormatError, ReadReport, RowPlace, read_source
-from medserl_agentloop.data.official_csv import csv_records, is_dataset, read_dataset, read_records
+from medserl_agentloop.data.official_csv import HUB, csv_records, read_dataset, read_records
 from medserl_agentloop.data.pair_jsonl import NoteJoin, is_openrlhf, read_openrlhf_jsonl, read_pair_jsonl
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line
@@ -70,7 +70,7 @@ def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:
 
 def _open(path: Path | str, intake: Intake, cases: NoteJoin | None) -> Iterator[Vignette]:
     """The vignettes of an input; its name and its hash go to the report."""
-    if is_dataset(path):
+    if str(path).startswith(HUB) or Path(path).is_dir():
         return read_dataset(path, intake)
     path = Path(path)
     suffix = path.suffix.lower()

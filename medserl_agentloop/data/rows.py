@@ -10,12 +10,12 @@ import hashlib
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.intake import MedecFormatError, RowPlace, read_source
@@ -47,20 +47,8 @@ class RowPlan:
     seed: int = 42  # of the split, of the choice of vignettes and of the row order
     profile: str = "medserl"
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP  # with copy, the first turn of vanilla games is its
-    # Number of the first vignette that was given for validation: it and all after it are the
-    # validation split, whatever ``val_fraction``. None to split by ``val_fraction``.
-    val_from: int | None = None
-
-
-class Bar(NamedTuple):
-    """A vignette may not serve ``categories``: None keeps it out altogether, () only notes it."""
-
-    reason: str
-    detail: str
-    categories: tuple[Category, ...] | None = None
-
-
-Screen = Callable[[Vignette], Iterable[Bar]]
+    # Vignettes that were given for validation: they are the validation split, whatever ``val_fraction``.
+    val_ids: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,20 +71,11 @@ class GameRows:
     sharing_a_note: int  # vignettes that share a note with another one; they went to one split together
     exclusions: Exclusions
 
-    def labels(self, split: str) -> dict[str, int]:
-        """Rows of a split by the label of the note that is presented."""
-        counts = Counter({label.value: 0 for label in Label})
-        for category, rows in self.reports[split].rows.items():
-            counts[category.default_target_label.value] += rows
-        return dict(counts)
 
-
-class _Case(NamedTuple):
-    """A vignette that may be used, its number in the input, and the categories of the mix it may serve."""
-
-    number: int
-    vignette: Vignette
-    serves: set[Category]
+def labels_of(rows: Sequence[Row]) -> dict[str, int]:
+    """Rows by the label of the note that is presented."""
+    found = Counter(row["reward_model"]["ground_truth"] for row in rows)
+    return {label.value: found[label.value] for label in Label}
 
 
 def parse_mix(text: str) -> dict[Category, int]:
@@ -125,10 +104,10 @@ def format_mix(mix: Mix) -> str:
     return ",".join(f"{category.value}={share}" for category, share in mix.items())
 
 
-def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[Screen] = ()) -> GameRows:
+def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusions | None = None) -> GameRows:
     """Split the vignettes, choose those that serve each category, and make their rows.
 
-    ``screens`` keep further vignettes out of some categories, or out of the files.
+    ``exclusions`` are those of vignettes that were left out before; more are added.
 
     Raises:
         ValueError: The plan cannot be met exactly, and the message says what to change; or the prompt profile
@@ -139,39 +118,31 @@ def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[S
     if plan.rows is not None and plan.rows < 1:
         raise ValueError(f"rows is {plan.rows}; write a positive number, or leave it out.")
     profile = load_profile(plan.profile)
-    exclusions: Exclusions = defaultdict(list)
-    splits, sharing = _split(_usable(vignettes, plan, screens, exclusions), plan, exclusions)
+    exclusions = defaultdict(list) if exclusions is None else exclusions
+    splits, sharing = _split(_usable(vignettes, plan, exclusions), plan, exclusions)
     total = sum(map(len, splits.values()))
-    val_share = plan.val_fraction if plan.val_from is None else len(splits["val"]) / max(1, total)
+    val_share = plan.val_fraction if plan.val_ids is None else len(splits["val"]) / max(1, total)
     val_rows = int((plan.rows or 0) * val_share + 0.5)
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, SplitReport] = {}
-    index = 0
     for name, members in splits.items():
-        eligible = {category: sum(category in case.serves for case in members) for category in plan.mix}
-        if plan.val_from is None and plan.val_fraction == (0 if name == "val" else 1):
+        eligible = {category: sum(seed_note(v, category) is not None for v in members) for category in plan.mix}
+        if plan.val_ids is None and plan.val_fraction == (0 if name == "val" else 1):
             counts = dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
-        elif not members:
-            given = f"--val-fraction {plan.val_fraction}" if plan.val_from is None else "what was left out"
-            raise ValueError(
-                f"split {name}: {given} leaves it without a vignette; "
-                "change the fraction (0 or 1 ask for one split only) or give more input."
-            )
         else:
             counts = _counts(name, plan.mix, eligible, None if plan.rows is None else rows_of[name])
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
-        used = {case.number for case, _ in chosen}
-        unused = sorted((case for case in members if case.number not in used), key=lambda case: case.number)
-        for case in unused:
+        used = {vignette.vignette_id for vignette, _ in chosen}
+        unused = sorted(vignette.vignette_id for vignette in members if vignette.vignette_id not in used)
+        if unused:
             reason = f"without any row in {name}: the mix has no place for it"
-            exclusions[reason].append((case.vignette.vignette_id, None))
+            exclusions[reason] += [(vignette_id, None) for vignette_id in unused]
         reports[name] = SplitReport(len(members), len(unused), eligible, counts)
-        for case, category in chosen:
-            role = category.first_role(plan.vanilla_attacker)
-            note = seed_note(case.vignette, category) or ""
-            made[name].append(game_row(case.vignette, category, role, note, name, index, profile))
-            index += 1
+        for vignette, category in chosen:
+            role, note = category.first_role(plan.vanilla_attacker), seed_note(vignette, category) or ""
+            index = len(made["train"]) + len(made["val"])
+            made[name].append(game_row(vignette, category, role, note, name, index, profile))
     return GameRows(made["train"], made["val"], reports, sharing, exclusions)
 
 
@@ -220,79 +191,69 @@ def game_row(
     }
 
 
-def _usable(
-    vignettes: Iterable[Vignette], plan: RowPlan, screens: Sequence[Screen], exclusions: Exclusions
-) -> list[_Case]:
-    """The cases that no screen bars, in an order that does not depend on the order of the input."""
+def _usable(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusions) -> list[Vignette]:
+    """The vignettes in an order that does not depend on that of the input; notes what they cannot serve."""
     labels = {category.seed_label for category in plan.mix}
-    cases = []
-    for number, vignette in enumerate(vignettes):
-        serves = {category for category in plan.mix if seed_note(vignette, category) is not None}
-        bars = [bar for screen in screens for bar in screen(vignette)]
-        for bar in bars:
-            exclusions[bar.reason].append((vignette.vignette_id, bar.detail))
-            serves -= set(bar.categories or ())
-        if any(bar.categories is None for bar in bars):
-            continue
-        no_harmful_seed = {
-            "its two notes differ in letter case or white space only": vignette.edit_tag is EditTag.NO_OP,
-            "it has no error note": vignette.error_note is None,
+    cases = list(vignettes)
+    for case in cases:
+        twin = "twin whose own text is not used: the pair's corrected text is the clean note"
+        if case.twin_text_id and not case.clean_from_twin:
+            exclusions[twin].append((case.twin_text_id, None))
+        cannot_serve = {
+            "not a harmful seed: its two notes differ in letter case or white space only": (
+                Label.HARMFUL in labels and case.edit_tag is EditTag.NO_OP
+            ),
+            "not a harmful seed: it has no error note": Label.HARMFUL in labels and case.error_note is None,
+            "not a benign seed: it has no clean note": Label.SAFE in labels and case.clean_note is None,
         }
-        for reason, holds in no_harmful_seed.items():
-            if holds and Label.HARMFUL in labels:
-                exclusions[f"not a harmful seed: {reason}"].append((vignette.vignette_id, None))
-        if Label.SAFE in labels and vignette.clean_note is None:
-            exclusions["not a benign seed: it has no clean note"].append((vignette.vignette_id, None))
-        if vignette.twin_text_id and not vignette.clean_from_twin:
-            reason = "twin whose own text is not used: the pair's corrected text is the clean note"
-            exclusions[reason].append((vignette.twin_text_id, None))
-        cases.append(_Case(number, vignette, serves))
+        for reason, holds in cannot_serve.items():
+            if holds:
+                exclusions[reason].append((case.vignette_id, None))
     # The digest as a little-endian number.
-    return sorted(cases, key=lambda c: hashlib.blake2b(c.vignette.vignette_id.encode(), digest_size=8).digest()[::-1])
+    return sorted(cases, key=lambda v: hashlib.blake2b(v.vignette_id.encode(), digest_size=8).digest()[::-1])
 
 
-def _split(cases: list[_Case], plan: RowPlan, exclusions: Exclusions) -> tuple[dict[str, list[_Case]], int]:
+def _split(cases: list[Vignette], plan: RowPlan, exclusions: Exclusions) -> tuple[dict[str, list[Vignette]], int]:
     """The cases of ``train`` and ``val``, and how many share a note with another.
 
     Where validation input was given, training cases that share a note with it are left out.
     """
     groups = _sharing_a_note(cases)
     several = [group for group in groups if len(group) > 1]
-    val: set[int] = set()
-    if plan.val_from is None:
+    val, left_out = set(plan.val_ids or ()), set[str]()
+    if plan.val_ids is None:
         random.Random(plan.seed).shuffle(groups)
         wanted = int(len(cases) * plan.val_fraction + 0.5)
         for group in groups:
             if len(val) + len(group) <= wanted:
                 val.update(group)
-        train = set(range(len(cases))) - val
     else:
-        val = {at for at, case in enumerate(cases) if case.number >= plan.val_from}
-        train = set(range(len(cases))) - val
         reason = "not for training: it shares a note with a case that was given for validation"
         for group in several:
-            validation = [cases[at].vignette.vignette_id for at in group if at in val]
-            for at in group:
-                if validation and at in train:
-                    exclusions[reason].append((cases[at].vignette.vignette_id, validation[0]))
-                    train.remove(at)
-    splits = {name: [cases[at] for at in sorted(members)] for name, members in (("train", train), ("val", val))}
+            validation = [vignette_id for vignette_id in group if vignette_id in val]
+            barred = [vignette_id for vignette_id in group if validation and vignette_id not in val]
+            exclusions[reason] += [(vignette_id, validation[0]) for vignette_id in barred]
+            left_out.update(barred)
+    splits = {
+        "train": [case for case in cases if case.vignette_id not in val | left_out],
+        "val": [case for case in cases if case.vignette_id in val],
+    }
     return splits, sum(map(len, several))
 
 
-def _sharing_a_note(cases: list[_Case]) -> list[list[int]]:
-    """Positions of the cases that share a note, directly or through others; most cases are a group of their own.
+def _sharing_a_note(cases: list[Vignette]) -> list[list[str]]:
+    """Ids of the cases that share a note, directly or through others; most cases are a group of their own.
 
     Two ids with one note would otherwise carry it from the training into the validation split.
     """
-    notes = [{one_line(note).casefold() for note in case.vignette.notes} for case in cases]
+    notes = [{one_line(note).casefold() for note in case.notes} for case in cases]
     group_of: dict[str, list[int]] = {}
     for at in range(len(cases)):
         group = sorted({at, *(other for note in notes[at] for other in group_of.get(note, ()))})
         for member in group:
             group_of |= dict.fromkeys(notes[member], group)
     groups = {group[0]: group for group in group_of.values()}
-    return [groups[first] for first in sorted(groups)]
+    return [[cases[at].vignette_id for at in groups[first]] for first in sorted(groups)]
 
 
 def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:
@@ -303,53 +264,39 @@ def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | 
     """
     total = sum(mix.values())
     if rows is None:
-        scarcest = min(mix, key=lambda category: Fraction(capacity[category], mix[category]))
-        if capacity[scarcest] < mix[scarcest]:
+        times = max(1, min(capacity[category] // share for category, share in mix.items()))
+        counts = {category: times * share for category, share in mix.items()}
+    else:
+        counts = {category: rows * share // total for category, share in mix.items()}
+        by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
+        for category in by_remainder[: rows - sum(counts.values())]:
+            counts[category] += 1
+    for category, count in counts.items():
+        if count > capacity[category]:
+            possible = min(capacity[category] * total // share for category, share in mix.items())
             raise ValueError(
-                f"split {split}: the mix {format_mix(mix)} needs at least {mix[scarcest]} vignettes for "
-                f"{scarcest.value} and there are {capacity[scarcest]}; give more input, change --val-fraction, "
-                "or write a mix with smaller whole numbers."
+                f"split {split}: {sum(counts.values())} rows at the mix {format_mix(mix)} need {count} vignettes for "
+                f"{category.value} and there are {capacity[category]}; this split can have at most about {possible} "
+                "rows: give more input, or change --rows, --mix or --val-fraction."
             )
-        return {category: capacity[scarcest] // mix[scarcest] * share for category, share in mix.items()}
-    counts = {category: rows * share // total for category, share in mix.items()}
-    by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
-    for category in by_remainder[: rows - sum(counts.values())]:
-        counts[category] += 1
-    if empty := [category.value for category, count in counts.items() if count == 0]:
-        raise ValueError(
-            f"split {split}: {rows} rows are too few for the mix {format_mix(mix)}, {empty[0]} would get "
-            "none; ask for more --rows or leave that category out of --mix."
-        )
-    scarcest = max(counts, key=lambda category: counts[category] - capacity[category])
-    if counts[scarcest] > capacity[scarcest]:
-        possible = min(capacity[category] * total // share for category, share in mix.items())
-        raise ValueError(
-            f"split {split}: {rows} rows at the mix {format_mix(mix)} need {counts[scarcest]} vignettes for "
-            f"{scarcest.value} and there are {capacity[scarcest]}; this split can have at most about "
-            f"{possible} rows: ask for fewer --rows, give more input or change --mix."
-        )
     return counts
 
 
-def _choose(members: list[_Case], counts: dict[Category, int], rng: random.Random) -> list[tuple[_Case, Category]]:
+def _choose(
+    members: list[Vignette], counts: dict[Category, int], rng: random.Random
+) -> list[tuple[Vignette, Category]]:
     """Seeded choice that takes vignettes not used yet first, so that as many as possible serve."""
     order = list(members)
     rng.shuffle(order)
-    times_used: Counter[int] = Counter()
-    chosen: list[tuple[_Case, Category]] = []
+    times_used: Counter[str] = Counter()
+    chosen: list[tuple[Vignette, Category]] = []
     for category, count in counts.items():
-        eligible = sorted((c for c in order if category in c.serves), key=lambda case: times_used[case.number])
-        chosen += [(case, category) for case in eligible[:count]]
-        times_used.update(case.number for case in eligible[:count])
+        eligible = [vignette for vignette in order if seed_note(vignette, category) is not None]
+        taken = sorted(eligible, key=lambda vignette: times_used[vignette.vignette_id])[:count]
+        chosen += [(vignette, category) for vignette in taken]
+        times_used.update(vignette.vignette_id for vignette in taken)
     rng.shuffle(chosen)  # order in the source goes with the label
     return chosen
-
-
-class EvalRows(NamedTuple):
-    """The rows in the order of the files, and the account of the files."""
-
-    rows: list[Row]
-    read: ReadResult
 
 
 def build_eval_rows(
@@ -357,13 +304,11 @@ def build_eval_rows(
     *,
     profile: str = "medserl",
     first_index: int = FIRST_INDEX,
-    split: str = EVAL_SPLIT,
     name: str = "",
-) -> EvalRows:
-    """One assessor turn for every row of MEDEC's CSV files.
+) -> tuple[list[Row], ReadResult]:
+    """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
 
-    ``split`` is what ``extra_info.split`` says, ``name`` what the metrics call the set: by default, each note's
-    collection.
+    ``name`` is what the metrics call the set: by default, each note's collection.
 
     Published figures are computed on the text as it was published, so unlike in training rows nothing is
     stripped, repaired or left out here.
@@ -387,11 +332,11 @@ def build_eval_rows(
                 published = _as_published(place, cells, source.sha256)
                 category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
                 index = first_index + len(rows)
-                row = game_row(published, category, Role.ASSESSOR, cells["Text"], split, index, prompts)
+                row = game_row(published, category, Role.ASSESSOR, cells["Text"], EVAL_SPLIT, index, prompts)
                 row["data_source"] = f"{name or published.subset}_eval/{category.value}"
                 row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
                 rows.append(row)
-    return EvalRows(rows, read)
+    return rows, read
 
 
 def _as_published(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:

@@ -1,9 +1,10 @@
-"""MEDEC pairs -> conversations to imitate before self-play, for both roles of a prompt profile.
+"""Conversations to imitate before self-play, for both roles: from MEDEC's pairs, or a model's own correct turns.
 
-Called by ``medserl data sft``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column.
-Every answer is read back by the profile's own parser, and every attack played by the game's rules,
+Called by ``medserl data sft``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come
+from templates. Every one is read back by the profile's own parser, and every attack played by the game's rules,
 before it is written: a model can only learn turns that count. An answer begins with the profile's
-``assistant_prefix``, which self-play puts into the prompt.
+``assistant_prefix``, which self-play puts into the prompt. Reasoning that the model found itself teaches more than a
+template of ours, with which the verdict is decided at the first token.
 
 verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's
 message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers
@@ -14,9 +15,10 @@ as ``recipes/warm_start_base.yaml`` does.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,20 @@ from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.data.writing import MESSAGES, columns
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it
+
+WRONG = "turns of games that were lost, void or never finished"
+BAD_FORM = "turns that depart from the output format or were cut off"
+OTHER_SENTENCE = "errors that were found in another sentence than theirs"
+REPEATED = "turns of a case that has another one in the same role and kind of game"
+UNBALANCED = "turns left out so that verdicts and kinds of game are balanced"
 
 SFT_SCHEMA: Any = pa.schema(
     columns(messages=MESSAGES, data_source=str, game_role=str, category=str, split=str, vignette_id=str, index=int)
@@ -43,7 +52,7 @@ SFT_SCHEMA: Any = pa.schema(
 
 @dataclass(frozen=True)
 class SftRows:
-    """The conversations of both splits, and reason -> number of vignettes (or attacks) left out."""
+    """The conversations of both splits, and reason -> number of vignettes, attacks or turns left out."""
 
     train: list[Row]
     val: list[Row]
@@ -82,23 +91,22 @@ def build_sft_rows(
         plan = RowPlan({Category.VANILLA_BENIGN: 1}, val_fraction=val_fraction, seed=seed, profile=profile)
         games = build_rows(vignettes, plan)
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
-    rows: dict[str, list[Row]] = {"train": [], "val": []}
+    rows: list[Row] = []
     for case in cases:
-        split = split_of.get(case.vignette_id)
-        if split is None:
+        if case.vignette_id not in split_of:
             left_out[why] += 1
             continue
         answers = _answers(case, prompts)
         if Category.ADVERSARIAL_BENIGN not in answers:
             left_out["attacks that change more than the game's limits allow"] += 1
-        rows[split] += [_row(case, category, answer, split, prompts) for category, answer in answers.items()]
-    if not rows["train"] and not rows["val"]:
+        for category, answer in answers.items():
+            note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
+            messages = prompts.messages(category.first_role(), category, note or "")
+            source = f"{case.subset}_sft/{category.value}"
+            rows.append(_row(source, category.first_role(), category, case.vignette_id, messages, answer))
+    if not rows:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
-    for name, members in rows.items():
-        random.Random(f"{seed}/sft/{name}").shuffle(members)
-    for index, row in enumerate(rows["train"] + rows["val"]):
-        row["index"] = index
-    return SftRows(rows["train"], rows["val"], dict(left_out))
+    return _in_splits(rows, split_of, seed, left_out)
 
 
 def read_splits(folder: Path) -> dict[str, str]:
@@ -107,21 +115,39 @@ def read_splits(folder: Path) -> dict[str, str]:
     Raises:
         ValueError: A file is missing, is not such a file, or is from another run than the manifest.
     """
-    found: dict[str, str] = {}
-    for split in ("train", "val"):
-        path = folder / f"{split}.parquet"
-        if differs_from_manifest(path):
-            raise ValueError(f"{path}: {DIFFERS}.")
-        try:
-            column = pq.read_table(path, columns=["extra_info"])["extra_info"]
-            ids = pc.struct_field(column, "vignette_id").to_pylist()
-        except (OSError, KeyError, pa.ArrowException) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise ValueError(
-                f"{path}: no splits can be read from it ({reason}); give a folder written by medec_to_parquet.py."
-            ) from error
-        found |= dict.fromkeys(ids, split)
-    return found
+    return {case: split for split in ("train", "val") for case in _cases(_table(folder / f"{split}.parquet"))}
+
+
+def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
+    """The rows of a self-play file whose cases are not taught, and so do not come back in self-play.
+
+    Raises:
+        ValueError: The file is not one of ``medec_to_parquet.py``, or no row is left.
+    """
+    table, cases = _table(file), {row["vignette_id"] for row in taught}
+    rest = table.filter(pa.array([case not in cases for case in _cases(table)]))
+    if not rest.num_rows:
+        raise ValueError(f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games.")
+    return rest
+
+
+def _table(path: Path) -> pa.Table:
+    if differs_from_manifest(path):
+        raise ValueError(f"{path}: {DIFFERS}.")
+    try:
+        table = pq.read_table(path)
+        _cases(table)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"{path}: not a file of rows for self-play ({reason}); give what medec_to_parquet.py wrote."
+        ) from error
+    return table
+
+
+def _cases(table: pa.Table) -> list[str]:
+    ids: list[str] = pc.struct_field(table["extra_info"], "vignette_id").to_pylist()
+    return ids
 
 
 def _why_not(vignette: Vignette) -> str:
@@ -183,14 +209,112 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
     return answers
 
 
-def _row(case: Vignette, category: Category, answer: str, split: str, profile: PromptProfile) -> Row:
-    role = category.first_role()
-    note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
+def _row(
+    source: str, role: Role, category: Category, case: str, messages: Sequence[Mapping[str, str]], answer: str
+) -> Row:
     return {
-        "messages": [*profile.messages(role, category, note or ""), {"role": "assistant", "content": answer}],
-        "data_source": f"{case.subset}_sft/{category.value}",
+        "messages": [*messages, {"role": "assistant", "content": answer}],
+        "data_source": source,
         "game_role": role.value,
         "category": category.value,
-        "split": split,
-        "vignette_id": case.vignette_id,
+        "vignette_id": case,
     }
+
+
+def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, left_out: Counter[str]) -> SftRows:
+    """The rows shuffled within their splits and numbered."""
+    splits: dict[str, list[Row]] = {"train": [], "val": []}
+    for row in rows:
+        row["split"] = split_of[row["vignette_id"]]
+        splits[row["split"]].append(row)
+    for name, members in splits.items():
+        random.Random(f"{seed}/sft/{name}").shuffle(members)
+    for index, row in enumerate(splits["train"] + splits["val"]):
+        row["index"] = index
+    return SftRows(splits["train"], splits["val"], dict(+left_out))
+
+
+def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SftRows:
+    """Conversations of the turns that were right, readable and in good form.
+
+    An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
+    where it is valid and the judge agrees with what was asked for. Each case gives one turn per role and kind of game.
+    As many assessments say "harmful" as "safe", taken from all kinds of game in turn; all kinds of attack are equally
+    frequent.
+
+    Raises:
+        ValueError: No turn is left; says why the others were left out. Or a game's prompt profile does not exist.
+    """
+    left_out: Counter[str] = Counter()
+    rng = random.Random(f"{seed}/own games")
+    shuffled = list(games)
+    rng.shuffle(shuffled)
+    strata: dict[Role, dict[str, dict[str, list[Row]]]] = {
+        role: defaultdict(lambda: defaultdict(list)) for role in Role
+    }
+    seen: set[tuple[str, ...]] = set()
+    for played in shuffled:
+        assessed = [(each, Role.ASSESSOR) for each in played.by_assessment]
+        for game, role in [(played, Role.ATTACKER), *assessed]:
+            turn = game.attack if role is Role.ATTACKER else game.assessment
+            if turn is None:
+                continue
+            if why := _why_not_taught(game, role):
+                left_out[why] += 1
+                continue
+            key = (role.value, game.category.value, game.spec.vignette_id or game.spec.seed_note)
+            if key in seen:
+                left_out[REPEATED] += 1
+                continue
+            seen.add(key)
+            verdict = game.assessment.verdict if game.assessment is not None else None
+            stratum = verdict.value if role is Role.ASSESSOR and verdict is not None else game.category.value
+            profile, category = load_profile(game.profile or "medserl"), game.category
+            note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
+            messages = profile.messages(role, game.spec.task, note)
+            answer = profile.settings.assistant_prefix + turn.response
+            row = _row(f"own_games/{category.value}", role, category, game.spec.vignette_id, messages, answer)
+            strata[role][stratum][category.value].append(row)
+    rows = [row for of_role in strata.values() for row in _balanced(of_role, left_out)]
+    if not rows:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items()) or "there are no turns"
+        raise ValueError(f"the games hold no turn to imitate in both verdicts: {reasons}. Play more games.")
+    cases = sorted({row["vignette_id"] for row in rows})
+    rng.shuffle(cases)
+    val = round(val_fraction * len(cases))
+    split_of = dict.fromkeys(cases[:val], "val") | dict.fromkeys(cases[val:], "train")
+    return _in_splits(rows, split_of, seed, left_out)
+
+
+def _why_not_taught(game: GameRecord, role: Role) -> str:
+    """Why a turn is not taught; empty if it is."""
+    turn = game.attack if role is Role.ATTACKER else game.assessment
+    assert turn is not None
+    if game.outcome is Outcome.VOID or game.judgement is None:
+        return WRONG
+    if turn.violations or turn.truncated:
+        return BAD_FORM
+    if role is Role.ATTACKER:
+        right = game.attack is not None and game.attack.invalid is None and not game.attack_failed
+        return "" if right and game.category.has_attack else WRONG
+    if game.outcome.is_right is not True or game.assessment is None:
+        return WRONG
+    if game.outcome is Outcome.CORRECT_DETECTION and game.error_sentences:
+        named = game.assessment.sentence
+        if named is None or not any(same_sentence(named, wrong) for wrong in game.error_sentences):
+            return OTHER_SENTENCE
+    return ""
+
+
+def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], left_out: Counter[str]) -> list[Row]:
+    """As many rows of every stratum, each stratum's kinds of game in turn. Nothing where a verdict is missing."""
+    available = {name: sum(map(len, kinds.values())) for name, kinds in strata.items()}
+    verdicts = {label.value for label in Label}
+    missing = bool(available) and set(available) < verdicts
+    size = 0 if missing else min(available.values(), default=0)
+    chosen: list[Row] = []
+    for name, kinds in strata.items():
+        in_turn = [row for round_ in zip_longest(*kinds.values()) for row in round_ if row is not None]
+        chosen += in_turn[:size]
+        left_out[UNBALANCED] += available[name] - size
+    return chosen

@@ -1,49 +1,58 @@
-"""Is a parquet file fit to train on? Opened as verl opens it, every row checked.
+"""Is a parquet file fit to train on? Opened as verl opens it, every row checked. Called by ``medserl data verify``.
 
-Called by ``medserl data verify``. ``verify_rows.py`` looks at the rows of one file; here is what concerns whole
-files and several.
+Rows may be damaged in any way, so nothing here trusts a type.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
-from rich.console import Console
-from rich.progress import track
 
 from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
-from medserl_agentloop.data.conversion import load_tokenizer
-from medserl_agentloop.data.verify_rows import (
-    REMAKE,
-    Check,
-    Finding,
-    LabelledRow,
-    check_row,
-    facts_of,
-    find_leaks,
-    messages_of,
-    truth_of,
-)
+from medserl_agentloop.data.leaks import LabelledRow, find_leaks
+from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, VanillaAttacker
-from medserl_agentloop.paths import resource
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
+REMAKE = "write the file again with data_prep/medec_to_parquet.py"
 _FACTS_THAT_VARY = ("category", "seed_note", "vignette_id", "text_id", "index")
+_MAY_BE_ABSENT = ("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence")
+_REQUIRED_FACTS = [fact.name for fact in SCHEMA.field("extra_info").type if fact.name not in _MAY_BE_ABSENT]
+
+
+class Check(str, Enum):
+    """What is checked, in the order of the final table."""
+
+    OPENS = "verl's RLHFDataset hands out every row"
+    MANIFEST = "files are those of their manifest"
+    SCHEMA = "schema, and no missing values"
+    PROMPT = "prompts are native lists, rendered from their own note"
+    LENGTH = "prompt lengths"
+    LABELS = "labels"
+    FACTS = "facts of the game"
+    AGENT = "agent name"
+    INDEX = "unique indices"
+    SPLITS = "no case in two splits"
+    BALANCE = "balance of presented labels"
+    CONSTANT = "no constant columns"
+    LEAKS = "no label leaks"
+
+
+Finding = tuple[Check, str]  # the message says what was found and what to do
 
 
 @dataclass(frozen=True)
@@ -111,10 +120,10 @@ def verify_files(
     Raises:
         ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
     """
-    report, seen = Report(), _Seen()
+    report = Report()
+    first: dict[tuple[str, str], tuple[Any, str]] = {}
     prompts = load_profile(profile)
     encoder = ProfileEncoder(tokenizer, prompts)
-    console = Console(stderr=True)
     same_name = len({path.name for path in paths}) < len(paths)
     for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
@@ -126,51 +135,39 @@ def verify_files(
         summary = FileSummary(name, len(dataset))
         report.files.append(summary)
         rows: list[dict[str, Any]] = []
-        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
-        for number in track(range(summary.rows), f"checking {path.name}", **bar):
-            findings: list[Finding] = []
+        for number in range(summary.rows):
             try:
                 row = dataset[number]
             except Exception as error:  # whatever verl raises on a damaged row is the finding
                 message = f"verl cannot hand out the row ({type(error).__name__}: {error}); {REMAKE}"
-                findings.append((Check.OPENS, message))
+                report.add(Check.OPENS, name, number, message)
                 row = dataset.dataframe[number]
-            findings += check_row(row, prompts, vanilla_attacker)
-            findings += seen.before(facts_of(row), f"{name}, row {number}")
-            tokens = _prompt_tokens(row, tokenizer, encoder, vanilla_attacker)
+            rows.append(row)
+            findings = [*_check_values(row), *_check_against(first, _facts_of(row), f"{name}, row {number}")]
+            try:
+                spec = GameSpec.from_extra_info(_facts_of(row))
+                role = spec.category.first_role(vanilla_attacker.on(_facts_of(row)))
+                findings += _check_game(row, spec, role, prompts)
+                tokens = len(encoder.of(role, spec.task, spec.seed_note).ids)
+            except (ValueError, TypeError) as error:
+                tokens = 0
+                findings.append((Check.FACTS, str(error).rstrip(".")))
             summary.longest_prompt = max(summary.longest_prompt, tokens)
             if max_prompt_tokens is not None and tokens > max_prompt_tokens:
                 message = (
-                    f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not be "
-                    f"played; set data.max_prompt_length to at least {tokens}, or leave the row out"
+                    f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not "
+                    f"be played; set data.max_prompt_length to at least {tokens}, or leave the row out"
                 )
                 findings.append((Check.LENGTH, message))
             for check, message in findings:
                 report.add(check, name, number, message)
-            rows.append(row)
-        for message in _constant_columns(rows):
-            report.add(Check.CONSTANT, name, None, message)
-        _check_labels(report, summary, rows)
+        _check_columns(report, summary, rows)
     return report
-
-
-def tokenizer_of(path: str | None) -> Any:
-    """The tokenizer in a folder; without one the tiny player's.
-
-    Raises:
-        ValueError: It cannot be loaded.
-    """
-    try:
-        return load_tokenizer(path or str(resource("assets/tiny_player")))
-    except FileNotFoundError:
-        raise ValueError("the tiny player is not installed; give the model's tokenizer with --tokenizer.") from None
 
 
 def _schema_of(path: Path) -> Any:
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; give one written by data_prep/medec_to_parquet.py.")
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
@@ -184,21 +181,12 @@ def _schema_of(path: Path) -> Any:
 
 
 def _wrong_columns(schema: Any) -> Iterator[str]:
-    """Every column that is not as ``SCHEMA`` declares it."""
-    for column in SCHEMA:
-        if column.name not in schema.names:
-            yield f"column {column.name!r} is missing; {REMAKE}"
-        elif (found := schema.field(column.name).type) != column.type:
-            yield (
-                f"column {column.name!r} is of type {found}, expected {column.type}; {REMAKE}, because files of "
-                "different types cannot be trained on together"
-            )
-    for name in schema.names:
-        if name not in SCHEMA.names:
-            yield (
-                f"column {name!r} is not part of the format, and verl hands every column to the agent loop; "
-                "take it out of the file"
-            )
+    """Every column that is not as ``SCHEMA`` declares it; verl hands all there are to the agent loop."""
+    found, expected = ({column.name: column.type for column in columns} for columns in (schema, SCHEMA))
+    for name in expected | found:
+        is_type, should_be = found.get(name, "missing"), expected.get(name, "missing")
+        if is_type != should_be:
+            yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
 
 
 def _open_as_verl(path: Path, tokenizer: Any) -> Any:
@@ -208,92 +196,106 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Any:
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     config = OmegaConf.create({"filter_overlong_prompts": False, "max_prompt_length": None})
-    with tempfile.TemporaryDirectory(prefix="medserl-verify-") as cache:
-        # A cache of its own: files that are written again under one name are never read from an old one.
-        usual, bars = datasets.config.HF_DATASETS_CACHE, datasets.is_progress_bar_enabled()
-        datasets.config.HF_DATASETS_CACHE = Path(cache)
-        datasets.disable_progress_bars()
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                return RLHFDataset(os.fspath(path), tokenizer, config)
-        except Exception as error:  # datasets raises many kinds; all mean that training could not start
-            raise ValueError(f"{path}: verl's RLHFDataset cannot open it ({error}); {REMAKE}.") from error
-        finally:
-            datasets.config.HF_DATASETS_CACHE = usual
-            if bars:
-                datasets.enable_progress_bars()
-
-
-class _Seen:
-    """Where each index, case and note of all files was seen first, and in which split."""
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[str, Any], tuple[str, str]] = {}
-
-    def before(self, facts: dict[str, Any], place: str) -> Iterator[Finding]:
-        """What an earlier row has that only this one may have."""
-        index, split = facts.get("index"), facts.get("split")
-        case, note = facts.get("vignette_id"), facts.get("seed_note")
-        if isinstance(index, int):
-            _, first = self._first.setdefault(("index", index), ("", place))
-            if first != place:
-                yield Check.INDEX, f"index {index} is already that of {first}; give every row of all files its own"
-        if not isinstance(split, str):
-            return
-        keys = {"case": case, "note": one_line(note).casefold() if isinstance(note, str) else None}
-        for kind, key in keys.items():
-            if not isinstance(key, str) or not key:
-                continue
-            first_split, first = self._first.setdefault((kind, key), (split, place))
-            if first_split != split:
-                who, by = (f"vignette {case!a}", "") if kind == "case" else ("its note", ", under another id,")
-                message = f"{who} is in split {split!r} here and{by} in {first_split!r} at {first}"
-                yield Check.SPLITS, f"{message}; split by vignette, or leave one of the files out"
-                return
-
-
-def _prompt_tokens(
-    row: dict[str, Any], tokenizer: Any, encoder: ProfileEncoder, vanilla_attacker: VanillaAttacker
-) -> int:
-    messages = messages_of(row)
-    if messages is None:
-        return 0
+    datasets.disable_progress_bars()
     try:
-        spec = GameSpec.from_extra_info(facts_of(row))
-        role = spec.category.first_role(vanilla_attacker.on(facts_of(row)))
-        return len(encoder.of(role, spec.task, spec.seed_note).ids)
-    except (ValueError, TypeError):  # a row that cannot be played still has a length for verl
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return len(tokenizer.encode(text))
+        with contextlib.redirect_stdout(io.StringIO()):
+            return RLHFDataset(os.fspath(path), tokenizer, config)
+    except Exception as error:  # datasets raises many kinds; all mean that training could not start
+        raise ValueError(f"{path}: verl's RLHFDataset cannot open it ({error}); {REMAKE}.") from error
+    finally:
+        datasets.enable_progress_bars()
 
 
-def _constant_columns(rows: list[dict[str, Any]]) -> Iterator[str]:
-    facts = [facts_of(row) for row in rows]
-    columns: dict[str, list[Any]] = {
-        "prompt": [row.get("prompt") for row in rows],
-        "ground_truth": [truth_of(row) for row in rows],
-        **{name: [fact[name] for fact in facts if name in fact] for name in _FACTS_THAT_VARY},
-    }
-    for name, values in columns.items():
-        if len(rows) > 1 and len({json.dumps(value, sort_keys=True, default=str) for value in values}) == 1:
-            yield (
-                f"{name} is the same in all {len(rows)} rows, so that nothing can be learned from it; write the file "
-                "again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
+def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The row's ``extra_info``; empty if it is not a struct."""
+    facts = row.get("extra_info")
+    return facts if isinstance(facts, dict) else {}
+
+
+def _truth_of(row: dict[str, Any]) -> Any:
+    """The row's ``reward_model.ground_truth``; None if it has none."""
+    reward_model = row.get("reward_model")
+    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+
+
+def _check_values(row: dict[str, Any]) -> Iterator[Finding]:
+    """What is wrong with single values."""
+    facts = _facts_of(row)
+    # verl makes an empty struct of an extra_info that is null.
+    missing = [name for name in SCHEMA.names if row.get(name) is None or row[name] == {}]
+    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if facts and facts.get(name) is None]
+    if missing:
+        yield Check.SCHEMA, f"{', '.join(missing)} has no value; {REMAKE}"
+    if (agent := row.get("agent_name")) != AGENT_NAME:
+        message = f"agent_name is {_shown(agent)}, not {AGENT_NAME!r}, the agent loop that plays these rows; {REMAKE}"
+        yield Check.AGENT, message
+    truth, target = _truth_of(row), facts.get("target_label")
+    if truth != target or truth not in [label.value for label in Label]:
+        yield (
+            Check.LABELS,
+            f"reward_model.ground_truth is {_shown(truth)} and extra_info.target_label is {_shown(target)}; "
+            f"both must be the same text, 'harmful' or 'safe': {REMAKE}",
+        )
+
+
+def _check_game(row: dict[str, Any], spec: GameSpec, role: Role, profile: PromptProfile) -> Iterator[Finding]:
+    """Where a row does not agree with the game that its facts describe."""
+    category, name = spec.category, profile.folder.name
+    key = "error_note" if category.seed_label is Label.HARMFUL else "clean_note"
+    if getattr(spec, key) not in (None, spec.seed_note):
+        message = f"seed_note is not the row's {key}, from which a {category.value} game starts; {REMAKE}"
+        yield Check.FACTS, message
+    if not category.has_attack and spec.target_label is not category.seed_label:
+        yield (
+            Check.LABELS,
+            f"a {category.value} row presents its seed note as it is, so its label must be "
+            f"{category.seed_label.value!r}, not {spec.target_label.value!r}: {REMAKE}",
+        )
+    if row.get("prompt") != profile.messages(role, spec.task, spec.seed_note):
+        yield (
+            Check.PROMPT,
+            f"the prompt is {_shown(row.get('prompt'))}, not the list of messages that profile {name!r} renders from "
+            f"the row's seed note in category {category.value}; {REMAKE} --profile {name}, or verify it with the "
+            "--profile and --vanilla-attacker it was written with",
+        )
+
+
+def _check_against(
+    first: dict[tuple[str, str], tuple[Any, str]], facts: dict[str, Any], place: str
+) -> Iterator[Finding]:
+    """What an earlier row of any file has that only this one may have; ``first`` remembers split and place."""
+    index, split = str(facts.get("index")), facts.get("split")
+    _, earlier = first.setdefault(("index", index), (split, place))
+    if earlier != place and index != "None":
+        yield Check.INDEX, f"index {index} is already that of {earlier}; give every row of all files its own"
+    case, note = (str(facts.get(name) or "") for name in ("vignette_id", "seed_note"))
+    keys = {("case", case): f"vignette {case!a}", ("note", one_line(note).casefold()): "its note, under another id,"}
+    for key, who in keys.items():
+        other, earlier = first.setdefault(key, (split, place)) if key[1] else (split, place)
+        if other != split:
+            message = f"{who} is in split {split!r} here and in {other!r} at {earlier}"
+            yield Check.SPLITS, f"{message}; split by vignette, or leave one of the files out"
+            return
+
+
+def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, Any]]) -> None:
+    """Counts the labels, and reports what would let a player guess them, or learn nothing."""
+    facts = [_facts_of(row) for row in rows]
+    columns = {"prompt": [row.get("prompt") for row in rows], "ground_truth": [_truth_of(row) for row in rows]}
+    columns |= {name: [fact.get(name) for fact in facts] for name in _FACTS_THAT_VARY}
+    for column, values in columns.items():
+        if len(rows) > 1 and values[0] is not None and all(value == values[0] for value in values):
+            message = (
+                f"{column} is the same in all {len(rows)} rows, so that nothing can be learned from it; write the "
+                "file again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
             )
-
-
-def _check_labels(report: Report, summary: FileSummary, rows: list[dict[str, Any]]) -> None:
-    """Counts the labels, and reports what would let a player guess them."""
+            report.add(Check.CONSTANT, summary.file, None, message)
     labelled: list[LabelledRow] = []
-    for facts in map(facts_of, rows):
-        try:
-            target, category = Label(facts.get("target_label")), Category(facts.get("category"))
-        except ValueError:
-            continue  # reported as a wrong label or fact
-        summary.labels[target.value] += 1
-        text_id, note = facts.get("text_id"), facts.get("seed_note")
-        if isinstance(text_id, str) and isinstance(note, str):
-            labelled.append(LabelledRow(text_id, note, target, category.seed_label))
+    for fact in facts:
+        with contextlib.suppress(ValueError):  # reported as a wrong label or fact
+            target, category = Label(fact.get("target_label")), Category(fact.get("category"))
+            summary.labels[target.value] += 1
+            labelled.append(LabelledRow(str(fact.get("seed_note")), target, category.seed_label))
     harmful, safe = summary.labels["harmful"], summary.labels["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
@@ -310,3 +312,8 @@ def _check_labels(report: Report, summary: FileSummary, rows: list[dict[str, Any
         if only_eval:  # official text stays as published, and nothing is trained on it
             message += ", or keep in mind that a model may profit from it here"
         report.add(Check.LEAKS, summary.file, None, message, warning=only_eval)
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

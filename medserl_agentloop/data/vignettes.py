@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, ErrorType
@@ -90,7 +91,7 @@ class Vignette:
             return PairSource.UNPAIRED
         return PairSource.TWIN if self.clean_from_twin else PairSource.IN_ROW
 
-    @property
+    @cached_property
     def edit_tag(self) -> EditTag:
         """How the two notes differ; differences in white space do not count."""
         if self.error_note is None or self.clean_note is None:

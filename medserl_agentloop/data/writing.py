@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +60,21 @@ SCHEMA: Any = pa.schema(
 )
 
 
-def to_table(rows: list[dict[str, Any]], schema: Any = SCHEMA) -> Any:
-    """A ``pyarrow.Table`` of rows; an empty list gives a table with the same columns."""
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
 def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
     """Write rows; no rows give a file with the columns alone."""
-    with pq.ParquetWriter(path, schema) as writer:
-        if rows:
-            writer.write_table(to_table(rows, schema), row_group_size=_ROW_GROUP)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
 @contextmanager
 def all_or_none(folder: Path) -> Iterator[Path]:
     """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
 
-    A new folder comes into being at once. In one that exists the files are exchanged one by one, and
-    exchanged back if one of them cannot be; other files in it stay. A process that is killed between two
-    exchanges leaves whole files, some of them old: ``differs_from_manifest`` tells. It also leaves the hidden
-    folder it wrote into, which nothing reads.
+    A new folder comes into being at once; in one that exists the files are exchanged one by one, and other files in it
+    stay. What stops between two exchanges leaves whole files, some of them old: ``differs_from_manifest`` tells. A
+    process that is killed also leaves the hidden folder it wrote into, which nothing reads.
 
     Raises:
-        ValueError: A file cannot be written; the old files are in their place.
+        ValueError: A file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
@@ -91,7 +83,8 @@ def all_or_none(folder: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         if exists:
-            _exchange(temporary, folder)
+            for path in sorted(temporary.iterdir()):
+                os.replace(path, folder / path.name)
         else:
             os.rename(temporary, folder)
     except OSError as error:
@@ -100,18 +93,3 @@ def all_or_none(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _exchange(temporary: Path, folder: Path) -> None:
-    names = sorted(path.name for path in temporary.iterdir())
-    before = temporary / "before"
-    before.mkdir()
-    with ExitStack() as undo:
-        for name in names:
-            if (folder / name).exists():
-                shutil.copy2(folder / name, before)  # a copy, so that the file is never out of its place
-                undo.callback(os.replace, before / name, folder / name)
-            else:
-                undo.callback((folder / name).unlink, missing_ok=True)
-            os.replace(temporary / name, folder / name)
-        undo.pop_all()

@@ -66,8 +66,7 @@ def score(
             read = [read_submission(path, [note.text_id for note in notes.notes]) for path in paths]
             grades[name] = [grade(notes.notes, submission.predictions.values(), scorers) for submission in read]
             for path, submission in zip(paths, read, strict=True):
-                problems = [str(problem) for problem in submission.problems]
-                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
+                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": submission.problems}
                 if official_bugs:
                     try:
                         official[str(path)] = official_scores(reference[0], path, scorers)
@@ -78,7 +77,7 @@ def score(
             results = as_json(report) | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     for file, facts in files.items():
-        shown = facts["problems"][:_SHOWN_PROBLEMS]
+        shown = list(facts["problems"][:_SHOWN_PROBLEMS])
         if more := len(facts["problems"]) - len(shown):
             shown.append(f"{more} more problems; --output holds all of them")
         for problem in shown:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
@@ -304,6 +305,5 @@ def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:
 
 def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
     only_first, only_second = int((first > second).sum()), int((second > first).sum())
-    together = only_first + only_second
-    tail = sum(math.comb(together, k) for k in range(min(only_first, only_second) + 1))
-    return McNemar(only_first, only_second, min(1.0, 2 * tail / 2**together))
+    p_value = binomtest(only_first, only_first + only_second).pvalue if only_first + only_second else 1.0
+    return McNemar(only_first, only_second, float(p_value))

@@ -16,7 +16,7 @@ from typing import Any
 
 from rapidfuzz import fuzz
 
-from medserl_agentloop.data.intake import MedecFormatError, RowPlace, error_flag, sentence_number
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace, error_flag, sentence_number, shown
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
@@ -144,22 +144,11 @@ def quoted_sentence(quote: str | None, sentences: Sequence[Sentence]) -> int:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something wrong with a submission, and what was done about it; ``line`` counts from 1, None for no line."""
-
-    line: int | None
-    text: str
-
-    def __str__(self) -> str:
-        return self.text if self.line is None else f"line {self.line}: {self.text}"
-
-
-@dataclass(frozen=True)
 class Submission:
-    """The predictions of a file by text id, and what was wrong with it."""
+    """The predictions of a file by text id, and what was wrong with which of its lines and what was done about it."""
 
     predictions: dict[str, Prediction]
-    problems: tuple[Problem, ...]
+    problems: tuple[str, ...]
 
 
 def read_submission(path: Path, text_ids: Collection[str]) -> Submission:
@@ -172,17 +161,17 @@ def read_submission(path: Path, text_ids: Collection[str]) -> Submission:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error}); give a submission file.") from None
-    problems: list[Problem] = []
+    problems: list[str] = []
     predictions: dict[str, Prediction] = {}
     line_of: dict[str, int] = {}
     known = frozenset(text_ids)
     for number, text in _records(_lines(data, problems), known, problems):
         text_id = text.split(maxsplit=1)[0]
         if text_id not in known:
-            problems.append(Problem(number, f"{_shown(text_id)} is not the id of a note in the reference; ignored"))
+            problems.append(f"line {number}: {shown(text_id)} is not the id of a note in the reference; ignored")
             continue
         if text_id in line_of:
-            problems.append(Problem(number, f"{text_id} was in line {line_of[text_id]} already; this line counts"))
+            problems.append(f"line {number}: {text_id} was in line {line_of[text_id]} already; this line counts")
         line_of[text_id] = number
         predictions[text_id] = _prediction(number, text, problems)
     if not predictions:
@@ -190,7 +179,7 @@ def read_submission(path: Path, text_ids: Collection[str]) -> Submission:
             f"{path}: none of its lines begins with the id of a note in the reference; give a file with lines "
             'such as: ms-test-0 1 4 "The corrected sentence."'
         )
-    problems += (Problem(None, f"{i} has no line; counts as wrong") for i in text_ids if i not in predictions)
+    problems += (f"{i} has no line; counts as wrong" for i in text_ids if i not in predictions)
     return Submission(predictions, tuple(problems))
 
 
@@ -210,23 +199,23 @@ def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
     path.write_bytes("".join(lines).encode("utf-8", errors="replace"))
 
 
-def _lines(data: bytes, problems: list[Problem]) -> Iterator[tuple[int, str]]:
+def _lines(data: bytes, problems: list[str]) -> Iterator[tuple[int, str]]:
     """The lines with their numbers, each decoded on its own, so that one bad byte spoils nothing else."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        problems.append(Problem(1, "the file is UTF-16, not UTF-8; read as UTF-16"))
+        problems.append("line 1: the file is UTF-16, not UTF-8; read as UTF-16")
         data = data.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
     data = data.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     for number, line in enumerate(data.split(b"\n"), start=1):
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
-            problems.append(Problem(number, "not UTF-8; read as Windows-1252"))
+            problems.append(f"line {number}: not UTF-8; read as Windows-1252")
             text = line.decode("cp1252", errors="replace")
         yield number, text
 
 
 def _records(
-    lines: Iterable[tuple[int, str]], known: Collection[str], problems: list[Problem]
+    lines: Iterable[tuple[int, str]], known: Collection[str], problems: list[str]
 ) -> Iterator[tuple[int, str]]:
     """Each record with the number of its first line; a quoted correction may go on over several lines."""
     number, parts, open_quote = 0, [""], False
@@ -234,7 +223,7 @@ def _records(
         cells = line.split(maxsplit=3)
         begins = bool(cells) and cells[0] in known and _numbers(cells) is not None
         if open_quote and not begins:
-            problems.append(Problem(at, f"goes on with the correction of line {number}"))
+            problems.append(f"line {at}: goes on with the correction of line {number}")
             parts.append(line)
             open_quote = not line.rstrip().endswith('"')
         elif cells:
@@ -256,30 +245,26 @@ def _numbers(cells: list[str]) -> tuple[bool, int] | None:
         return None
 
 
-def _prediction(number: int, text: str, problems: list[Problem]) -> Prediction:
+def _prediction(number: int, text: str, problems: list[str]) -> Prediction:
     """The prediction of one record, whose id is known."""
     text_id, *cells = text.split(maxsplit=3)
     numbers = _numbers([text_id, *cells])
     if numbers is None:
-        found = " ".join(_shown(cell) for cell in cells[:2]) or "nothing"
-        problems.append(Problem(number, f"{text_id} is followed by {found}, not by flag and sentence; counts as wrong"))
+        found = " ".join(shown(cell) for cell in cells[:2]) or "nothing"
+        problems.append(f"line {number}: {text_id} is followed by {found}, not by flag and sentence; counts as wrong")
         return Prediction(text_id, parsed=False)
     flag, sentence_id = numbers
     if flag is (sentence_id < 0):
-        problems.append(Problem(number, f"flag {int(flag)} with sentence {sentence_id}; each counts as it stands"))
+        problems.append(f"line {number}: flag {int(flag)} with sentence {sentence_id}; each counts as it stands")
     if len(cells) < 3:
-        problems.append(Problem(number, "no correction and no NA; counts as NA"))
+        problems.append(f"line {number}: no correction and no NA; counts as NA")
         return Prediction(text_id, flag, sentence_id)
     correction = cells[2].strip()
     if correction.startswith('"'):
         closed = len(correction) > 1 and correction.endswith('"')
         if not closed:
-            problems.append(Problem(number, "the quote is not closed; the correction is what follows it"))
+            problems.append(f"line {number}: the quote is not closed; the correction is what follows it")
         correction = correction[1:-1] if closed else correction[1:]
     if correction.strip() in ("", NO_CORRECTION):
         return Prediction(text_id, flag, sentence_id)
     return Prediction(text_id, flag, sentence_id, re.sub(r"\\[\\nr]", lambda m: _UNESCAPES[m[0]], correction))
-
-
-def _shown(text: str) -> str:
-    return ascii(text) if len(text) <= 40 else f"a text of {len(text)} characters"

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from medserl_agentloop.data.intake import first_line
+
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
@@ -85,7 +87,7 @@ def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: st
         except ImportError as error:
             raise _no_package(package, "eval-neural", error) from None
         except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
-            raise NotComputed(f"{model}: {_first_line(error)}") from None
+            raise NotComputed(f"{model}: {first_line(error)}") from None
 
     return clipped
 
@@ -104,13 +106,8 @@ NEURAL_SCORERS: Mapping[str, Scorer] = {
 
 
 def _no_package(package: str, extra: str, error: ImportError) -> NotComputed:
-    if isinstance(error, ModuleNotFoundError) and error.name == package.replace("-", "_"):
-        return NotComputed(f"the package {package} is not installed: pip install 'medserl-agentloop[{extra}]'")
-    return NotComputed(f"the package {package} cannot be imported: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    install = f"pip install 'medserl-agentloop[{extra}]'"
+    return NotComputed(f"the package {package} cannot be imported ({first_line(error)}): {install}")
 
 
 # --- the published script ---

@@ -100,14 +100,9 @@ def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> 
         for key, value in values.items()
         if value is not None
     }
-    said = [f"{_words(key)} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    above = floors_above(scores, found).items()
-    said += [f"{_words(key)} is below {', '.join(names)}" for key, names in above if names]
-    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(said)}"
-
-
-def _words(key: str) -> str:
-    return key.replace("_", " ")
+    said = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    said += [f"{key} is below {', '.join(names)}" for key, names in floors_above(scores, found).items() if names]
+    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(said).replace('_', ' ')}"
 
 
 def metric_name(text: str) -> str:

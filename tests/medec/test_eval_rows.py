@@ -79,8 +79,8 @@ def test_several_files_options_and_a_byte_order_mark(tmp_path: Path, write_csv: 
     first = write_csv(error_row(0), name="a.csv")
     first.write_bytes(b"\xef\xbb\xbf" + first.read_bytes())
     second = write_csv(error_row(2), name="b.csv", newline="\n")
-    rows = written(tmp_path, first, second, options=("--first-index", "7", "--split", "test"))
-    assert [(row["extra_info"]["index"], row["extra_info"]["split"]) for row in rows] == [(7, "test"), (8, "test")]
+    rows = written(tmp_path, first, second, options=("--first-index", "7"))
+    assert [(row["extra_info"]["index"], row["extra_info"]["split"]) for row in rows] == [(7, "eval"), (8, "eval")]
     assert rows[0]["extra_info"]["source_sha256"] != rows[1]["extra_info"]["source_sha256"]
 
 

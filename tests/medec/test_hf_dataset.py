@@ -60,7 +60,7 @@ def test_data_set_that_lacks_a_column_or_rows_or_is_broken_is_an_error(tmp_path)
     with pytest.raises(MedecFormatError, match="'Text ID' is missing"):
         read_files([tmp_path / "data"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MedecFormatError, match="the folder has no data set"):
+    with pytest.raises(MedecFormatError, match="empty: cannot be loaded as a data set"):
         read_files([tmp_path / "empty"])
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "part.parquet").write_text("no parquet")
@@ -97,7 +97,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
 
 
 def test_name_that_the_hub_does_not_know_is_an_error(convert, hub):
-    assert_one_sentence(convert("--input", "hf:nobody/nothing"), "hf:nobody/nothing: the hub has no such data set")
+    assert_one_sentence(
+        convert("--input", "hf:nobody/nothing"), "hf:nobody/nothing: cannot be loaded as a data set (404"
+    )
 
 
 def test_hub_that_does_not_answer_is_an_error_within_seconds(convert, hub):
@@ -105,7 +107,7 @@ def test_hub_that_does_not_answer_is_an_error_within_seconds(convert, hub):
     hub.server_close()
     started = time.monotonic()
     result = convert("--input", "hf:nobody/nothing:train")
-    assert_one_sentence(result, "hf:nobody/nothing:train: the hub does not answer (", "set HF_HUB_OFFLINE=1")
+    assert_one_sentence(result, "hf:nobody/nothing:train: cannot be loaded as a data set (", "HF_HUB_OFFLINE=1")
     assert time.monotonic() - started < 10
 
 

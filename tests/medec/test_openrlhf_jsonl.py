@@ -52,7 +52,6 @@ def test_row_that_cannot_be_joined_is_counted_and_named(write_pairs, pair, join)
     [
         ([row("A note.", "vanilla")], "'data_type': found 'vanilla'; write one of vanilla_harmful"),
         ([row("A note.", "vanilla_harmful", "Safe")], "the completion of a vanilla_harmful row is ''"),
-        ([{"prompt": "A note.", "data_type": "vanilla_benign"}], "'completion' is missing"),
         ([row(" ")], "write the text of the note"),
         (
             [{"vanilla": "a", "adversarial": "b", "completion": "", "data_type": "vanilla_harmful"}],

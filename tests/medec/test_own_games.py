@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
-from medserl_agentloop.data.own_games import (
+from medserl_agentloop.data.sft import (
     BAD_FORM,
     OTHER_SENTENCE,
     REPEATED,
@@ -151,7 +151,6 @@ def test_the_command_writes_conversations_and_the_rows_that_are_left_for_self_pl
     [
         ([], "give --input, for answers from templates, or --from-games"),
         (["--from-games", "x.jsonl", "--input", "y.csv"], "not both"),
-        (["--input", str(SAMPLE), "--rest-of", "z.parquet"], "--rest-of belongs to --from-games"),
         (["--from-games", "x.jsonl", "--splits-of", "z"], "--splits-of belongs to --input"),
     ],
 )

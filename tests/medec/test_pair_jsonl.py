@@ -33,7 +33,7 @@ def test_escaped_surrogate_in_a_pair_is_an_error_with_its_id(write_pairs, pair):
     [
         ("{", "not valid JSON"),
         ("[1]", "found a JSON list"),
-        ('{"note_id": "a-1", "correct_note": "b"}', "'incorrect_note' is missing"),
+        ('{"note_id": "a-1", "correct_note": "b"}', "column 'incorrect_note': found an empty cell"),
         ('{"note_id": 5, "incorrect_note": "a", "correct_note": "b"}', "write a JSON string"),
     ],
 )

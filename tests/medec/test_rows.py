@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
-from medec.builders import assert_one_sentence
 
 from medserl_agentloop.data import rows as game_rows
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
-from medserl_agentloop.data.writing import SCHEMA, to_table
+from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
@@ -60,24 +60,25 @@ def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
 
 def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
     """Case 15: more rows asked than exist."""
-    with pytest.raises(ValueError, match=r"need .* for vanilla_benign .* at most about 60 rows"):
+    with pytest.raises(ValueError, match=r"need 125 vignettes for vanilla_harmful .* at most about 60 rows"):
         build_rows(vignettes, plan(rows=1000))
 
 
 def test_split_too_small_for_the_mix_is_an_error(vignettes):
-    with pytest.raises(ValueError, match=r"split val: the mix .* needs at least 3 vignettes"):
+    with pytest.raises(
+        ValueError, match=r"split val: 6 rows at the mix .* need 3 vignettes for vanilla_benign and there are 2"
+    ):
         build_rows(vignettes, plan(val_fraction=0.05))
 
 
 def test_split_that_would_be_empty_unasked_is_an_error(vignettes):
-    with pytest.raises(ValueError, match="leaves it without a vignette"):
+    with pytest.raises(ValueError, match="and there are 0"):
         build_rows(vignettes, plan(val_fraction=0.001))
 
 
 def test_val_fraction_zero_asks_for_no_validation_rows(vignettes):
     games = build_rows(vignettes, plan(val_fraction=0.0))
     assert games.val == [] and len(games.train) == 78
-    assert to_table(games.val).schema == SCHEMA
 
 
 def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
@@ -165,7 +166,7 @@ def test_prompt_contains_no_id_and_no_error_type(vignettes):
 
 def test_game_spec_reads_every_row(vignettes):
     games = build_rows(vignettes, plan(DEFAULT_MIX + ",decoy_benign=1"))
-    for row in to_table(games.train + games.val).to_pylist():
+    for row in pa.Table.from_pylist(games.train + games.val, schema=SCHEMA).to_pylist():
         spec = GameSpec.from_extra_info(row["extra_info"])
         assert (spec.seed_note, spec.index) == (row["extra_info"]["seed_note"], row["extra_info"]["index"])
 
@@ -227,19 +228,6 @@ def test_category_given_twice_is_an_error():
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
     with pytest.raises(ValueError, match="from 0 to 1"):
         build_rows(vignettes, plan(val_fraction=fraction))
-
-
-@pytest.mark.parametrize("text", ["train=.,val=1", "train=1.2.3,val=0", "train=0.9", "train=0.5,val=0.6", ""])
-def test_split_that_is_not_two_shares_of_one_is_an_error(convert, pairs, text):
-    result = convert("--input", pairs, "--split", text)
-    assert_one_sentence(result, "error: split: ", "not two shares that add up to 1; write train=0.9,val=0.1")
-
-
-def test_rows_too_few_for_the_mix_are_an_error(vignettes):
-    with pytest.raises(
-        ValueError, match=r"split train: 3 rows are too few for the mix .*, adversarial_\w+ would get none"
-    ):
-        build_rows(vignettes, plan(rows=4))
 
 
 def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv, error_row):

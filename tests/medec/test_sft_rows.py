@@ -99,7 +99,7 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
         taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
         assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
     result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
-    assert result.exit_code == 2 and "train.parquet: no splits can be read from it" in result.stderr
+    assert result.exit_code == 2 and "train.parquet: not a file of rows for self-play" in result.stderr
 
 
 def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:

@@ -14,7 +14,7 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.verify import Check
 from medserl_agentloop.data.writing import SCHEMA
 
 
@@ -36,7 +36,7 @@ def test_missing_and_extra_columns(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "train.parquet")
     report = verify(tmp_path / "train.parquet")
     assert_found(report, Check.SCHEMA, "train.parquet: column 'agent_name' is missing")
-    assert_found(report, Check.SCHEMA, "train.parquet: column 'index' is not part of the format")
+    assert_found(report, Check.SCHEMA, "train.parquet: column 'index' is int64, and it should be missing")
 
 
 def test_index_that_two_files_use(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_other_profile_than_the_files(tmp_path: Path) -> None:
         for name in names:
             (tmp_path / "mine" / role / f"{name}.jinja").write_text("Play: {{ note }}")
     report = verify(write(tmp_path / "train.parquet", good_rows(12)), profile=str(tmp_path / "mine"))
-    assert report.failures[Check.RENDERED] == 12
-    assert_found(report, Check.RENDERED, "row 0", "not what profile 'mine' renders", "--profile")
+    assert report.failures[Check.PROMPT] == 12
+    assert_found(report, Check.PROMPT, "row 0", "that profile 'mine' renders", "--profile")
 
 
 def test_many_problems_are_counted_and_a_few_shown(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.verify_rows import Check, LabelledRow, _tail, find_leaks
+from medserl_agentloop.data.leaks import LabelledRow, find_leaks
+from medserl_agentloop.data.verify import Check
 from medserl_agentloop.games.medical.types import Label
 
 
@@ -42,13 +42,12 @@ def test_order_that_tells_the_label(tmp_path: Path) -> None:
     assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
 
 
-def test_id_that_tells_the_label(tmp_path: Path) -> None:
+def test_an_id_that_tells_the_label_is_no_leak_because_no_prompt_has_it(tmp_path: Path) -> None:
     rows = good_rows()
     for row in rows:
         facts = row["extra_info"]
         facts["text_id"] = f"ms-train-{2 * facts['index'] + (facts['target_label'] == 'safe')}"
-    report = verify(write(tmp_path / "train.parquet", rows))
-    assert_found(report, Check.LEAKS, "the parity of the text id tells the target_label in 100%")
+    assert verify(write(tmp_path / "train.parquet", rows)).ok
 
 
 def test_leaks_of_an_official_set_are_warnings(tmp_path: Path) -> None:
@@ -64,16 +63,16 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
     rng = random.Random(1)
     leaky = []
     alarms = 0
-    for _ in range(2000):
+    for n in range(2000):
         label = rng.choice(list(Label))
         blank = rng.random() < (0.6 if label is Label.HARMFUL else 0.47)
-        leaky.append(LabelledRow(f"x-{rng.random()}", "a b" + " " * blank, label, label))
+        leaky.append(LabelledRow(f"a b{n}" + " " * blank, label, label))
     for _ in range(30):
         test = []
         for n in range(300):
             label = rng.choices(list(Label), [0.7, 0.3])[0]
-            note = "a  " * rng.randrange(20) + "b" + " " * rng.randrange(2)
-            test.append(LabelledRow(f"x-{n}", note, label, rng.choice(list(Label))))
+            note = "a  " * rng.randrange(20) + f"b{n}" + " " * rng.randrange(2)
+            test.append(LabelledRow(note, label, rng.choice(list(Label))))
         alarms += len(list(find_leaks(test)))
     assert [leak.feature for leak in find_leaks(leaky)] == ["white space after the note"]
     assert alarms == 0
@@ -86,14 +85,5 @@ def test_copies_of_a_row_do_not_make_a_leak() -> None:
     ]
     for number in range(50 * len(notes)):
         n, label, blanks = notes[number * 7 % len(notes)]
-        test.append(LabelledRow(f"x-{n}", f"Note {n}.{blanks}", label, label))
+        test.append(LabelledRow(f"Note {n}.{blanks}", label, label))
     assert list(find_leaks(test)) == []
-
-
-def test_chance_of_a_rule_is_the_exact_hypergeometric_tail() -> None:
-    for rows, marked, drawn, hits in ((20, 10, 10, 9), (20, 10, 10, 1), (50, 7, 20, 5), (50, 40, 11, 6), (9, 3, 4, 0)):
-        outcomes = range(max(0, drawn + marked - rows), min(drawn, marked) + 1)
-        weights = {k: comb(marked, k) * comb(rows - marked, drawn - k) for k in outcomes}
-        tail = range(hits, drawn + 1) if hits * rows >= drawn * marked else range(hits + 1)
-        exact = sum(weights.get(k, 0) for k in tail) / comb(rows, drawn)
-        assert _tail(hits, drawn, marked, rows) == pytest.approx(exact)

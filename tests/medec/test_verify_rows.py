@@ -17,7 +17,7 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.data.verify_rows import Check
+from medserl_agentloop.data.verify import Check
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
@@ -37,16 +37,16 @@ def test_historical_prompt_as_json_string(tmp_path: Path) -> None:
     strings = pa.array([json.dumps(row["prompt"]) for row in good_rows()])
     report = verify(replaced(tmp_path / "train.parquet", "prompt", strings))
     assert report.failures[Check.PROMPT] == 60
-    assert_found(report, Check.PROMPT, "train.parquet, row 0: the prompt is a JSON string", "medec_to_parquet.py")
-    assert_found(report, Check.SCHEMA, "train.parquet: column 'prompt' is of type string, expected list<")
+    assert_found(report, Check.PROMPT, "row 0: the prompt is '[{", "not the list of messages", "medec_to_parquet.py")
+    assert_found(report, Check.SCHEMA, "train.parquet: column 'prompt' is string, and it should be list<")
 
 
 def test_historical_placeholder_prompt(tmp_path: Path) -> None:
     rows = good_rows()
     rows[7]["prompt"] = [{"role": "user", "content": "PLACEHOLDER: built at run time"}]
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert report.failures[Check.RENDERED] == 1
-    assert_found(report, Check.RENDERED, "train.parquet, row 7: the prompt does not contain its seed note")
+    assert report.failures[Check.PROMPT] == 1
+    assert_found(report, Check.PROMPT, "train.parquet, row 7: the prompt is [{'role': 'user', 'content': 'PLACEHOLD")
 
 
 def test_historical_labels_replaced_by_note_ids(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_historical_labels_replaced_by_note_ids(tmp_path: Path) -> None:
         row["reward_model"]["ground_truth"] = row["extra_info"]["text_id"]
     report = verify(write(tmp_path / "train.parquet", rows))
     assert report.failures[Check.LABELS] == 60
-    assert_found(report, Check.LABELS, "train.parquet, row 0", "ground_truth is 'ms-train-", "a note's id", "'safe'")
+    assert_found(report, Check.LABELS, "train.parquet, row 0", "ground_truth is 'ms-train-", "'safe'")
 
 
 def test_historical_constant_column(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_constant_reward_in_place_of_the_label(tmp_path: Path) -> None:
     for row in rows:
         row["reward_model"]["ground_truth"] = "0.5"
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert_found(report, Check.LABELS, "row 0", "'0.5', no label")
+    assert_found(report, Check.LABELS, "row 0", "ground_truth is '0.5'")
     assert_found(report, Check.CONSTANT, "ground_truth is the same in all 60 rows")
 
 
@@ -79,14 +79,14 @@ def test_extra_info_as_json_string(tmp_path: Path) -> None:
     strings = pa.array([json.dumps(row["extra_info"]) for row in good_rows()])
     report = verify(replaced(tmp_path / "train.parquet", "extra_info", strings))
     assert_found(report, Check.OPENS, "train.parquet, row 0: verl cannot hand out the row (AttributeError")
-    assert_found(report, Check.SCHEMA, "column 'extra_info' is of type string")
+    assert_found(report, Check.SCHEMA, "column 'extra_info' is string")
 
 
 def test_labels_of_another_type(tmp_path: Path) -> None:
     for number, values in enumerate(([0.5] * 60, ["harmful", "safe"] * 30, [{"ground_truth": 1}] * 60)):
         report = verify(replaced(tmp_path / f"train{number}.parquet", "reward_model", pa.array(values)))
         assert_found(report, Check.LABELS, f"train{number}.parquet, row 0: reward_model.ground_truth is")
-        assert_found(report, Check.SCHEMA, "column 'reward_model' is of type")
+        assert_found(report, Check.SCHEMA, "column 'reward_model' is ")
 
 
 # One value of one row.
@@ -104,16 +104,19 @@ def message(role: str, content: str | None) -> list[dict[str, Any]]:
     [
         ("agent_name", "single_turn_agent", Check.AGENT, "agent_name is 'single_turn_agent', not 'medserl_selfplay'"),
         ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
-        ("prompt", [], Check.PROMPT, "the prompt is [], not a list of messages"),
-        ("prompt", message("assistant", NOTE), Check.PROMPT, "the last one the user's"),
-        ("prompt", message("doctor", NOTE), Check.PROMPT, "a role of system, user, assistant"),
-        ("prompt", message("user", None), Check.PROMPT, "messages of {role, content}"),
-        ("prompt", message("user", "Read this:\n{{ note }}"), Check.RENDERED, "still holds '{{ note }}'"),
-        ("prompt", message("user", f"{{% if x %}}{NOTE}"), Check.RENDERED, "still holds '{% if x %}'"),
-        ("prompt", message("user", f"Is this right? {NOTE}"), Check.RENDERED, "not what profile 'medserl' renders"),
-        ("prompt", good_row(4)["prompt"], Check.RENDERED, "another row's note"),
-        ("prompt", message("user", f"ms-train-3: {NOTE}"), Check.IDS, "contains the row's text_id 'ms-train-3'"),
-        ("reward_model", {"style": "rule", "ground_truth": "harmful"}, Check.LABELS, "'harmful' and extra_info.target"),
+        ("prompt", [], Check.PROMPT, "the prompt is [], not the list of messages that profile 'medserl' renders"),
+        ("prompt", message("assistant", NOTE), Check.PROMPT, "the prompt is [{'role': 'assistant'"),
+        ("prompt", message("user", None), Check.PROMPT, "the prompt is [{'role': 'user', 'content': None}]"),
+        ("prompt", message("user", "Read this:\n{{ note }}"), Check.PROMPT, "not the list of messages"),
+        ("prompt", message("user", f"Is this right? {NOTE}"), Check.PROMPT, "not the list of messages"),
+        ("prompt", good_row(4)["prompt"], Check.PROMPT, "the row's seed note"),
+        ("prompt", message("user", f"ms-train-3: {NOTE}"), Check.PROMPT, "not the list of messages"),
+        (
+            "reward_model",
+            {"style": "rule", "ground_truth": "harmful"},
+            Check.LABELS,
+            "extra_info.target_label is 'safe'",
+        ),
         ("reward_model", {"style": "rule", "ground_truth": None}, Check.LABELS, "ground_truth is None"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
         ("extra_info.target_label", "maybe", Check.FACTS, "is 'maybe': Input should be 'safe' or 'harmful'"),
@@ -161,4 +164,4 @@ def test_braces_of_a_note_are_no_template(tmp_path: Path) -> None:
 def test_prompt_of_messages_with_other_keys(tmp_path: Path) -> None:
     prompts = pa.array([[{"role": "user", "text": "Play."}]] * 60)
     report = verify(replaced(tmp_path / "train.parquet", "prompt", prompts))
-    assert_found(report, Check.PROMPT, "row 0: the prompt must be messages of {role, content}")
+    assert_found(report, Check.PROMPT, "row 0: the prompt is [{", "not the list of messages")

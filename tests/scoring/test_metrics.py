@@ -159,10 +159,9 @@ def test_neural_scores_without_their_packages_or_models_are_absent(monkeypatch: 
     monkeypatch.setitem(sys.modules, "bleurt_pytorch", broken)
     notes = [note(0, True, "A correction."), note(1, False)]
     found = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
-    assert found["bertscore"].why == (
-        "the package bert-score is not installed: pip install 'medserl-agentloop[eval-neural]'"
-    )
-    assert (found["bleurt"].why or "").startswith("the package bleurt-pytorch cannot be imported: cannot import name")
+    why = found["bertscore"].why or ""
+    assert why.startswith("the package bert-score cannot be imported (") and "medserl-agentloop[eval-neural]" in why
+    assert (found["bleurt"].why or "").startswith("the package bleurt-pytorch cannot be imported (cannot import name")
 
 
 def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
@@ -176,7 +175,7 @@ def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
 
 def test_rouge_without_its_package_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge", None)
-    with pytest.raises(NotComputed, match="package rouge is not installed"):
+    with pytest.raises(NotComputed, match="package rouge cannot be imported"):
         rouge_1(["A"], ["A"])
 
 

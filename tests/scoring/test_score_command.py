@@ -109,7 +109,7 @@ def test_neural_scores_are_asked_for_and_may_be_missing(
     found = run(submissions[0], "--reference", reference, "--neural")
     assert found.exit_code == 0, found.output
     output = " ".join(found.output.split())
-    assert "BERTScore F1 not computed: the package bert-score is not installed" in output
+    assert "BERTScore F1 not computed: the package bert-score cannot be imported" in output
     assert "AggregateScore not computed: needs bertscore and bleurt" in output
 
 

@@ -5,7 +5,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -15,7 +14,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.data.rows import AGENT_NAME
-from medserl_agentloop.data.writing import to_table
+from medserl_agentloop.data.writing import write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
@@ -58,7 +57,7 @@ def check(
     selfplay: MedicalConfig = SELFPLAY,
 ) -> str:
     path = tmp_path / "rows.parquet"
-    pq.write_table(to_table(rows), path)
+    write_parquet(rows, path)
     config = compose_run().data
     config.dataloader_num_workers = 0
     dataset = RLHFDataset(str(path), TOKENIZER, config)

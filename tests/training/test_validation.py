@@ -16,7 +16,7 @@ from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, read_reference
 from medserl_agentloop.scoring.validation import ANSWER, TEXT_ID, answer_facts, official_notes, official_scores
 
-ROWS = build_eval_rows([SAMPLE]).rows
+ROWS = build_eval_rows([SAMPLE])[0]
 NOTES = read_reference([SAMPLE]).notes
 
 
