@@ -79,6 +79,7 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name is not set"),
         ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path=None: verl reads the step from the path"),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
+        ({**SHARED, f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.router_replay.mode": "R3"}, "Set it to disabl"),
         # adapters
         ({f"{MODEL}.lora_rank": 8}, f"rollout cpu_hf loads whole weights. Set {MODEL}.lora.merge=True"),
         ({f"{MODEL}.lora_rank": 8, f"{ROLLOUT}.name": "sglang"}, "an argument name that SGLang does not have"),

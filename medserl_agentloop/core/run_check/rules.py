@@ -68,7 +68,6 @@ _REFUSED_IF_ON = {
     ),
     "distillation.enabled": "self-play sets the actor's loss, so the teacher's would never be used",
     f"{ROLLOUT}.enable_rollout_routing_replay": "games keep no routes of experts, so none would be replayed",
-    f"{SAMPLER}.sync_refill_failed_groups": "verl does not pass it to custom samplers, so that it does nothing",
     f"{SAMPLER}.sync_refill_failed_groups": "verl does not pass it to custom samplers, so it would do nothing",
 }
 
