@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +16,14 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.evaluation.harmless_edits import Rule
+from medserl_agentloop.evaluation.judge_calibration import OneOf, all_of, choose, parts
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.judges.report import BlindGroup, NoteKind, Share
 from medserl_agentloop.games.medical.records import GameRecord, Reading
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
-
-Change = Callable[[str, random.Random], str | None]
-"""A note and a source of choices -> the note with one fact changed; None where no fact of the kind stands alone."""
 
 _AGE = re.compile(r"\b([2-7]\d)(?=(?:-| )years?(?:-| )old\b)")
 _SIDE = re.compile(
@@ -42,7 +40,7 @@ _ALTERNATIVES = {
 _DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
 
 
-def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Change:
+def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Rule:
     """Changes the one place of ``pattern``, if the note holds ``mentions`` once: nothing else tells what was there."""
     every = re.compile(mentions, re.IGNORECASE)
 
@@ -72,7 +70,7 @@ def _alternative(note: str, rng: random.Random) -> str | None:
     return note.replace(drug, _ALTERNATIVES[drug])
 
 
-UNKNOWABLE: dict[str, Change] = {
+UNKNOWABLE: dict[str, Rule] = {
     "age": _alone(_AGE, _other_age, r"\byears?(?:-| )old\b|\baged?\b"),
     "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
     "time": _alone(_AGO, _other_number, r"\bago\b"),
@@ -104,32 +102,19 @@ class KnownNote:
 
 def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:
     """At most ``limit`` notes of each kind, one of a kind per case; the same for the same arguments."""
-    found: dict[NoteKind, list[KnownNote]] = {kind: [] for kind in NoteKind}
-    uses: Counter[str] = Counter()
-    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
-        for known in _notes_of(vignettes[number], seed, uses):
-            if limit is None or len(found[known.kind]) < limit:
-                found[known.kind].append(known)
-                uses[known.sort] += 1
-    return [known for notes in found.values() for known in notes]
+    return choose(vignettes, limit, seed, _notes_of)
 
 
-def _notes_of(case: Vignette, seed: int, uses: Counter[str]) -> Iterator[KnownNote]:
+def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
         yield KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
-    if clean is None:
-        return
-    yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
-    changed = {
-        name: after
-        for name, change in UNKNOWABLE.items()
-        if (after := change(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
-    }
-    if changed:
-        sort = min(changed, key=lambda name: uses[name])  # so that each rule has its share
-        yield KnownNote(NoteKind.UNKNOWABLE, sort, changed[sort], compare_notes(clean, changed[sort]).inserted)
+    if clean is not None:
+        yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
+        if changed := one_of(UNKNOWABLE, clean):
+            sort, after = changed
+            yield KnownNote(NoteKind.UNKNOWABLE, sort, after, compare_notes(clean, after).inserted)
 
 
 def calibrate_reader(
@@ -141,38 +126,32 @@ def calibrate_reader(
         ValueError: The reader cannot be built, or it answered nothing.
     """
     reader = BlindReader.from_config(config)
-    slots = asyncio.Semaphore(config.judge_server.concurrency)
 
-    async def one(known: KnownNote) -> list[Reading]:
-        async with slots:
-            readings = await reader.read(known.game())
+    async def read(known: KnownNote) -> list[Reading]:
+        readings = await reader.read(known.game())
         on_note()
         return readings
 
-    async def every() -> list[list[Reading]]:
-        return list(await asyncio.gather(*map(one, notes)))
-
-    readings = asyncio.run(every())
-    lost = [reading.failed for of_note in readings for reading in of_note if reading.failed is not None]
-    if len(lost) == sum(map(len, readings)):
+    every: list[list[Reading]] = asyncio.run(all_of(read, notes, config.judge_server.concurrency))
+    lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]
+    if len(lost) == sum(map(len, every)):
         raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")
-    return tuple(_groups(notes, readings, config.blind.needed))
-
-
-def _groups(notes: Sequence[KnownNote], readings: Sequence[list[Reading]], needed: int) -> Iterator[BlindGroup]:
-    read = list(zip(notes, readings, strict=True))
-    for kind in NoteKind:
-        for sort in (None, *sorted({known.sort for known, _ in read if known.kind is kind})):
-            part = [of_note for known, of_note in read if known.kind is kind and sort in (None, known.sort)]
-            answered = [reading for of_note in part for reading in of_note if reading.failed is None]
-            yield BlindGroup(
+    found = []
+    for kind, sort, part in parts(NoteKind, list(zip(notes, every, strict=True))):
+        readings = [reading for of_note in part for reading in of_note]
+        answered = [reading for reading in readings if reading.failed is None]
+        passed = sum(sum(r.found is True for r in of_note) >= config.blind.needed for of_note in part)
+        found.append(
+            BlindGroup(
                 kind=kind,
                 sort=sort,
                 found=Share(hits=sum(r.found is True for r in answered), items=len(answered)),
-                passed=Share(hits=sum(sum(r.found is True for r in rs) >= needed for rs in part), items=len(part)),
+                passed=Share(hits=passed, items=len(part)),
                 abstained=Share(hits=sum(r.found is None for r in answered), items=len(answered)),
-                failed=Share(hits=sum(map(len, part)) - len(answered), items=sum(map(len, part))),
+                failed=Share(hits=len(readings) - len(answered), items=len(readings)),
             )
+        )
+    return tuple(found)
 
 
 def reader_table(groups: Sequence[BlindGroup], config: MedicalConfig) -> Table:

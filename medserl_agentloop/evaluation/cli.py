@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
-
-if TYPE_CHECKING:
-    from medserl_agentloop.evaluation.answering import Assessor
 
 _SHOWN_PROBLEMS = 20
 
@@ -147,21 +144,22 @@ def evaluate(
     An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
     prompts and settings on the validation set; the test set is for one final run.
     """
+    import asyncio
     from dataclasses import asdict
 
     from omegaconf import OmegaConf
     from rich.console import Console
 
     from medserl_agentloop.evaluation import evaluate as evaluation
-    from medserl_agentloop.evaluation.answering import Question, Sampling, ServedAssessor, ask
+    from medserl_agentloop.evaluation.tournament import seat_of
     from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+    from medserl_agentloop.play.endpoint import EndpointPlayer
     from medserl_agentloop.scoring.notes import read_reference
     from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
     from medserl_agentloop.scoring.yardsticks import read_training
 
     console = Console()
-    sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
+    sampling = evaluation.Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
     try:
         with errors_in_one_line():
             if samples > 1 and temperature == 0:
@@ -177,32 +175,31 @@ def evaluate(
             training = read_training(train, reference.notes) if train else None
             prompts = load_profile(profile)
             template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
-            assessor: Assessor
-            if model.startswith(("http://", "https://")):
-                if served is None:
-                    raise ValueError("a server needs --model, the name of the model it serves")
-                options = EndpointOptions(
-                    url=model,
-                    model=served,
-                    api_key_env=api_key_env,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    timeout_s=timeout,
-                    retries=tries - 1,
-                    concurrency=concurrency,
-                    template_kwargs=template_kwargs,
-                )
-                assessor = ServedAssessor(EndpointPlayer(options), prompts)
-            elif served is not None:
-                raise ValueError(f"--model names the model of a server, and {model} is no address of one")
+            player: Any = seat_of(
+                model,
+                served,
+                prompts,
+                template_kwargs,
+                api_key_env=api_key_env,
+                temperature=temperature,
+                seed=seed,
+                timeout_s=timeout,
+                retries=tries - 1,
+                concurrency=concurrency,
+            )
+            if isinstance(player, EndpointPlayer):
+                facts = {"name": player.name, "server": player.url}
             else:
-                from medserl_agentloop.evaluation.local_models import LocalAssessor
+                from medserl_agentloop.evaluation.local_models import facts_of
 
-                assessor = LocalAssessor(Path(model), prompts, template_kwargs, sampling, concurrency)
-            output.mkdir(parents=True, exist_ok=True)
-            questions = [Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)]
-            replies, failed = ask(assessor, questions, sampling, output / evaluation.CACHE, console)
+                player.batch, facts = concurrency, facts_of(Path(model))
+            identity = [facts.get("sha256", facts), template_kwargs]
+            questions = [
+                evaluation.Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)
+            ]
+            cache = output / evaluation.CACHE
+            asking = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
+            replies, failed = asyncio.run(asking)
             if failed and not allow_missing:
                 raise ValueError(
                     f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
@@ -213,7 +210,7 @@ def evaluate(
                 name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
             }
             settings = {
-                "model": assessor.facts,
+                "model": facts,
                 "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
                 "sampling": asdict(sampling),
                 "requests_without_answer": len(failed),

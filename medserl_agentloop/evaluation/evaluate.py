@@ -11,22 +11,25 @@ import json
 import platform
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from medserl_agentloop.core.driver import Reply
+from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import EditTag
-from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Question
+from medserl_agentloop.evaluation.tournament import Seat, connected
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.scoring.metrics import Comparison, compare, grade
 from medserl_agentloop.scoring.notes import (
@@ -43,6 +46,7 @@ from medserl_agentloop.scoring.yardsticks import TrainingNotes
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
+_ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on it
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
 _FIRST_NUMBERS = range(2, 100)
 _MOVED = ("flag_accuracy", "sentence_accuracy")
@@ -57,6 +61,67 @@ _TWIN_TITLES = {
 
 Share = tuple[float, float, float]
 """A share and its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn; see the options of ``medserl evaluate``."""
+
+    temperature: float
+    samples: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A note to assess; of several samples, which one."""
+
+    note: str
+    sample: int = 0
+
+
+async def ask(
+    model: Seat,
+    identity: Any,
+    profile: PromptProfile,
+    questions: Sequence[Question],
+    sampling: Sampling,
+    cache: Path,
+    console: Console,
+) -> tuple[dict[Question, Reply], dict[Question, str]]:
+    """Answer all questions under a progress bar, from the file of the cache where it can be done.
+
+    ``identity`` is what the answers depend on besides prompt and sampling. Returns the answers, and for every question
+    without one the reason.
+    """
+    file = StepFile(cache)
+    file.cut_after(0)  # a killed process left a line half-written
+    known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
+    asked = list(dict.fromkeys(questions))
+    turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, question.note) for question in asked]
+    keys = []
+    for question, turn in zip(asked, turns, strict=True):
+        drawn = [sampling.temperature, sampling.seed, question.sample] if sampling.temperature else []
+        request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling.max_tokens, drawn]
+        keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
+    replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
+    failed: dict[Question, str] = {}
+    new = {number: turn for number, turn in enumerate(turns) if asked[number] not in replies}
+    answers = model.answers(new, budget=sampling.max_tokens, temperature=sampling.temperature, seed=sampling.seed)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
+    async with connected(model), aclosing(answers):
+        with Progress("answers", *columns, console=console) as progress:
+            bar = progress.add_task("", total=len(asked), completed=len(replies))
+            async for number, reply in answers:
+                if isinstance(reply, Reply):
+                    replies[asked[number]] = reply
+                    file.append([{"step": 0, "key": keys[number], "reply": asdict(reply)}])
+                else:
+                    failed[asked[number]] = str(reply)
+                progress.advance(bar)
+    return replies, failed
 
 
 @dataclass(frozen=True)
@@ -223,7 +288,7 @@ def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     """Name and hash of the assessor's prompt."""
-    messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, "{{ note }}")
+    messages = profile.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
     text = json.dumps([messages, profile.settings.model_dump(mode="json")], sort_keys=True)
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 

@@ -11,9 +11,11 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -24,7 +26,7 @@ from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import BlindGate, Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import BlindGate, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
@@ -33,7 +35,6 @@ from medserl_agentloop.games.medical.records import (
     AttackRecord,
     GameRecord,
     Judgement,
-    Vote,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
@@ -78,35 +79,43 @@ def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> 
 
     Cases whose two notes do not differ give no pairs.
     """
-    found: dict[Kind, list[KnownEdit]] = {kind: [] for kind in Kind}
+    return choose(vignettes, limit, seed, _edits_of)
+
+
+OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
+"""Rules and a note -> the least used of the rules that change it, and the changed note."""
+
+
+def choose(
+    vignettes: Sequence[Vignette], limit: int | None, seed: int, of_case: Callable[[Vignette, OneOf], Iterator[Any]]
+) -> list[Any]:
+    """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
+    found: dict[Enum, list[Any]] = defaultdict(list)
     uses: Counter[str] = Counter()
-    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
-        for edit in _edits_of(vignettes[number], seed, uses):
-            if limit is None or len(found[edit.kind]) < limit:
-                found[edit.kind].append(edit)
-                uses[edit.sort] += 1
-        if limit is not None and all(len(edits) >= limit for edits in found.values()):
-            break
-    return [edit for edits in found.values() for edit in edits]
+    for case in random.Random(seed).sample(vignettes, len(vignettes)):
+
+        def one_of(rules: Mapping[str, Rule], note: str, of: str = case.vignette_id) -> tuple[str, str] | None:
+            changed = {name: rule(note, random.Random(f"{seed}/{of}/{name}")) for name, rule in rules.items()}
+            able = [(name, after) for name, after in changed.items() if after is not None]
+            return min(able, key=lambda each: uses[each[0]]) if able else None  # so that each rule has its share
+
+        for known in of_case(case, one_of):
+            if limit is None or len(found[known.kind]) < limit:
+                found[known.kind].append(known)
+                uses[known.sort] += 1
+    return [known for every in found.values() for known in every]
 
 
-def _edits_of(case: Vignette, seed: int, uses: Mapping[str, int]) -> Iterator[KnownEdit]:
+def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[KnownEdit]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
         yield KnownEdit(Kind.HARMFUL, sort, clean, wrong, case)
         yield KnownEdit(Kind.REPAIRED, sort, wrong, clean, case)
-    if clean is None:
-        return
-    for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
-        edited = {
-            name: after
-            for name, rule in rules.items()
-            if (after := rule(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
-        }
-        if edited:
-            sort = min(edited, key=lambda name: uses[name])  # so that each rule has its share
-            yield KnownEdit(kind, sort, clean, edited[sort], case)
+    if clean is not None:
+        for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+            if edited := one_of(rules, clean):
+                yield KnownEdit(kind, edited[0], clean, edited[1], case)
 
 
 def _rules_of(case: Vignette) -> dict[str, Rule]:
@@ -133,28 +142,6 @@ class Answer:
         """What the judge said; without a label for an abstention or a failure."""
         return self.record.judgement or Judgement(judge="", label=None)
 
-    @property
-    def questions(self) -> Sequence[Judgement | Vote]:
-        """What the judge said to each question that it asked: its votes, or its word alone."""
-        return self.said.votes or [self.said]
-
-
-async def _ask(
-    judge: Judge, edits: Iterable[KnownEdit], at_once: int, on_answer: Callable[[Answer], None]
-) -> list[Answer]:
-    """The answers about all edits, asked as in a run and at most so many at once."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(edit: KnownEdit) -> Answer:
-        async with slots:
-            record, started = edit.game(), time.monotonic()
-            await judge_game(judge, record)
-            answer = Answer(edit, record, time.monotonic() - started)
-        on_answer(answer)
-        return answer
-
-    return list(await asyncio.gather(*map(one, edits)))
-
 
 def calibrate(
     config: MedicalConfig,
@@ -175,9 +162,17 @@ def calibrate(
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
-    at_once, started = config.judge_server.concurrency, time.monotonic()
-    answers = asyncio.run(_ask(judge, edits, at_once, on_answer))
-    total = time.monotonic() - started
+    at_once, began = config.judge_server.concurrency, time.monotonic()
+
+    async def ask(edit: KnownEdit) -> Answer:
+        record, started = edit.game(), time.monotonic()
+        await judge_game(judge, record)
+        answer = Answer(edit, record, time.monotonic() - started)
+        on_answer(answer)
+        return answer
+
+    answers: list[Answer] = asyncio.run(all_of(ask, edits, at_once))
+    total = time.monotonic() - began
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
@@ -193,8 +188,17 @@ def calibrate(
         abstained=_void(answers, JUDGE_ABSTAINED),
         failed=_void(answers, JUDGE_FAILED),
         position_bias=_position_bias(answers),
-        groups=tuple(_groups(answers)),
-        asked=sum(not one.cached for answer in answers for one in answer.questions),
+        groups=tuple(
+            Group(
+                kind=kind,
+                sort=sort,
+                right=_right(part),
+                abstained=_void(part, JUDGE_ABSTAINED),
+                failed=_void(part, JUDGE_FAILED),
+            )
+            for kind, sort, part in parts(Kind, [(answer.edit, answer) for answer in answers])
+        ),
+        asked=sum(not one.cached for answer in answers for one in answer.said.votes or [answer.said]),
         cached=len(answers) - len(seconds),
         seconds=Seconds(
             mean=statistics.fmean(seconds) if seconds else None,
@@ -205,13 +209,23 @@ def calibrate(
     )
 
 
-def _groups(answers: Sequence[Answer]) -> Iterator[Group]:
-    for kind in Kind:
-        of_kind = [answer for answer in answers if answer.edit.kind is kind]
-        for sort in (None, *sorted({answer.edit.sort for answer in of_kind})):
-            part = [answer for answer in of_kind if sort in (None, answer.edit.sort)]
-            abstained, failed = _void(part, JUDGE_ABSTAINED), _void(part, JUDGE_FAILED)
-            yield Group(kind=kind, sort=sort, right=_right(part), abstained=abstained, failed=failed)
+async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int) -> list[Any]:
+    """The answers about all items, at most so many asked for at once."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: Any) -> Any:
+        async with slots:
+            return await ask(item)
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+def parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, str | None, list[Any]]]:
+    """The answers about each kind, and then about each sort of it."""
+    for kind in kinds:
+        of_kind = [(known, answer) for known, answer in answers if known.kind is kind]
+        for sort in (None, *sorted({known.sort for known, _ in of_kind})):
+            yield kind, sort, [answer for known, answer in of_kind if sort in (None, known.sort)]
 
 
 def _right(answers: Sequence[Answer]) -> Share:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import errors_in_one_line, visible
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -37,30 +37,24 @@ def serve(
     Untouched notes get the label of their category, whatever the backend.
     """
     import uvicorn
-    from omegaconf import OmegaConf
-    from pydantic import ValidationError
 
-    from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
+    from medserl_agentloop.core.config import selfplay_config
+    from medserl_agentloop.games.medical.config import MedicalConfig
+    from medserl_agentloop.games.medical.judges import Judge, LabelJudge
     from medserl_agentloop.games.medical.judges.llm import LlmJudge
-    from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
     from medserl_agentloop.games.medical.judges.server import create_app
 
-    if backend == "labels":
-        judge: Judge = LabelJudge()
-    else:
-        if url is None or model is None:
-            _stop("--backend llm needs --url and --model")
-        named: dict[str, Any] = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
-        named |= {"timeout_s": timeout_s, "concurrency": concurrency}
-        try:
-            node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings or []))
-            server = JudgeServer.model_validate(OmegaConf.to_container(node))
-            server.check_votes()
-            judge = LlmJudge(server, PairQuestion(judge_template(profile)))
-        except ValidationError as error:
-            _stop("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
-        except ValueError as error:
-            _stop(str(error))
+    judge: Judge = LabelJudge()
+    if backend == "llm":
+        with errors_in_one_line():
+            if url is None or model is None:
+                raise ValueError("--backend llm needs --url and --model")
+            server: dict[str, Any] = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
+            server |= {"timeout_s": timeout_s, "concurrency": concurrency}
+            named = {"judge": backend, "profile": profile, "judge_server": server}
+            config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
+            config.judge_server.check_votes()
+            judge = LlmJudge.from_config(config)
     uvicorn.run(create_app(judge, shape), host=host, port=port)
 
 
@@ -99,10 +93,10 @@ def calibrate(
 
     console = Console()
     failures: Counter[str] = Counter()
-    logger = logging.getLogger("medserl_agentloop.games.medical.judges")
-    logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
+    # A line for each failure; they are counted here.
+    logging.getLogger("medserl_agentloop.games.medical.judges").setLevel(logging.ERROR)
     columns = ("questions", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
+    with errors_in_one_line():
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)
         edits = known_edits(read.vignettes, limit or None, seed)
@@ -115,30 +109,15 @@ def calibrate(
                 if answer.record.void is not None:
                     failures[answer.record.void] += 1
 
-            report = measure(
-                config,
-                edits,
-                sources={source.file: source.sha256 for source in read.reports},
-                limit=limit or None,
-                seed=seed,
-                on_answer=on_answer,
-            )
+            sources = {source.file: source.sha256 for source in read.reports}
+            report = measure(config, edits, sources=sources, limit=limit or None, seed=seed, on_answer=on_answer)
             if notes:
                 blind = calibrate_reader(config, notes, lambda: progress.advance(bar))
                 report = report.model_copy(update={"blind": blind})
         write_report(report, output)
-    except ValueError as error:
-        _stop(str(error))
-    finally:
-        logger.setLevel(logging.NOTSET)
     console.print(report_table(report))
     if report.blind:
         console.print(reader_table(report.blind, config))
     for reason, count in failures.most_common(5):
         console.print(Text(visible(f"no answer: {count} x {reason}")), soft_wrap=True)
     typer.echo(f"report: {output}")
-
-
-def _stop(message: str) -> NoReturn:
-    typer.echo(f"medserl: {visible(message)}", err=True)
-    raise typer.Exit(2)

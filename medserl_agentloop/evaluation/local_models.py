@@ -1,4 +1,4 @@
-"""A model's folder -> a model in fp32 on this machine's CPU that assesses notes.
+"""A model's folder -> a player in fp32 on this machine's CPU.
 
 It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its steps,
 or of a step's actor.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,11 +24,11 @@ from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
+from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
+from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.encoding import EncodedPrompt
+from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.manifest import sha256_of
-from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
-from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.types import Role
 
@@ -80,6 +81,13 @@ def fingerprint(weights: Path) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a results file says of the model in a folder; ``sha256`` is its :func:`fingerprint`."""
+    weights = find_weights(folder)
+    facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": fingerprint(weights)}
+    return facts | ({"base": base} if (base := base_of(weights)) else {})
+
+
 def load_model(weights: Path) -> tuple[Any, Any]:
     """The model, in evaluation mode, and its tokenizer.
 
@@ -108,25 +116,6 @@ def load_model(weights: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def load_player(
-    folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None, name: str | None = None
-) -> Player:
-    """The model in ``folder`` as a player, called ``name`` or as its folder.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no model.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
-    # Bars and advice of no use to who evaluates.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    model, tokenizer = load_model(find_weights(folder))
-    if model.num_parameters() < _WORTH_THREADS:
-        torch.set_num_threads(1)
-    return Player(name or str(folder), model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
-
-
 def _merged(weights: Path, target: Path) -> Path:
     """The shards as one model, in ``target``."""
     config = ModelMergerConfig(
@@ -143,48 +132,6 @@ def _merged(weights: Path, target: Path) -> Path:
     except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{weights} cannot be merged: {error}") from None
     return target
-
-
-class LocalAssessor:
-    """A model in this process, ``batch`` notes at a time.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no model.
-    """
-
-    def __init__(
-        self, folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any], sampling: Sampling, batch: int
-    ) -> None:
-        self._player = load_player(folder, prompts, template_kwargs)
-        weights = find_weights(folder)
-        self.identity = fingerprint(weights)
-        self.facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": self.identity}
-        if base := base_of(weights):
-            self.facts["base"] = base
-        self.stop = prompts.settings.stop.get(Role.ASSESSOR, [])
-        self._sampling, self._batch = sampling, batch
-
-    def _encoded(self, note: str) -> EncodedPrompt:
-        return self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, note)
-
-    def prompt(self, note: str) -> Any:
-        """Token ids."""
-        return self._encoded(note).ids
-
-    async def answers(self, questions: Sequence[Question]) -> Answers:
-        """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
-        waiting = sorted(questions, key=lambda question: len(question.note))
-        for start in range(0, len(waiting), self._batch):
-            part = waiting[start : start + self._batch]
-            replies = self._player.replies(
-                Role.ASSESSOR,
-                [self._encoded(question.note) for question in part],
-                [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
-                SamplingSettings(temperature=self._sampling.temperature),
-                budget=self._sampling.max_tokens,
-            )
-            for question, reply in zip(part, replies, strict=True):
-                yield question, reply
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -214,3 +161,93 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
             else:
                 merged[name] = merge_non_dtensor_shards(name, parts)
         return merged
+
+
+@dataclass
+class Player:
+    """A model on this machine's CPU.
+
+    Attributes:
+        name: For tables and records.
+        model: A causal language model on the CPU, in evaluation mode.
+        tokenizer: Its tokenizer.
+        encoder: Tokenises the prompts of one profile.
+        batch: Turns that are sampled together.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    encoder: ProfileEncoder
+    batch: int = 64
+
+    def count(self, text: str) -> int:
+        """Tokens that ``text`` takes."""
+        return self.encoder.count(text)
+
+    async def answers(
+        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
+    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
+        """Replies by number, the shortest prompts first: a batch is padded to its longest one.
+
+        They are read and cut as the agent loop does it, and have at most ``budget`` tokens. A prompt that the model's
+        context has no room for gets an empty, truncated reply.
+        """
+        prompts = {number: self.encoder.opening(turn) for number, turn in turns.items()}
+        waiting = sorted(prompts, key=lambda number: len(prompts[number].ids))
+        for start in range(0, len(waiting), self.batch):
+            part = waiting[start : start + self.batch]
+            role = Role(turns[part[0]].role)
+            again = [int(turns[number].conversation or 0) << 48 for number in part]  # another assessment of the note
+            seeds = [seed * 1_000_003 + 2 * n + role.id + other for n, other in zip(part, again, strict=True)]
+            replies = self._replies(role, [prompts[number] for number in part], seeds, temperature, budget)
+            for number, reply in zip(part, replies, strict=True):
+                yield number, reply
+
+    def _replies(
+        self, role: Role, prompts: Sequence[EncodedPrompt], seeds: Sequence[int], temperature: float, budget: int
+    ) -> list[Reply]:
+        stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
+        ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
+        room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
+        replies = [Reply("", truncated=True, prefill=prompt.prefill) for prompt in prompts]
+        fitting = [number for number, tokens in enumerate(room) if tokens > 0]
+        if not fitting:
+            return replies
+        completions = sample_batch(
+            self.model,
+            [SamplingRequest(prompts[n].ids, room[n], torch.Generator().manual_seed(seeds[n])) for n in fitting],
+            SamplingSettings(temperature=temperature, **stop),
+            eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            decode=self.tokenizer.decode,
+        )
+        for number, completion in zip(fitting, completions, strict=True):
+            ids = completion.token_ids
+            replies[number] = Reply(
+                self.tokenizer.decode(ids[:-1] if ids[-1] in ends else ids, skip_special_tokens=False),
+                tokens=len(ids),
+                truncated=completion.stop_reason == "length",
+                prefill=prompts[number].prefill,
+            )
+        return replies
+
+
+def load_player(
+    folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None, name: str | None = None
+) -> Player:
+    """The model in ``folder`` as a player, called ``name`` or as its folder.
+
+    Raises:
+        ValueError: There is no such folder, or it holds no model.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    # Bars and advice of no use to who evaluates.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    model, tokenizer = load_model(find_weights(folder))
+    if model.num_parameters() < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    return Player(name or folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -23,11 +22,7 @@ from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
-from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.play.batch import draw_games
-
-if TYPE_CHECKING:
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.types import Role
 
 _SHOWN = (
     "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
@@ -36,8 +31,7 @@ _SHOWN = (
 _OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_rate", "unread_rate")
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """A setting that follows from what was measured.
 
     Attributes:
@@ -68,25 +62,28 @@ def probe(
     ] = None,
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
+    from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
     from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+    from medserl_agentloop.games.medical.prompting import load_profile
+    from medserl_agentloop.play.batch import draw_games
 
     console = Console()
     with errors_in_one_line():
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
         config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
-        interaction = MedicalGameInteraction(config)
-        rows = [game.record.spec for game in draw_games(interaction, data, notes, seed)]
-        specs = rows * samples
-        if model.startswith(("http://", "https://")):
-            options = {"url": model, "model": served, "api_key_env": api_key_env, "temperature": temperature}
-            options |= {"seed": seed, "timeout_s": timeout, "concurrency": concurrency}
-            records = asyncio.run(_served_games(options, interaction, specs, console))
-        else:
-            records = asyncio.run(_local_games(Path(model), config, specs, temperature, seed, console))
+        rows = [game.record.spec for game in draw_games(MedicalGameInteraction(config), data, notes, seed)]
+        options = {"api_key_env": api_key_env, "temperature": temperature, "seed": seed, "timeout_s": timeout}
+        player = seat_of(model, served, load_profile(config.profile), {}, concurrency=concurrency, **options)
+
+        async def play() -> list[GameRecord]:
+            async with connected(player):
+                return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
+
+        with console.status(f"{notes * samples} games"):
+            records = asyncio.run(play())
         for number, record in enumerate(records):
-            record.uid, record.session = str(number % notes), number // notes
-            record.step = 0
+            record.uid, record.session, record.step = str(number % notes), number // notes, 0
         StepFile(output).append(record.to_json() for record in records)
     measured = role_metrics(records) | note_shares(records)
     console.print(_table(measured))
@@ -95,55 +92,6 @@ def probe(
         if advice.override:
             console.print(f"    {advice.override}", soft_wrap=True, markup=False, highlight=False)
     typer.echo(f"games: {output}")
-
-
-async def _served_games(
-    options: dict[str, Any], interaction: MedicalGameInteraction, specs: Sequence[GameSpec], console: Console
-) -> list[GameRecord]:
-    from contextlib import aclosing
-    from dataclasses import asdict
-
-    from rich.progress import Progress
-
-    from medserl_agentloop.core.driver import play_game
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-
-    if options["model"] is None:
-        raise ValueError("a server needs --model, the name of the model it serves")
-    budget = interaction.config.budget
-    longest = max(budget.assessor, *(budget.attacker(len(spec.seed_note.split()) * 2) for spec in specs))
-    player = EndpointPlayer(EndpointOptions(**options, max_tokens=longest))
-    places = asyncio.Semaphore(options["concurrency"])
-    async with aclosing(player):
-        await player.check()
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("games", total=len(specs))
-
-            async def one(spec: GameSpec) -> GameRecord:
-                game = interaction.new_game(asdict(spec))
-                async with places:
-                    await play_game(interaction, game, dict.fromkeys(interaction.roles, player))
-                    await interaction.score(game.record)
-                progress.advance(bar)
-                return game.record
-
-            return list(await asyncio.gather(*map(one, specs)))
-
-
-async def _local_games(
-    folder: Path, config: MedicalConfig, specs: Sequence[GameSpec], temperature: float, seed: int, console: Console
-) -> list[GameRecord]:
-    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-    from medserl_agentloop.evaluation.local_models import load_player
-    from medserl_agentloop.evaluation.tournament import play_match
-    from medserl_agentloop.games.medical.prompting import load_profile
-
-    with console.status(f"{len(specs)} games on this machine's CPU"):
-        player = load_player(folder, load_profile(config.profile), name=folder.name)
-        longest = max(player.count(spec.seed_note) for spec in specs)
-        budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
-        sampling = SamplingSettings(temperature=temperature)
-        return await play_match(player, player, specs, config, settings=sampling, budgets=budgets, seed=seed)
 
 
 def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -52,9 +51,6 @@ class Match(NamedTuple):
     attacker: Entry | None
     assessor: Entry
     specs: dict[int, GameSpec]
-
-    def __str__(self) -> str:
-        return f"{self.attacker.name if self.attacker else 'untouched notes'} against {self.assessor.name}"
 
 
 def named(text: str) -> tuple[str, str]:
@@ -168,15 +164,8 @@ def tournament(
             }
             _begin(output, asked)
             matches = _matches(both + attacking, both + assessing, [game.record.spec for game in drawn])
-            served = {
-                "api_key_env": api_key_env,
-                "temperature": temperature,
-                "seed": seed,
-                "timeout_s": timeout,
-                "concurrency": concurrency,
-                "template_kwargs": template,
-            }
-            asyncio.run(_play(matches, everyone, config, output, served, console))
+            served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+            asyncio.run(_play(matches, asked, config, output, served, console))
             _conclude(output, asked, everyone, console)
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
@@ -229,66 +218,38 @@ def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequ
 
 async def _play(
     matches: Sequence[Match],
-    everyone: Sequence[Entry],
+    asked: dict[str, Any],
     config: MedicalConfig,
     output: Path,
     served: dict[str, Any],
     console: Console,
 ) -> None:
     """Play the matches that are not in the games file; a match is written when all of it is played."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
     from medserl_agentloop.core.driver import NoReplyError, Reply
     from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
-    from medserl_agentloop.evaluation.local_models import load_player
-    from medserl_agentloop.evaluation.tournament import ServedPlayer, play_match
+    from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
     from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.games.medical.types import Role
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
-    notes = [spec.seed_note for match in matches for spec in match.specs.values()]
-    most = max(config.budget.assessor, *(config.budget.attacker(2 * len(note.split())) for note in notes))
+    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
+    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
     def seat(entry: Entry) -> Seat:
-        return servers.get(entry.name) or load_player(Path(entry.place), profile, served["template_kwargs"], entry.name)
+        player = seat_of(entry.place, entry.served or None, profile, asked["template"], **served, **drawn)
+        player.name = entry.name
+        return player
 
-    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
     done = _finished(file, matches)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    async with AsyncExitStack() as stack:
-        servers: dict[str, ServedPlayer] = {}
-        for entry in everyone:
-            if entry.served:
-                options = EndpointOptions(url=entry.place, model=entry.served, max_tokens=most, **served)
-                player = await stack.enter_async_context(aclosing(EndpointPlayer(options)))
-                await player.check()
-                servers[entry.name] = ServedPlayer(player, entry.name)
-        progress = stack.enter_context(Progress(*columns, TimeRemainingColumn(), console=console, transient=True))
-        bar = progress.add_task("", total=len(matches), completed=done)
-        attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("pairings", total=len(matches), completed=done)
         for number, match in list(enumerate(matches))[done:]:
-            progress.update(bar, description=str(match))
             attacker, assessor = seat(match.attacker or match.assessor), seat(match.assessor)
-            longest = max(attacker.count(spec.seed_note) for spec in match.specs.values())
-            records = await play_match(
-                attacker,
-                assessor,
-                list(match.specs.values()),
-                config,
-                settings=SamplingSettings(temperature=served["temperature"]),
-                budgets={Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor},
-                seed=served["seed"],
-                attacks=attacks[match.attacker],
-            )
+            async with connected(attacker), connected(assessor):
+                specs = list(match.specs.values())
+                records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
             for record, row in zip(records, match.specs, strict=True):
                 record.context, record.uid, record.step = "isolated", str(row), number
             file.append(record.to_json() for record in records)
