@@ -198,7 +198,7 @@ def calibrate(
             )
             for kind, sort, part in parts(Kind, [(answer.edit, answer) for answer in answers])
         ),
-        asked=sum(not one.cached for answer in answers for one in answer.said.votes or [answer.said]),
+        asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
         cached=len(answers) - len(seconds),
         seconds=Seconds(
             mean=statistics.fmean(seconds) if seconds else None,

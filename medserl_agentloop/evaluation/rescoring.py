@@ -10,8 +10,9 @@ import csv
 import importlib
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
@@ -19,7 +20,6 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -37,11 +37,28 @@ def rescore(
     output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
 ) -> None:
     """Apply another reward scheme to games that were played before."""
-    console = Console()
     games = games / GAMES_FILE if games.is_dir() else games
+    old_schemes: set[str] = set()
+    earned: dict[Role, tuple[list[float], list[float]]] = {role: ([], []) for role in Role}
+    number = 0
     with errors_in_one_line():
-        table = _rescored(games, reward, output, console)
-    console.print(table)
+        score = load_scheme(reward)
+        with replacing(output) as file:  # all records or none
+            for number, record in enumerate(read_games(games), start=1):
+                old_schemes |= {record.scheme} - {""}
+                before = record.model_copy()
+                _reward(record, reward, score, f"{games}, line {number}")
+                record.scheme = reward
+                for role, values in earned.items():
+                    for of, game in zip(values, (before, record), strict=True):
+                        of += [value for value in (game.reward(role),) if value is not None]
+                file.write(to_line(record.to_json()))
+    table = Table("role", title=f"{number} games")
+    for heading in (f"mean reward: {', '.join(sorted(old_schemes)) or 'not scored'}", reward):
+        table.add_column(Text(visible(heading)))
+    for role, values in earned.items():
+        table.add_row(role.value, *(f"{fmean(of):.4f} ({len(of)} games)" if of else "none" for of in values))
+    Console().print(table)
     typer.echo(f"games: {output}")
 
 
@@ -53,39 +70,6 @@ def _reward(record: GameRecord, scheme: str, score: RewardScheme, where: str) ->
         reward_game(record, lambda game: _REWARDS.validate_python(score(game)))
     except Exception as error:  # a user's scheme may raise anything
         raise ValueError(f"{where}: reward scheme {scheme} failed: {error}") from error
-
-
-def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table:
-    """Write the records with their new rewards, all of them or none, and return the mean rewards of both schemes."""
-    score = load_scheme(scheme)
-    before: set[str] = set()
-    sums: defaultdict[tuple[str, Role], float] = defaultdict(float)
-    counts: Counter[tuple[str, Role]] = Counter()
-    number = 0
-    with replacing(output) as file, Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("scoring", total=games.stat().st_size)
-        for number, record in enumerate(read_games(games, lambda size: progress.advance(bar, size)), start=1):
-            before |= {record.scheme} - {""}
-            old = {role: record.reward(role) for role in Role}
-            _reward(record, scheme, score, f"{games}, line {number}")
-            record.scheme = scheme
-            for role in Role:
-                for when, value in (("old", old[role]), ("new", record.reward(role))):
-                    if value is not None:
-                        sums[when, role] += value
-                        counts[when, role] += 1
-            file.write(to_line(record.to_json()))
-
-    def mean(when: str, role: Role) -> str:
-        count = counts[when, role]
-        return f"{sums[when, role] / count:.4f} ({count} games)" if count else "none"
-
-    table = Table("role", title=f"{number} games")
-    for heading in (f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme):
-        table.add_column(Text(visible(heading)))
-    for role in Role:
-        table.add_row(role.value, mean("old", role), mean("new", role))
-    return table
 
 
 RECORDED, ORIGINAL = "recorded", "original"
@@ -120,7 +104,6 @@ def replay(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV for all disagreements.")] = None,
 ) -> None:
     """Reward recorded games by two schemes and list every game in which a role's rewards differ."""
-    console = Console()
     games = games / GAMES_FILE if games.is_dir() else games
     with errors_in_one_line():
         if len(scheme) > 2:
@@ -139,7 +122,7 @@ def replay(
         for line in lines:
             table.add_row(*(Text(f"{cell:g}" if isinstance(cell, float) else str(cell)) for cell in line))
         if lines:
-            console.print(table)
+            Console().print(table)
     typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")
     if output is not None:
         typer.echo(f"disagreements: {output}")
