@@ -145,7 +145,6 @@ def evaluate(
     prompts and settings on the validation set; the test set is for one final run.
     """
     import asyncio
-    from dataclasses import asdict
 
     from omegaconf import OmegaConf
     from rich.console import Console
@@ -212,7 +211,7 @@ def evaluate(
             settings = {
                 "model": facts,
                 "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
-                "sampling": asdict(sampling),
+                "sampling": sampling._asdict(),
                 "requests_without_answer": len(failed),
             }
             scorers = NEURAL_SCORERS if neural else SCORERS

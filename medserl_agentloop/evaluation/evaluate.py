@@ -13,10 +13,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
@@ -59,12 +60,8 @@ _TWIN_TITLES = {
     "bias": 'bias towards "error", of notes',
 }
 
-Share = tuple[float, float, float]
-"""A share and its 95 % interval."""
 
-
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How answers are drawn; see the options of ``medserl evaluate``."""
 
     temperature: float
@@ -73,8 +70,7 @@ class Sampling:
     seed: int
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A note to assess; of several samples, which one."""
 
     note: str
@@ -124,28 +120,11 @@ async def ask(
     return replies, failed
 
 
-@dataclass(frozen=True)
-class TwinScores:
-    """How a model takes the two notes of each case; shares are of cases."""
-
-    cases: int
-    both_right: Share
-    both_called_wrong: Share  # suspicion
-    both_called_right: Share
-    swapped: Share  # it sees an error in the correct note only
-    unreadable: Share  # an answer cannot be read; no part of the others
-    bias: Share | None  # share of the notes of readable cases that it calls wrong, minus one half; 0 is the truth
-
-
 def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     """The two notes of each case, one after the other: the error note and its correction, without outer white space.
 
     The correction is the row's own corrected text; a clean twin row often has its sentences in another order. Cases
-    whose correction changes letter case or white space only are left out.
-
-    Raises:
-        MedecFormatError: A file is not right.
-        ValueError: There are no such cases.
+    whose correction changes letter case or white space only are left out; a ValueError if there are no others.
     """
     found = []
     for case in read_files(paths).vignettes:
@@ -157,25 +136,27 @@ def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     return found
 
 
-def score_twins(given: Sequence[Prediction | None]) -> TwinScores:
-    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too."""
+def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
+    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too.
+
+    Shares of the ``cases``, with their 95 % intervals: ``both_right``, ``both_called_wrong`` (suspicion),
+    ``both_called_right``, ``swapped`` (an error seen in the correct note only), ``unreadable`` (no part of the others).
+    ``bias`` is the share of the notes of readable cases that are called wrong, minus one half.
+    """
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
     spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
-
-    def share(count: int) -> Share:
-        return (count / len(cases), *wilson_interval(count, len(cases)))
-
-    return TwinScores(
-        cases=len(cases),
-        both_right=share(read.count((True, False))),
-        both_called_wrong=share(read.count((True, True))),
-        both_called_right=share(read.count((False, False))),
-        swapped=share(read.count((False, True))),
-        unreadable=share(len(cases) - len(read)),
-        bias=(fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None,
-    )
+    counts = {
+        "both_right": read.count((True, False)),
+        "both_called_wrong": read.count((True, True)),
+        "both_called_right": read.count((False, False)),
+        "swapped": read.count((False, True)),
+        "unreadable": len(cases) - len(read),
+    }
+    shares = {name: (count / len(cases), *wilson_interval(count, len(cases))) for name, count in counts.items()}
+    interval = (fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None
+    return {"cases": len(cases), **shares, "bias": interval}
 
 
 def _numbered(note: ReferenceNote, first: int = 0) -> str:
@@ -257,11 +238,13 @@ def conclude(
     write_submission(folder / SUBMISSION, given[PUBLISHED])
     lines = (json.dumps(line) for asked, found in answered.items() for one in found for line in _lines(asked, one))
     (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    installed = {name: find_spec(name.replace("-", "_")) is not None for name in _PACKAGES}
+    versions = {name: version(name) if there else "not installed" for name, there in installed.items()}
     results = {
         **as_json(report),
         **settings,
-        "versions": _versions(),
-        "twins": twins and asdict(twins),
+        "versions": {"python": platform.python_version(), **versions},
+        "twins": twins,
         "shortcuts": {change: asdict(found) for change, found in shortcuts.items()},
     }
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -293,24 +276,13 @@ def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _versions() -> dict[str, str]:
-    """Of Python and of the packages that answers depend on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def _robustness(twins: TwinScores | None, shortcuts: Mapping[str, Comparison]) -> Group:
+def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Comparison]) -> Group:
     """What was computed of the two, for a terminal."""
     parts: list[RenderableType] = []
     if twins is not None:
-        table = table_of(f"Both notes of {twins.cases} cases", "", "of cases")
+        table = table_of(f"Both notes of {twins['cases']} cases", "", "of cases")
         for name, title in _TWIN_TITLES.items():
-            value, low, high = getattr(twins, name) or (None, None, None)
+            value, low, high = twins[name] or (None, None, None)
             table.add_row(title, with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
         parts += [table, ""]
     if shortcuts:

@@ -14,16 +14,11 @@ Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
 
 
-def _one_place(
-    pattern: re.Pattern[str],
-    replacement: Callable[[re.Match[str]], str],
-    group: int = 0,
-    where: Callable[[re.Match[str]], bool] = lambda place: True,
-) -> Rule:
+def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], group: int = 0) -> Rule:
     """A rule that gives one match of ``pattern``, or one group of it, another text."""
 
     def edit(note: str, rng: random.Random) -> str | None:
-        places = [place for place in pattern.finditer(note) if where(place)]
+        places = list(pattern.finditer(note))
         if not places:
             return None
         place = rng.choice(places)
@@ -95,22 +90,6 @@ _SPELLINGS = (
 )
 # fmt: on
 
-# The last two of three or more, one plain word each, with nothing behind them that could belong to the last alone.
-# No word that tells what happened: what was done "diagnosed, treated, and discharged" was done in that order.
-_LIST = re.compile(r", (?P<one>[a-z]{4,}), (?P<link>and|or) (?P<other>[a-z]{4,})(?=[.;])")
-_ORDERED = re.compile(
-    r"\b(?:respectively|first|then|later|order|followed|finally|last|however|though)\b|(?:ed|ing)\b", re.IGNORECASE
-)
-
-
-def _in_any_order(place: re.Match[str]) -> bool:
-    if _ORDERED.search(place["one"]) or _ORDERED.search(place["other"]):
-        return False
-    note = place.string
-    start, end = note.rfind(". ", 0, place.start()) + 1, note.find(".", place.end())
-    return not re.search(r"\brespectively|\bthen\b|\border", note[start : end if end >= 0 else None])
-
-
 HARMLESS: dict[str, Rule] = {
     "number_format": _one_place(re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"), _with_a_zero),
     "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
@@ -124,9 +103,6 @@ HARMLESS: dict[str, Rule] = {
     "spelling": _exchange(_SPELLINGS),
     "hyphen": _one_place(re.compile(r"(?<=\d)-(year|month|week|day)-(?=old\b)"), lambda place: f" {place[1]} "),
     "case": _one_place(re.compile(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])"), lambda place: place[0].upper()),
-    "list_order": _one_place(
-        _LIST, lambda place: f", {place['other']}, {place['link']} {place['one']}", where=_in_any_order
-    ),
 }
 """By name, rules whose edits read differently and say the same."""
 

@@ -42,11 +42,7 @@ _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*") 
 
 
 def find_weights(folder: Path) -> Path:
-    """The folder with the weights that ``folder`` means: a run means its last checkpoint.
-
-    Raises:
-        ValueError: It holds no model.
-    """
+    """The folder with the weights that ``folder`` means: a run means its last checkpoint; a ValueError if none."""
     found = folder
     if (folder / _LATEST).is_file():
         found = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
@@ -89,11 +85,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and its tokenizer.
-
-    Raises:
-        ValueError: The folder does not hold all of a model.
-    """
+    """The model, in evaluation mode, and its tokenizer; a ValueError if the folder does not hold all of a model."""
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
@@ -233,14 +225,8 @@ class Player:
         return replies
 
 
-def load_player(
-    folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None, name: str | None = None
-) -> Player:
-    """The model in ``folder`` as a player, called ``name`` or as its folder.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no model.
-    """
+def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> Player:
+    """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
@@ -250,4 +236,4 @@ def load_player(
     model, tokenizer = load_model(find_weights(folder))
     if model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    return Player(name or folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
+    return Player(folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))

@@ -32,12 +32,7 @@ _OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_ra
 
 
 class Advice(NamedTuple):
-    """A setting that follows from what was measured.
-
-    Attributes:
-        reason: What was measured.
-        override: What to write; empty where it is no key of a run.
-    """
+    """What was measured, and what to write; the latter is empty where it is no key of a run."""
 
     reason: str
     override: str = ""
@@ -101,37 +96,33 @@ def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
     correlation of a one-way analysis of variance. ``agreement`` is the share of untouched notes on which all readable
     verdicts are the same.
     """
+    import pandas as pd  # slow
+
     found: dict[str, float] = {}
     for role in Role:
-        groups: dict[str, list[float]] = defaultdict(list)
-        for game in games:
-            if (reward := game.reward(role.value)) is not None:
-                groups[game.uid].append(reward)
-        share = _between([group for group in groups.values() if len(group) > 1])
-        if share is not None:
+        rewards = pd.Series([game.reward(role.value) for game in games], [game.uid for game in games], dtype=float)
+        if (share := _between(rewards.dropna())) is not None:
             found[f"selfplay/probe/{role.value}/note_share"] = share
     verdicts: dict[str, list[Any]] = defaultdict(list)
     for game in (each for played in games for each in played.by_assessment):
         if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
             verdicts[game.uid].append(game.assessment.verdict)
-    compared = [said for said in verdicts.values() if len(said) > 1]
-    if compared:
+    if compared := [said for said in verdicts.values() if len(said) > 1]:
         found["selfplay/probe/agreement"] = fmean(len(set(said)) == 1 for said in compared)
     return found
 
 
-def _between(groups: Sequence[Sequence[float]]) -> float | None:
-    """Intraclass correlation, 0 to 1; None where there is no variance or nothing to compare."""
-    total = sum(map(len, groups))
-    if len(groups) < 2 or total == len(groups):
+def _between(rewards: Any) -> float | None:
+    """Intraclass correlation by index, 0 to 1; None where there is no variance or nothing to compare."""
+    groups = rewards.groupby(level=0).agg(["size", "mean", "var"]).dropna()  # one game alone has no variance
+    sizes, total, count = groups["size"], groups["size"].sum(), len(groups)
+    if count < 2:
         return None
-    mean = sum(map(sum, groups)) / total
-    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups) / (len(groups) - 1)
-    within = sum((x - fmean(group)) ** 2 for group in groups for x in group) / (total - len(groups))
-    size = (total - sum(len(group) ** 2 for group in groups) / total) / (len(groups) - 1)
-    if between + (size - 1) * within == 0:
-        return None
-    return max(0.0, (between - within) / (between + (size - 1) * within))
+    mean = (sizes * groups["mean"]).sum() / total
+    between = (sizes * (groups["mean"] - mean) ** 2).sum() / (count - 1)
+    within = ((sizes - 1) * groups["var"]).sum() / (total - count)
+    spread = between + ((total - (sizes**2).sum() / total) / (count - 1) - 1) * within
+    return max(0.0, float((between - within) / spread)) if spread else None
 
 
 def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[Advice]:
@@ -165,16 +156,9 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
         )
     share = measured.get("selfplay/probe/assessor/note_share")
     if share is not None:
-        if share > 0.5:
-            yield Advice(
-                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per note",
-                "algorithm.adv_estimator=role_grpo",
-            )
-        else:
-            yield Advice(
-                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per role and kind",
-                "algorithm.adv_estimator=role_rae",
-            )
+        baseline, estimator = ("note", "role_grpo") if share > 0.5 else ("role and kind", "role_rae")
+        reason = f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per {baseline}"
+        yield Advice(reason, f"algorithm.adv_estimator={estimator}")
     if judge == BELIEVES_THE_ROW:
         yield Advice(
             "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
@@ -188,15 +172,11 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
 
 def _table(measured: dict[str, float]) -> Table:
     table = Table("measure", "attacker", "assessor", title="probe")
-    for name in (*_SHOWN, "note_share"):
-        own = "probe/{}/note_share" if name == "note_share" else "{}/" + name
-        values = [measured.get("selfplay/" + own.format(role.value)) for role in Role]
-        if any(value is not None for value in values):
-            table.add_row(name, *("" if value is None else f"{value:.3g}" for value in values))
-    table.add_section()
-    for name in _OF_THE_JUDGE:
-        if (value := measured.get(f"selfplay/judge/{name}")) is not None:
-            table.add_row(f"judge: {name}", "", f"{value:.3g}")
-    if (value := measured.get("selfplay/probe/agreement")) is not None:
-        table.add_row("samples agree", "", f"{value:.3g}")
+    rows = [(name, *(f"{role.value}/{name}" for role in Role)) for name in _SHOWN]
+    rows.append(("note_share", *(f"probe/{role.value}/note_share" for role in Role)))
+    rows += [(f"judge: {name}", "", f"judge/{name}") for name in _OF_THE_JUDGE]
+    for title, *names in (*rows, ("samples agree", "", "probe/agreement")):
+        values = [f"{measured[key]:.3g}" if (key := f"selfplay/{name}") in measured else "" for name in names]
+        if any(values):
+            table.add_row(title, *values)
     return table

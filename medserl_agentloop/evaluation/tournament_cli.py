@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,21 +27,13 @@ RESULTS = "tournament.json"
 TABLE = "tournament.csv"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A player as it was named.
+class Entry(NamedTuple):
+    """A player as it was named."""
 
-    Attributes:
-        name: For tables and records.
-        place: Its folder, or the address of its server.
-        served: Name of the model that a server serves; empty for a folder.
-        line: The run that it is a checkpoint of; empty for others, which are one line in the order they are given in.
-    """
-
-    name: str
-    place: str
-    served: str = ""
-    line: str = ""
+    name: str  # for tables and records
+    place: str  # its folder, or the address of its server
+    served: str | None = None  # name of the model that a server serves
+    line: str = ""  # the run that it is a checkpoint of; others are one line in the order they are given in
 
 
 class Match(NamedTuple):
@@ -60,11 +51,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def entries(text: str) -> list[Entry]:
-    """The players that an argument of the command means, oldest first.
-
-    Raises:
-        ValueError: There is no such folder.
-    """
+    """The players that an argument of the command means, oldest first; a ValueError if there is no such folder."""
     name, place = named(text)
     served, at, address = place.partition("@http")
     if at:
@@ -140,7 +127,8 @@ def tournament(
         with errors_in_one_line():
             both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
             everyone = both + attacking + assessing
-            _check_players(everyone, both + attacking, both + assessing)
+            attacking, assessing = both + attacking, both + assessing
+            _check_players(everyone, attacking, assessing)
             configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
             run = next(filter(None, configs), {})
             options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
@@ -153,8 +141,8 @@ def tournament(
             template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
             asked = {
                 "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
-                "attackers": [entry.name for entry in both + attacking],
-                "assessors": [entry.name for entry in both + assessing],
+                "attackers": [entry.name for entry in attacking],
+                "assessors": [entry.name for entry in assessing],
                 "data": sha256_of(data),
                 "games": games,
                 "seed": seed,
@@ -163,7 +151,7 @@ def tournament(
                 "selfplay": config.model_dump(mode="json"),
             }
             _begin(output, asked)
-            matches = _matches(both + attacking, both + assessing, [game.record.spec for game in drawn])
+            matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
             served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
             asyncio.run(_play(matches, asked, config, output, served, console))
             _conclude(output, asked, everyone, console)
@@ -186,22 +174,21 @@ def _validation_file(run: dict[str, Any]) -> Path:
     files = run.get("data", {}).get("val_files") or []
     files = [files] if isinstance(files, str) else files
     if len(files) != 1 or not Path(files[0]).is_file():
-        held = (
-            f"its val_files are {', '.join(files)}, not one file here" if files else "no player is a run that names one"
+        held = ", ".join(files) or "none"
+        raise ValueError(
+            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
         )
-        raise ValueError(f"name the notes with --data FILE.parquet: {held}")
     return Path(files[0])
 
 
 def _begin(output: Path, asked: dict[str, Any]) -> None:
     """Write down what is played; ValueError if the folder holds a tournament of other games."""
     path = output / RESULTS
-    before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.exists() else asked
-    if before != asked:
-        differ = ", ".join(key for key in asked if before.get(key) != asked[key])
-        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
     if not path.exists():
-        _write(path, {"settings": asked})
+        return _write(path, {"settings": asked})
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
+        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
 
 
 def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequence[GameSpec]) -> list[Match]:
@@ -237,7 +224,7 @@ async def _play(
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
     def seat(entry: Entry) -> Seat:
-        player = seat_of(entry.place, entry.served or None, profile, asked["template"], **served, **drawn)
+        player = seat_of(entry.place, entry.served, profile, asked["template"], **served, **drawn)
         player.name = entry.name
         return player
 

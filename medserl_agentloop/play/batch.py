@@ -22,8 +22,7 @@ def draw_games(
 ) -> list[Any]:
     """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
 
-    ``opener`` draws only rows whose first turn is that role's. ValueError if the file holds no games, if a row is
-    wrong, or if there are fewer rows than that.
+    ``opener`` draws only rows whose first turn is that role's. A ValueError says what is wrong with the file.
     """
     try:
         if "extra_info" not in pq.read_schema(file).names:
@@ -33,8 +32,6 @@ def draw_games(
         raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
     games: list[Any] = []
     for number in random.Random(seed).sample(range(len(rows)), len(rows)):
-        if len(games) == count:
-            break
         try:
             game = interaction.new_game(rows[number].as_py() or {})
         except ValueError as error:
@@ -42,7 +39,9 @@ def draw_games(
         first = interaction.next_turn(game)
         if opener is None or (first is not None and first.role == opener):
             games.append(game)
-    if len(games) < count:
+        if len(games) == count:
+            break
+    else:
         kind = "rows" if opener is None else f"rows that begin with the {opener}'s turn"
         raise ValueError(f"{file} holds {len(games)} {kind}; --games can be at most that")
     return games

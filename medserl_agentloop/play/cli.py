@@ -60,9 +60,10 @@ def play(
     named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
     try:
         with errors_in_one_line():
-            config: Any = selfplay_config(
-                SelfPlayConfig, {key: name for key, name in named.items() if name is not None}, settings or []
-            )
+            if output.exists():
+                raise ValueError(f"{output} exists already; name a new file with --output")
+            named = {key: name for key, name in named.items() if name is not None}
+            config: Any = selfplay_config(SelfPlayConfig, named, settings or [])
             interaction, person = _seated(config, human, console)
             opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
             started = draw_games(interaction, data, games, seed, opener=opener)
@@ -79,7 +80,7 @@ def play(
                 concurrency=1 if human else concurrency,
             )
             served = EndpointPlayer(options)
-            records = asyncio.run(_play(interaction, started, served, person, _new_file(output), console))
+            records = asyncio.run(_play(interaction, started, served, person, StepFile(output), console))
     except (KeyboardInterrupt, EOFError):
         typer.echo(f"medserl: stopped; the games finished so far are in {output}", err=True)
         raise typer.Exit(130) from None
@@ -104,7 +105,7 @@ def _seated(
 
 def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
     """ValueError if the judge lacks an option that it needs, or cannot judge these games."""
-    build_judge(config)  # refuses a judge without the options that it needs
+    build_judge(config)
     decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
     if decoys and config.judge == "labels":
         raise ValueError(
@@ -121,10 +122,8 @@ async def _play(
     output: StepFile,
     console: Console,
 ) -> list[GameRecord]:
-    progress = Progress(
-        TextColumn("games"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
-        console=console,
-    )  # fmt: skip
+    columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    progress = Progress(*columns, console=console)
     bar = progress.add_task("", total=len(games))
     void = 0
 
@@ -156,12 +155,3 @@ def _summary(interaction: Interaction[Any, Any], records: list[GameRecord], cons
         console.print(Text(remark), soft_wrap=True)
     for reason, count in Counter(r.void for r in records if r.void is not None).most_common():
         console.print(Text(visible(f"void: {count} x {reason}")), soft_wrap=True)
-
-
-def _new_file(path: Path) -> StepFile:
-    if path.exists():
-        raise ValueError(f"{path} exists already; name a new file with --output")
-    try:
-        return StepFile(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from None

@@ -30,15 +30,10 @@ NOTES = {
 
 
 def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None) -> Path:
-    """Write the games of a run in another tool's form, and return where they are.
+    """Write the games of a run (its ``selfplay.records``, or a games file) for another tool; return where they are.
 
-    Args:
-        run: Its folder (``selfplay.records``), or a games file.
-        to: The form.
-        output: File or folder to write; None for one named after the run, in the working directory.
-
-    Raises:
-        ValueError: There are no games, the folder has files already, or inspect_ai is not installed.
+    Without ``output`` that is named after the run. A ValueError says that there are no games, that the folder has files
+    already, or how to install inspect_ai.
     """
     name = (run if run.is_dir() else run.parent).resolve().name
     if to == "dataset":
@@ -61,11 +56,7 @@ def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None
 
 
 def write_dataset(run: Path, name: str, folder: Path) -> None:
-    """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md).
-
-    Raises:
-        ValueError: There are no games, or the folder has files already.
-    """
+    """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md)."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a new folder, or remove its files")
     records = read_run(run)
@@ -83,7 +74,6 @@ def write_dataset(run: Path, name: str, folder: Path) -> None:
     card = Template((PACKAGE / "report" / "dataset_card.md.jinja").read_text(encoding="utf-8")).render(
         name=name,
         version=importlib.metadata.version("medserl-agentloop"),
-        size=_size(len(games)),
         steps=(games["step"].min(), games["step"].max()),
         counted={what: Counter(values.dropna().replace("", "not named")) for what, values in counted.items()},
         per_file=STEPS_PER_FILE,
@@ -105,9 +95,3 @@ def _write_parts(frame: pd.DataFrame, steps: pd.Series, folder: Path) -> None:
 def _columns(frame: pd.DataFrame, schema: dict[str, Column]) -> list[tuple[str, str, str]]:
     component = Column("Float64", "component of the reward")
     return [(name, str(frame[name].dtype), schema.get(name, component).meaning) for name in frame.columns]
-
-
-def _size(rows: int) -> str:
-    """The Hub's name of a size."""
-    steps = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")]
-    return next((name for most, name in steps if rows < most), "1M<n<10M")

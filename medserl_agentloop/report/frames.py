@@ -9,8 +9,7 @@ Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,16 +156,11 @@ def metrics(run: str | Path) -> pd.DataFrame:
 
 
 def scores(results: str | Path) -> pd.DataFrame:
-    """The scores in a results file of ``medserl score`` or ``medserl evaluate``.
-
-    Raises:
-        ValueError: The file is not one.
-    """
+    """The scores in a results file of ``medserl score`` or ``medserl evaluate``; a ValueError names another file."""
     try:
-        systems = json.loads(Path(results).read_text(encoding="utf-8"))["systems"]
         rows = [
             {"system": system, "measure": name, **measure}
-            for system, values in systems.items()
+            for system, values in json.loads(Path(results).read_text(encoding="utf-8"))["systems"].items()
             for name, measure in values["measures"].items()
         ]
     except (ValueError, KeyError, TypeError) as error:
@@ -175,11 +169,7 @@ def scores(results: str | Path) -> pd.DataFrame:
 
 
 def read_run(run: str | Path) -> list[GameRecord]:
-    """The records of a run's games, in order.
-
-    Raises:
-        ValueError: There are none, or a line is not one; names file and line.
-    """
+    """The records of a run's games, in order; raises as :func:`games`."""
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
@@ -199,18 +189,10 @@ def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
         frame[f"reward/{role}/{part}"] = pd.array(values, dtype="Float64")
-    frame["signal"] = _signal(records)
+    rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
+    different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
+    frame["signal"] = different.any(axis=1).astype("boolean")
     return frame
-
-
-def _signal(records: Iterable[GameRecord]) -> Any:
-    rewards: dict[tuple[int, str, str], set[float]] = defaultdict(set)
-    records = list(records)
-    for game in records:
-        for role in game.rewards:
-            rewards[game.step, game.uid, role.value].add(round(game.reward(role.value) or 0.0, 9))
-    groups = {(step, uid) for (step, uid, _), values in rewards.items() if len(values) > 1}
-    return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
 
 
 def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:

@@ -107,7 +107,7 @@ def matches(record: GameRecord, words: Sequence[str]) -> bool:
 
 
 def _games(run: Path, game: int | None) -> tuple[list[GameRecord], int]:
-    """The games of a run, and the number of the one to show: of the latest with a valid attack and a readable answer."""
+    """The games of a run, and the number of the one to show: the latest with a valid attack and a verdict."""
     games = read_run(run)
     if game is not None and not 1 <= game <= len(games):
         raise ValueError(f"{run} holds games 1 to {len(games)}, there is no game {game}")
