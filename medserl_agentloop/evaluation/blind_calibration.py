@@ -81,18 +81,12 @@ UNKNOWABLE: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class KnownNote:
-    """A note that a reader is shown.
-
-    Attributes:
-        kind: What is known of it.
-        sort: The rule that changed it; of an error, its type.
-        wrong: The sentences in which a reader may find something: the error's, the changed one, or all of a clean note.
-    """
+    """A note that a reader is shown, and what is known of it."""
 
     kind: NoteKind
-    sort: str
+    sort: str  # the rule that changed it; of an error, its type
     note: str
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...]  # where a reader may find something: the error's sentence, the changed one, or all
 
     def game(self) -> GameRecord:
         """The game that a reader reads."""

@@ -41,15 +41,10 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 @dataclass(frozen=True)
 class KnownEdit:
-    """An edit of a case's note whose truth is known by its kind.
-
-    Attributes:
-        kind: The kind of edit.
-        sort: The rule that made it; for pairs the type of their error.
-    """
+    """An edit of a case's note whose truth is known by its kind."""
 
     kind: Kind
-    sort: str
+    sort: str  # the rule that made it; for pairs the type of their error
     before: str
     after: str
     case: Vignette
@@ -64,14 +59,8 @@ class KnownEdit:
             error_type=self.case.error_type,
             vignette_id=self.case.vignette_id,
         )
-        turn = {"response": self.after, "tokens": 0, "truncated": False, "reasoning": "", "violations": []}
-        silence = {"response": "", "verdict": None, "sentence": None, "error_type": None, "correction": None}
-        return GameRecord(
-            spec=spec,
-            presented_note=self.after,
-            attack=AttackRecord.model_validate({**turn, "note": self.after}),
-            assessment=AssessmentRecord.model_validate({**turn, **silence}),
-        )
+        attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)
+        return GameRecord(spec=spec, presented_note=self.after, attack=attack, assessment=silence)
 
 
 def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:

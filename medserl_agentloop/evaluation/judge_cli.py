@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
+from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
+from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
+from medserl_agentloop.games.medical.judges.report import write_report
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -18,17 +31,9 @@ def serve(
     backend: Annotated[Literal["labels", "llm"], typer.Option(help="Labels of the categories, or a language model.")],
     url: Annotated[str | None, typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="llm: name of the model.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="llm: environment variable that holds the key.")] = None,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
-    cache: Annotated[str | None, typer.Option(help="llm: folder of answers given before.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="llm: seconds that one request may take.")] = 30.0,
-    concurrency: Annotated[int, typer.Option(help="llm: requests in flight at once.")] = 16,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2.")
-    ] = None,
-    shape: Annotated[
-        Literal["labels", "bare"], typer.Option(help="Answers bare, as the original server, or under score_key.")
-    ] = "bare",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="llm: a key of selfplay.judge_server.")] = None,
+    shape: Annotated[Literal["labels", "bare"], typer.Option(help="Answers bare, or under score_key.")] = "bare",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
 ) -> None:
@@ -38,10 +43,6 @@ def serve(
     """
     import uvicorn
 
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.judges import Judge, LabelJudge
-    from medserl_agentloop.games.medical.judges.llm import LlmJudge
     from medserl_agentloop.games.medical.judges.server import create_app
 
     judge: Judge = LabelJudge()
@@ -49,9 +50,7 @@ def serve(
         with errors_in_one_line():
             if url is None or model is None:
                 raise ValueError("--backend llm needs --url and --model")
-            server: dict[str, Any] = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
-            server |= {"timeout_s": timeout_s, "concurrency": concurrency}
-            named = {"judge": backend, "profile": profile, "judge_server": server}
+            named = {"judge": backend, "profile": profile, "judge_server": {"url": url, "model": model}}
             config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
             config.judge_server.check_votes()
             judge = LlmJudge.from_config(config)
@@ -68,29 +67,12 @@ def calibrate(
     limit: Annotated[int, typer.Option(min=0, help="Most edits of each of the four kinds; 0 for all.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Ask a judge about edits whose truth is known, print how often it is right, and write a report for runs.
 
     With --set blind.readings=3 the reader of the note alone is measured as well.
     """
-    import logging
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-    from rich.text import Text
-
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.data.reader import read_files
-    from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
-    from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
-    from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.judges.report import write_report
-
     console = Console()
     failures: Counter[str] = Counter()
     # A line for each failure; they are counted here.

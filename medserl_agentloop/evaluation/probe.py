@@ -19,10 +19,14 @@ from rich.table import Table
 from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.play.batch import draw_games
 
 _SHOWN = (
     "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
@@ -52,16 +56,9 @@ def probe(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("probe.jsonl"),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
-    from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-    from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.play.batch import draw_games
-
     console = Console()
     with errors_in_one_line():
         if output.exists():

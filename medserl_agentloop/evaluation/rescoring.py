@@ -12,7 +12,6 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
@@ -23,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
@@ -38,27 +37,13 @@ def rescore(
 ) -> None:
     """Apply another reward scheme to games that were played before."""
     games = games / GAMES_FILE if games.is_dir() else games
-    old_schemes: set[str] = set()
-    earned: dict[Role, tuple[list[float], list[float]]] = {role: ([], []) for role in Role}
-    number = 0
     with errors_in_one_line():
         score = load_scheme(reward)
         with replacing(output) as file:  # all records or none
             for number, record in enumerate(read_games(games), start=1):
-                old_schemes |= {record.scheme} - {""}
-                before = record.model_copy()
                 _reward(record, reward, score, f"{games}, line {number}")
                 record.scheme = reward
-                for role, values in earned.items():
-                    for of, game in zip(values, (before, record), strict=True):
-                        of += [value for value in (game.reward(role),) if value is not None]
                 file.write(to_line(record.to_json()))
-    table = Table("role", title=f"{number} games")
-    for heading in (f"mean reward: {', '.join(sorted(old_schemes)) or 'not scored'}", reward):
-        table.add_column(Text(visible(heading)))
-    for role, values in earned.items():
-        table.add_row(role.value, *(f"{fmean(of):.4f} ({len(of)} games)" if of else "none" for of in values))
-    Console().print(table)
     typer.echo(f"games: {output}")
 
 

@@ -9,19 +9,28 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from omegaconf import OmegaConf
 from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile
+from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import read_games
+from medserl_agentloop.games.medical.types import GameSpec, VanillaAttacker
 from medserl_agentloop.paths import replacing
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.step_file import StepFile
-    from medserl_agentloop.evaluation.tournament import Seat
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.types import GameSpec
+from medserl_agentloop.play.batch import draw_games
+from medserl_agentloop.play.cli import check_judge
 
 RESULTS = "tournament.json"
 TABLE = "tournament.csv"
@@ -71,10 +80,6 @@ def entries(text: str) -> list[Entry]:
 
 def run_config(folder: Path) -> dict[str, Any]:
     """The config that a run left in its folder; empty if it left none there."""
-    from omegaconf import OmegaConf
-
-    from medserl_agentloop.core.step_file import CONFIG_FILE
-
     path = folder / CONFIG_FILE
     found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return dict(found)
@@ -91,35 +96,22 @@ def tournament(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("tournament"),
     attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
     assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Parquet file of games; the run's data.val_files if not given.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows that each pairing plays, drawn by the seed.")] = 100,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
-    profile: Annotated[
-        str | None, typer.Option(help="Prompt profile; that of the run, or medserl, if not given.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
     judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
 
     A tournament that was stopped goes on where it was when it is started again with the same options.
     """
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.core.manifest import sha256_of
     from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-    from medserl_agentloop.games.medical.types import VanillaAttacker
-    from medserl_agentloop.play.batch import draw_games
-    from medserl_agentloop.play.cli import check_judge
 
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
@@ -212,13 +204,6 @@ async def _play(
     console: Console,
 ) -> None:
     """Play the matches that are not in the games file; a match is written when all of it is played."""
-    from rich.progress import Progress
-
-    from medserl_agentloop.core.driver import NoReplyError, Reply
-    from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
-    from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
-    from medserl_agentloop.games.medical.prompting import load_profile
-
     drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
     file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
 
@@ -254,11 +239,8 @@ def _finished(file: StepFile, matches: Sequence[Match]) -> int:
 
 
 def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console) -> None:
-    from rich.text import Text
 
-    from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.evaluation import standings
-    from medserl_agentloop.games.medical.records import read_games
+    from medserl_agentloop.evaluation import standings  # loads pandas
 
     records = list(read_games(output / GAMES_FILE))
     void = [record.void for record in records if record.is_void]

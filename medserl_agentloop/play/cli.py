@@ -26,6 +26,7 @@ from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.batch import draw_games, play_batch
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+from medserl_agentloop.play.human import HumanGame, HumanPlayer
 
 
 def play(
@@ -35,15 +36,9 @@ def play(
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("games.jsonl"),
     game: Annotated[str, typer.Option(help="The game: medical, kuhn_poker, or package.module:Class.")] = "medical",
-    profile: Annotated[
-        str | None, typer.Option(help="Prompt profile: a folder of prompts/, or a path; medserl if not given.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="Who decides whether a rewritten note holds an error; labels if not given.")
-    ] = None,
-    reward: Annotated[
-        str | None, typer.Option(help="Reward scheme, or package.module:function; medserl if not given.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path; else medserl.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong; else labels.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function; else medserl.")] = None,
     human: Annotated[Role | None, typer.Option(help="Role that you take, at the terminal.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
@@ -51,20 +46,21 @@ def play(
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. edits.max_changed_words=40.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play games against a served model, judge and score them, and write their records."""
     console = Console()
     named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
+    given = {key: name for key, name in named.items() if name is not None}
     try:
         with errors_in_one_line():
             if output.exists():
                 raise ValueError(f"{output} exists already; name a new file with --output")
-            named = {key: name for key, name in named.items() if name is not None}
-            config: Any = selfplay_config(SelfPlayConfig, named, settings or [])
-            interaction, person = _seated(config, human, console)
+            config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
+            if human is not None and not isinstance(config, MedicalConfig):
+                raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
+            interaction: Interaction[Any, Any] = HumanGame(config, human) if human else game_class(config.game)(config)
+            person: dict[str, Player] = {human: HumanPlayer(console)} if human else {}
             opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
             started = draw_games(interaction, data, games, seed, opener=opener)
             if isinstance(config, MedicalConfig):
@@ -88,19 +84,6 @@ def play(
     console.print(Text(f"games: {output}"), soft_wrap=True)
     if all(record.void is not None for record in records):
         raise typer.Exit(1)
-
-
-def _seated(
-    config: SelfPlayConfig, human: Role | None, console: Console
-) -> tuple[Interaction[Any, Any], dict[str, Player]]:
-    """The game, and the person who plays in it."""
-    if human is None:
-        return game_class(config.game)(config), {}
-    if not isinstance(config, MedicalConfig):
-        raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
-    from medserl_agentloop.play.human import HumanGame, HumanPlayer
-
-    return HumanGame(config, human), {human: HumanPlayer(console)}
 
 
 def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:

@@ -100,13 +100,10 @@ class HumanPlayer:
         if verdict == Label.HARMFUL.value:
             numbers = [str(n) for n in range(1, len(sentences) + 1)]
             number = IntPrompt.ask("number of the wrong sentence", choices=numbers, console=self._console)
-            types = [error_type.value for error_type in ErrorType]
-            fields += [
-                f"sentence: {sentences[number - 1]}",
-                f"error_type: {Question.ask('error type', choices=types, console=self._console)}",
-                f"correction: {Question.ask('the sentence as it should read', console=self._console)}",
-            ]
-        return "<answer>\n" + "\n".join(fields) + "\n</answer>"
+            kind = Question.ask("error type", choices=[kind.value for kind in ErrorType], console=self._console)
+            correction = Question.ask("the sentence as it should read", console=self._console)
+            fields += [f"sentence: {sentences[number - 1]}", f"error_type: {kind}", f"correction: {correction}"]
+        return "\n".join(["<answer>", *fields, "</answer>"])
 
     def _show(self, title: str, text: str) -> None:
         self._console.print(Panel(Text(visible(text)), title=title, title_align="left"))

@@ -6,10 +6,10 @@ import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import pandas as pd
 from rich.box import SIMPLE
@@ -23,6 +23,8 @@ Answers = Mapping[str, str]
 """The answers to one question by item."""
 _ERROR = next(iter(QUESTIONS))
 _NEITHER = "neither"
+# Which note holds an error, by the data's label of the original and the judge's of the edited one.
+_BOTH_LABELS = {("harmful", "harmful"): "both", ("harmful", "safe"): "original", ("safe", "harmful"): "edited"}
 
 
 def cohen_kappa(a: Answers, b: Answers) -> float:
@@ -52,8 +54,7 @@ def _kappa(observed: Sequence[float], expected: float) -> float:
     return (fmean(observed) - expected) / (1 - expected) if observed and expected < 1 else math.nan
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """A filled sheet: its rater, the answers by question, and what cannot be counted, as sentences."""
 
     rater: str
@@ -62,50 +63,42 @@ class Sheet:
 
 
 def agreement(sheets: Sequence[Path], key: Path) -> tuple[Table, list[str]]:
-    """How far raters agree, and every answer that is missing or cannot be read.
-
-    Raises:
-        ValueError: A file is not a sheet, or not the key of these sheets; names it.
-    """
+    """How far raters agree, and every answer that is missing or cannot be read; a ValueError names another file."""
     rows = _rows(key, KEY_COLUMNS)
     original = {row["item"]: row["original"] for row in rows}
     if len(original) < len(rows) or not set(original.values()) <= {"A", "B"}:
         raise ValueError(f"{key}: not the key of a sheet: give the sheet_key.csv that was written with the sheets")
     stems = Counter(path.stem for path in sheets)
     read = [read_sheet(p, original, p.stem if stems[p.stem] == 1 else str(p)) for p in sheets]
-    judge = {row["item"]: said for row in rows if (said := _judge_says(row["original_label"], row["judge_label"]))}
+    judge = {
+        row["item"]: _BOTH_LABELS.get((row["original_label"], row["judge_label"]), _NEITHER)
+        for row in rows
+        if row["judge_label"]
+    }
     table = Table("question", "who", "kappa", "same answer", "pairs of notes", box=SIMPLE, title="agreement")
     for question in QUESTIONS:
         raters = {sheet.rater: sheet.answers[question] for sheet in read}
         groups = [[*pair] for pair in combinations(raters.items(), 2)]
         if question == _ERROR:
             groups += [[rater, ("the judge", judge)] for rater in raters.items()]
-        for (name, a), (other, b) in groups:
-            _add(table, question, f"{name}, {other}", cohen_kappa(a, b), [a, b])
+        rows_of = [(f"{name}, {other}", cohen_kappa(a, b), [a, b]) for (name, a), (other, b) in groups]
         if len(raters) > 1:
             everyone = list(raters.values())
-            _add(table, question, f"all {len(raters)} raters (Fleiss)", fleiss_kappa(everyone), everyone)
+            rows_of.append((f"all {len(raters)} raters (Fleiss)", fleiss_kappa(everyone), everyone))
+        for who, kappa, compared in rows_of:
+            items = _common(compared)
+            same = [len({rater[item] for rater in compared}) == 1 for item in items]
+            share = f"{fmean(same):.1%}" if items else ""
+            shown = "not defined" if math.isnan(kappa) else f"{kappa:.3f}"
+            table.add_row(question, Text(who), shown, share, str(len(items)))
         table.add_section()
     problems = [problem for sheet in read for problem in sheet.problems]
     without = len(original) - len(judge)
     return table, problems + ([f"the judge has no word on {without} of {len(original)} pairs"] if without else [])
 
 
-def _add(table: Table, question: str, who: str, kappa: float, raters: Sequence[Answers]) -> None:
-    items = _common(raters)
-    same = sum(len({rater[item] for rater in raters}) == 1 for item in items)
-    share = f"{same / len(items):.1%}" if items else ""
-    table.add_row(question, Text(who), "not defined" if math.isnan(kappa) else f"{kappa:.3f}", share, str(len(items)))
-
-
 def _common(raters: Sequence[Answers]) -> list[str]:
     return [item for item in raters[0] if all(item in rater for rater in raters)]
-
-
-def _judge_says(original: str, edited: str) -> str:
-    """Which note holds an error, by the data for the original and by the judge for the edited one; empty without it."""
-    said = {("harmful", "harmful"): "both", ("harmful", "safe"): "original", ("safe", "harmful"): "edited"}
-    return said.get((original, edited), _NEITHER) if edited else ""
 
 
 def read_sheet(path: Path, original: Mapping[str, str], rater: str) -> Sheet:

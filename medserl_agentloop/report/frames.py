@@ -21,17 +21,15 @@ from medserl_agentloop.games.medical.types import Role
 
 
 class Column(NamedTuple):
-    """A column of a frame.
+    """A column of a frame: its pandas dtype, what it says, and how it is read from a game's record."""
 
-    Attributes:
-        dtype: pandas dtype; ``Int64``, ``Float64`` and ``boolean`` hold missing values.
-        meaning: What it says.
-        value: Reads it from a game's record, where one record has one value.
-    """
-
-    dtype: str
+    dtype: str  # Int64, Float64 and boolean hold missing values
     meaning: str
     value: Callable[[GameRecord], Any] = lambda record: None
+
+
+def _word(value: Any) -> str | None:
+    return str(value.value) if value else None
 
 
 GAMES = {
@@ -44,24 +42,16 @@ GAMES = {
         "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
     ),
     "void": Column("string", "why the game does not count", lambda g: g.void),
-    "invalid": Column(
-        "string",
-        "why the attack does not count",
-        lambda g: g.attack.invalid and g.attack.invalid.value if g.attack else None,
-    ),
+    "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
     "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
-    "judged": Column(
-        "string",
-        "label of the presented note",
-        lambda g: g.judgement.label.value if g.judgement and g.judgement.label else None,
-    ),
+    "judged": Column("string", "label of the presented note", lambda g: _word(g.judgement and g.judgement.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
     "verdict": Column(
         "string",
         "the assessor's verdict; missing if unreadable",
-        lambda g: g.assessment.verdict.value if g.assessment and g.assessment.verdict else None,
+        lambda g: _word(g.assessment and g.assessment.verdict),
     ),
-    "error_type": Column("string", "type of the case's error", lambda g: g.spec.error_type and g.spec.error_type.value),
+    "error_type": Column("string", "type of the case's error", lambda g: _word(g.spec.error_type)),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
@@ -126,17 +116,10 @@ def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
                 said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
-                rows.append(
-                    {
-                        **turn.model_dump(include={"response", "reasoning", "tokens", "truncated"}),
-                        "game": number,
-                        "role": role.value,
-                        "readable": said is not None,
-                        "violations": ",".join(turn.violations),
-                        "reward": each.reward(role.value),
-                        "seconds": next(seconds, None),
-                    }
-                )
+                row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
+                row |= {"game": number, "role": role.value, "readable": said is not None}
+                row |= {"violations": ",".join(turn.violations), "reward": each.reward(role.value)}
+                rows.append({**row, "seconds": next(seconds, None)})
     return typed_frame(rows, TURNS)
 
 
