@@ -114,11 +114,7 @@ def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
 def calibrate_reader(
     config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
 ) -> tuple[BlindGroup, ...]:
-    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run.
-
-    Raises:
-        ValueError: The reader cannot be built, or it answered nothing.
-    """
+    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader.from_config(config)
 
     async def read(known: KnownNote) -> list[Reading]:

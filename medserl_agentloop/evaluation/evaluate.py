@@ -253,20 +253,10 @@ def conclude(
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
     for sample, (reply, read) in enumerate(zip(one.replies, one.read, strict=True)):
-        yield {
-            "notes": name,
-            "text_id": one.note.text_id,
-            "sample": sample,
-            "response": reply.text,
-            "tokens": reply.tokens,
-            "truncated": reply.truncated,
-            "verdict": read.verdict.value if read.verdict else None,
-            "sentence": read.sentence,
-            "sentence_id": quoted_sentence(read.sentence, one.note.sentences),
-            "error_type": read.error_type.value if read.error_type else None,
-            "correction": read.correction,
-            "violations": list(read.violations),
-        }
+        line = {"notes": name, "text_id": one.note.text_id, "sample": sample, "response": reply.text}
+        line |= {"tokens": reply.tokens, "truncated": reply.truncated}
+        line |= {key: getattr(read, key) for key in ("verdict", "sentence", "error_type", "correction", "violations")}
+        yield {**line, "sentence_id": quoted_sentence(read.sentence, one.note.sentences)}
 
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:

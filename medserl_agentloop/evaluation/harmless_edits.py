@@ -18,8 +18,7 @@ def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], 
     """A rule that gives one match of ``pattern``, or one group of it, another text."""
 
     def edit(note: str, rng: random.Random) -> str | None:
-        places = list(pattern.finditer(note))
-        if not places:
+        if not (places := list(pattern.finditer(note))):
             return None
         place = rng.choice(places)
         return note[: place.start(group)] + replacement(place) + note[place.end(group) :]
@@ -39,11 +38,8 @@ def _exchange(words: Iterable[tuple[str, str]]) -> Rule:
             return found
         return new[0].upper() + new[1:] if found[0].isupper() and found[1:].islower() else new
 
-    def edit(note: str, rng: random.Random) -> str | None:
-        edited = _one_place(pattern, replacement)(note, rng)
-        return None if edited == note else edited
-
-    return edit
+    rule = _one_place(pattern, replacement)
+    return lambda note, rng: None if (edited := rule(note, rng)) == note else edited
 
 
 # Not "bpm" (beats or breaths) and not "L" (litres or left).
@@ -64,12 +60,10 @@ def _spelt_out(place: re.Match[str]) -> str:
     return f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}"
 
 
-_NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NUMBER_OF_WORD = {word: str(number) for number, word in enumerate(_NUMBER_WORDS, start=2)}
-_WORD_OF_NUMBER = {number: word for word, number in _NUMBER_OF_WORD.items()}
-_SMALL_NUMBER = (
-    rf"(?<![\w.,/:+\u2013-])(?:[2-9]|10|{'|'.join(_NUMBER_WORDS)})(?= (?:minutes|hours|days|weeks|months|years)\b)"
-)
+_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {str(number): word for number, word in enumerate(_WORDS, start=2)}
+_OTHER_WAY = _NUMBERS | {word: number for number, word in _NUMBERS.items()}
+_SMALL_NUMBER = rf"(?<![\w.,/:+\u2013-])(?:{'|'.join(_OTHER_WAY)})(?= (?:minutes|hours|days|weeks|months|years)\b)"
 
 # Both directions mean the same in any note; two letters are often two things ("MS", "PE", "IV"), so none is here.
 # fmt: off
@@ -94,9 +88,7 @@ HARMLESS: dict[str, Rule] = {
     "number_format": _one_place(re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"), _with_a_zero),
     "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
     "unit_spelling": _one_place(re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"), _spelt_out),
-    "number_word": _one_place(
-        re.compile(_SMALL_NUMBER), lambda place: _NUMBER_OF_WORD.get(place[0]) or _WORD_OF_NUMBER[place[0]]
-    ),
+    "number_word": _one_place(re.compile(_SMALL_NUMBER), lambda place: _OTHER_WAY[place[0]]),
     "abbreviation": _exchange(
         [*_ABBREVIATIONS, *((b, a) for a, b in _ABBREVIATIONS), *((b, a) for a, b in _ONLY_SHORTENED)]
     ),

@@ -143,10 +143,8 @@ def calibrate(
 ) -> JudgeReport:
     """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
 
-    The sources (names and hashes of the files), the limit and the seed are for the report.
-
-    Raises:
-        ValueError: There are no edits, the judge cannot be built, or it answered nothing.
+    The sources (names and hashes of the files), the limit and the seed are for the report. A ValueError says that there
+    are no edits, that the judge cannot be built, or that it answered nothing.
     """
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
@@ -166,6 +164,10 @@ def calibrate(
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
     seconds = [answer.seconds for answer in answers if not answer.said.cached]
+    mean, interval = (statistics.fmean(seconds) if seconds else None), None
+    if mean is not None and len(seconds) > 1:
+        half = 1.96 * statistics.stdev(seconds) / math.sqrt(len(seconds))
+        interval = (max(0.0, mean - half), mean + half)
     harmful, safe = ([a for a in answers if a.edit.kind.truth is truth] for truth in (Label.HARMFUL, Label.SAFE))
     return JudgeReport(
         judge=judge_identity(config),
@@ -189,12 +191,7 @@ def calibrate(
         ),
         asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
         cached=len(answers) - len(seconds),
-        seconds=Seconds(
-            mean=statistics.fmean(seconds) if seconds else None,
-            interval=_mean_interval(seconds),
-            total=total,
-            at_once=at_once,
-        ),
+        seconds=Seconds(mean=mean, interval=interval, total=total, at_once=at_once),
     )
 
 
@@ -235,13 +232,6 @@ def _position_bias(answers: Sequence[Answer]) -> Share | None:
         models = {model for model, _ in said}
         differs += [said[m, True] is not said[m, False] for m in models if (m, True) in said and (m, False) in said]
     return Share(hits=sum(differs), items=len(differs)) if differs else None
-
-
-def _mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    mean, half = statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-    return max(0.0, mean - half), mean + half
 
 
 def report_table(report: JudgeReport) -> Table:

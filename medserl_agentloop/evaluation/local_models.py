@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -26,7 +26,6 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 
 from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
 from medserl_agentloop.core.driver import NoReplyError, Reply
-from medserl_agentloop.core.encoding import EncodedPrompt
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
@@ -62,8 +61,7 @@ def base_of(weights: Path) -> str | None:
     """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub; else None."""
     if any(weights.glob(_SHARDS)) or not (weights / _ADAPTER).exists():
         return None
-    base: str = json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"]
-    return base
+    return str(json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"])
 
 
 def fingerprint(weights: Path) -> str:
@@ -110,13 +108,8 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 
 def _merged(weights: Path, target: Path) -> Path:
     """The shards as one model, in ``target``."""
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(weights),
-        hf_model_config_path=str(weights / "huggingface"),
-        target_dir=str(target),
-    )
+    places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
+    config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
     try:
         with redirect_stdout(StringIO()):
@@ -157,21 +150,13 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
 
 @dataclass
 class Player:
-    """A model on this machine's CPU.
-
-    Attributes:
-        name: For tables and records.
-        model: A causal language model on the CPU, in evaluation mode.
-        tokenizer: Its tokenizer.
-        encoder: Tokenises the prompts of one profile.
-        batch: Turns that are sampled together.
-    """
+    """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
 
     name: str
     model: Any
     tokenizer: Any
-    encoder: ProfileEncoder
-    batch: int = 64
+    encoder: ProfileEncoder  # tokenises the prompts of one profile
+    batch: int = 64  # turns that are sampled together
 
     def count(self, text: str) -> int:
         """Tokens that ``text`` takes."""
@@ -190,39 +175,32 @@ class Player:
         for start in range(0, len(waiting), self.batch):
             part = waiting[start : start + self.batch]
             role = Role(turns[part[0]].role)
-            again = [int(turns[number].conversation or 0) << 48 for number in part]  # another assessment of the note
-            seeds = [seed * 1_000_003 + 2 * n + role.id + other for n, other in zip(part, again, strict=True)]
-            replies = self._replies(role, [prompts[number] for number in part], seeds, temperature, budget)
-            for number, reply in zip(part, replies, strict=True):
-                yield number, reply
-
-    def _replies(
-        self, role: Role, prompts: Sequence[EncodedPrompt], seeds: Sequence[int], temperature: float, budget: int
-    ) -> list[Reply]:
-        stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
-        ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
-        room = [min(budget, self.model.config.max_position_embeddings - len(prompt.ids)) for prompt in prompts]
-        replies = [Reply("", truncated=True, prefill=prompt.prefill) for prompt in prompts]
-        fitting = [number for number, tokens in enumerate(room) if tokens > 0]
-        if not fitting:
-            return replies
-        completions = sample_batch(
-            self.model,
-            [SamplingRequest(prompts[n].ids, room[n], torch.Generator().manual_seed(seeds[n])) for n in fitting],
-            SamplingSettings(temperature=temperature, **stop),
-            eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id or 0,
-            decode=self.tokenizer.decode,
-        )
-        for number, completion in zip(fitting, completions, strict=True):
-            ids = completion.token_ids
-            replies[number] = Reply(
-                self.tokenizer.decode(ids[:-1] if ids[-1] in ends else ids, skip_special_tokens=False),
-                tokens=len(ids),
-                truncated=completion.stop_reason == "length",
-                prefill=prompts[number].prefill,
+            stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
+            ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
+            requests: dict[int, SamplingRequest] = {}
+            for number in part:
+                ids, again = prompts[number].ids, int(turns[number].conversation or 0)  # another assessment of the note
+                room = min(budget, self.model.config.max_position_embeddings - len(ids))
+                source = torch.Generator().manual_seed(seed * 1_000_003 + 2 * number + role.id + (again << 48))
+                if room > 0:
+                    requests[number] = SamplingRequest(ids, room, source)
+                else:
+                    yield number, Reply("", truncated=True, prefill=prompts[number].prefill)
+            if not requests:
+                continue
+            completions = sample_batch(
+                self.model,
+                list(requests.values()),
+                SamplingSettings(temperature=temperature, **stop),
+                eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+                decode=self.tokenizer.decode,
             )
-        return replies
+            for number, completion in zip(requests, completions, strict=True):
+                ids, prefill = completion.token_ids, prompts[number].prefill
+                text = self.tokenizer.decode(ids[:-1] if ids[-1] in ends else ids, skip_special_tokens=False)
+                cut = completion.stop_reason == "length"
+                yield number, Reply(text, tokens=len(ids), truncated=cut, prefill=prefill)
 
 
 def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> Player:

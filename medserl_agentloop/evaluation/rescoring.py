@@ -18,7 +18,6 @@ from typing import Annotated, NamedTuple
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -61,8 +60,6 @@ RECORDED, ORIGINAL = "recorded", "original"
 CHECKOUT = "MEDSERL_ORIGINAL"
 """Environment variable with the folder that holds ``medical_team`` of the OpenRLHF system."""
 
-_SHOWN = 20
-
 
 class Disagreement(NamedTuple):
     """A role whose reward differs between two schemes: in which game, both rewards (None: not rewarded), and why."""
@@ -98,16 +95,11 @@ def replay(
         if output is not None:
             with output.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([Disagreement._fields, *found])
-    kinds = Counter((each.outcome, each.role, each.components) for each in found).most_common()
-    for title, columns, lines in (
-        ("By kind", ("outcome", "role", "components", "rewards"), [(*kind, count) for kind, count in kinds]),
-        (f"The first {min(_SHOWN, len(found))}", (*Disagreement._fields[:5], *names, "components"), found[:_SHOWN]),
-    ):
-        table = Table(*map(escape, columns), title=title, title_justify="left", box=None)
-        for line in lines:
-            table.add_row(*(Text(f"{cell:g}" if isinstance(cell, float) else str(cell)) for cell in line))
-        if lines:
-            Console().print(table)
+    table = Table("outcome", "role", "components", "rewards", box=None)
+    for kind, count in Counter((each.outcome, each.role, each.components) for each in found).most_common():
+        table.add_row(*map(Text, kind), str(count))
+    if found:
+        Console().print(table)
     typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")
     if output is not None:
         typer.echo(f"disagreements: {output}")
@@ -116,17 +108,15 @@ def replay(
 def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement]]:
     """How many rewards of a games file were compared under two schemes, and those that differ.
 
-    Raises:
-        ValueError: A scheme does not exist or fails, or a line is not a game record; names it.
+    A ValueError names a scheme that does not exist or fails, or a line that is not a game record.
     """
-    schemes = [(name, _scheme(name)) for name in names]
+    schemes = {name: _scheme(name) for name in names}
     compared, found = 0, []
     for number, record in enumerate(read_games(games), start=1):
         rewards = []
-        for name, score in schemes:
+        for name in names:
             rewarded = record.model_copy()
-            if score is not None:
-                _reward(rewarded, name, score, f"{games}, line {number}")
+            _reward(rewarded, name, schemes[name], f"{games}, line {number}")
             rewards.append(rewarded.rewards)
         for role in Role:
             first, second = (None if role not in r else round(sum(r[role].values()), 9) for r in rewards)
@@ -139,10 +129,10 @@ def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement
     return compared, found
 
 
-def _scheme(text: str) -> RewardScheme | None:
-    """The scheme with its constants; None for the rewards that a record has."""
+def _scheme(text: str) -> RewardScheme:
+    """The scheme with its constants."""
     if text == RECORDED:
-        return None
+        return lambda record: record.rewards
     if text == ORIGINAL:
         return original_scheme()
     name, *terms = text.split(",")
@@ -156,9 +146,6 @@ def original_scheme() -> RewardScheme:
     """The OpenRLHF system's own reward functions, of the checkout that :data:`CHECKOUT` names, as a scheme.
 
     Only their module is imported: the package around it loads a judge model's libraries.
-
-    Raises:
-        ValueError: There is no checkout.
     """
     from medserl_agentloop.medical_team.utils import MedicalGameOutcome
 

@@ -120,14 +120,6 @@ def newest(found: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}
 
 
-def sentence(forgotten: dict[str, Any]) -> str:
-    """One of what :func:`newest` says is forgotten, in words."""
-    return (
-        f"it has forgotten {forgotten['attacker']}, which wins {forgotten['success']:.0%} of its games and won "
-        f"{forgotten['before']:.0%} against {forgotten['earlier']} (p {forgotten['p']:.2g})"
-    )
-
-
 def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Sequence[str]) -> Iterator[Table]:
     """The matrices and a line for each player, shares in % with their intervals."""
     order = {name: number for number, name in enumerate(players)}

@@ -7,10 +7,10 @@ checkpoint against a fixed one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_in_step
 from medserl_agentloop.core.interaction import Turn
@@ -21,31 +21,17 @@ from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
+if TYPE_CHECKING:
+    from medserl_agentloop.evaluation.local_models import Player
 
-class Seat(Protocol):
-    """A model that can take either role: behind a server, or on this machine. ``name`` goes into the records."""
-
-    name: str
-
-    def count(self, text: str) -> int:
-        """Tokens that ``text`` takes."""
-        ...
-
-    def answers(
-        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
-    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
-        """A reply to each turn, all of one role, as they come: its number, and the reply or why there is none."""
-        ...
+Seat: TypeAlias = "EndpointPlayer | Player"
+"""A model that can take either role: behind a server, or on this machine. Its ``name`` goes into the records."""
 
 
 def seat_of(
     model: str, served: str | None, prompts: PromptProfile, template_kwargs: dict[str, Any], **options: Any
 ) -> Seat:
-    """The model in a folder, or the one that a server calls ``served``, asked by these :class:`EndpointOptions`.
-
-    Raises:
-        ValueError: There is none; says what to write.
-    """
+    """The model in a folder, or the one that a server calls ``served``, asked by these :class:`EndpointOptions`."""
     if model.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")

@@ -120,7 +120,13 @@ def tournament(
             both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
             everyone = both + attacking + assessing
             attacking, assessing = both + attacking, both + assessing
-            _check_players(everyone, attacking, assessing)
+            if find_spec("sklearn") is None:
+                raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
+            if not attacking or not assessing:
+                raise ValueError("name at least one player, or an --attacker and an --assessor")
+            for name, count in Counter(entry.name for entry in everyone).items():
+                if count > 1:
+                    raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
             configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
             run = next(filter(None, configs), {})
             options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
@@ -150,16 +156,6 @@ def tournament(
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
         raise typer.Exit(130) from None
-
-
-def _check_players(everyone: Sequence[Entry], attackers: Sequence[Entry], assessors: Sequence[Entry]) -> None:
-    if find_spec("sklearn") is None:
-        raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
-    if not attackers or not assessors:
-        raise ValueError("name at least one player, or an --attacker and an --assessor")
-    for name, count in Counter(entry.name for entry in everyone).items():
-        if count > 1:
-            raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
 
 
 def _validation_file(run: dict[str, Any]) -> Path:
@@ -257,14 +253,16 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], co
         console.print(table)
     for result in newest:
         said = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
-        said += [standings.sentence(forgot) for forgot in result["forgotten"]]
+        said += [
+            f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games and won "
+            f"{lost['before']:.0%} against {lost['earlier']} (p {lost['p']:.2g})"
+            for lost in result["forgotten"]
+        ]
         said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
         console.print(Text("; ".join(said)), soft_wrap=True)
-    if void:
-        console.print(
-            Text(f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"), soft_wrap=True
-        )
-    console.print(Text(f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"), soft_wrap=True)
+    lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
+    for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

@@ -45,20 +45,11 @@ class MedicalGameState:
 
 
 class MedicalDialogueGameManager:
-    """Plays, judges and scores a batch of two-turn games.
+    """Plays, judges and scores a batch of two-turn games; docs/medical_team.md has the ``custom_configs``.
 
-    A judge function in place of the address, or as ``medical_judge_fn``, is the second shape of the constructor and
-    gives a :class:`JudgeFunctionGameManager`.
-
-    Args:
-        tokenizer: Has ``apply_chat_template``, ``batch_decode`` and ``encode``.
-        remote_rm_url: The judge's address, or a list whose first entry it is.
-        strategy: Has ``get_rank`` and ``print``; None is silent.
-        custom_configs: ``max_turns``, ``reward_type``, ``reward_coeff_config``, ``error_types``,
-            ``direct_chat_no_cot``, ``no_attacker_turn``, ``no_assessor_turn``.
-
-    Raises:
-        ValueError: ``reward_type`` is another one than the general sum.
+    ``remote_rm_url`` is the judge's address, or a list whose first entry it is. A judge function in its place, or as
+    ``medical_judge_fn``, is the second shape of the constructor and gives a :class:`JudgeFunctionGameManager`. The
+    strategy has ``get_rank`` and ``print``; None is silent.
     """
 
     def __new__(
@@ -92,8 +83,7 @@ class MedicalDialogueGameManager:
         self.no_assessor_turn: bool = get("no_assessor_turn", False)
         if GENERAL_SUM_CONFIG not in self.reward_type:
             raise ValueError(
-                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r}, the other "
-                "schemes are those of selfplay.reward"
+                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r} alone"
             )
         self.active_games: dict[int, GameDict] = {}
         if strategy is not None and strategy.get_rank() == 0:
@@ -105,10 +95,8 @@ class MedicalDialogueGameManager:
         A ValueError says that the three differ in length, or that a data type is not one of the four.
         """
         if not len(prompts) == len(completions) == len(data_types):
-            raise ValueError(
-                f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types: "
-                "expected one of each per game"
-            )
+            counts = f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types"
+            raise ValueError(f"{counts}: expected one of each per game")
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
             raise ValueError(f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)
@@ -212,28 +200,19 @@ class MedicalDialogueGameManager:
 
     def _take_turn(self, role: Role, turn: int, index: int, game: GameDict, output: Any) -> None:
         response = self._decode(output)
-        state: dict[str, Any] = {
-            "game_role": role.value,
-            "turn": turn,
-            "game_idx": index,
-            "finished": game["finished"],
-            "is_generated_attack": role is Role.ATTACKER or game.get("is_generated_attack", False),
-            "prompt_type": game["prompt_type"],
-            "prompts": game["prompts"],
-            "completion": game["completion"],
-        }
+        if role is Role.ATTACKER:
+            game["is_generated_attack"] = True
+        state: dict[str, Any] = {"game_role": role.value, "turn": turn, "game_idx": index}
+        state |= {name: game[name] for name in ("finished", "prompt_type", "prompts", "completion")}
+        state["is_generated_attack"] = game.get("is_generated_attack", False)
         if self.disable_hidden_cot:
             answer = answer_without_reasoning(response)
         else:
             (thinking, answer), violated = medical_cot_format_check_and_extract(response)
             text = ("", "") if violated else (thinking or "", answer)
-            state |= {
-                "text_cot_and_answer": text,
-                "length_cot_and_answer": (None, None) if violated else tuple(map(self._length, text)),
-                "cot_format_violation": violated,
-            }
+            lengths = (None, None) if violated else tuple(map(self._length, text))
+            state |= {"text_cot_and_answer": text, "length_cot_and_answer": lengths, "cot_format_violation": violated}
         if role is Role.ATTACKER:
-            game["is_generated_attack"] = True
             # Passing the raw response on would show the attacker's reasoning to the assessor.
             game["invalid_attack"] = game["finished"] = not answer
         _write_down(game, role, turn, answer, response.strip(), output, state)
@@ -275,11 +254,9 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
             game |= {"game_idx": index, "medical_note": game["prompts"], "data_type": game["prompt_type"]}
             game |= {"attacker_output": None, "assessor_output": None, "labels": None}
 
-    def play_games(
-        self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any
-    ) -> list[GameDict]:
+    def play_games(self, *generators: Generator, **kwargs: Any) -> list[GameDict]:
         """As in the first shape; returns the games as a list."""
-        super().play_games(attacker_llm_generator, assessor_llm_generator, **kwargs)
+        super().play_games(*generators, **kwargs)
         for game in self.active_games.values():
             for role in Role:
                 game[f"{role.value}_output"] = _last_said(game, role)
@@ -288,14 +265,12 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
         """As in the first shape, from one call of the judge function; labels are kept in the games too."""
         labels = super().evaluate_game_outcomes()
+        missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
         for index, game in self.active_games.items():
-            missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
             game["labels"] = labels.setdefault(index, missing)
         return labels
 
-    def filter_and_compute_rewards(
-        self, batch_labels: dict[int, Labels]
-    ) -> tuple[list[str], list[dict[str, Any]], list[str], list[dict[str, Any]]]:
+    def filter_and_compute_rewards(self, batch_labels: dict[int, Labels]) -> Any:
         """As in the first shape, without the labels, and with the parsed texts as outputs."""
         _, attacker_states, _, assessor_states, _ = super().filter_and_compute_rewards(batch_labels)
         texts, kept = [], []

@@ -46,11 +46,7 @@ class EndpointPlayer:
         """The API's base, without credentials."""
 
     async def check(self) -> None:
-        """Ask the server for its models, so that a wrong address or name shows before the first game.
-
-        Raises:
-            ValueError: The server does not answer, or serves other models.
-        """
+        """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
         url = f"{self._http.url}/models"
         try:
             served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]

@@ -69,7 +69,6 @@ MEANINGS = {
 """Each attack has the first of these that fits."""
 
 _OF_GAME = ["step", "category", "text_id", "invalid", "void", "changed_words", "judge", "judged", "verdict"]
-_NOTHING = "(nothing)"
 _LEAST_ALIKE = 50.0  # rapidfuzz ratio of the wrong sentence and the one of the note that is taken for it
 
 
@@ -92,10 +91,8 @@ def edit_of(game: GameRecord) -> str:
     if game.attack is None or game.attack.note is None:
         return ""
     before, after = canonical_words(game.spec.seed_note), canonical_words(game.attack.note)
-    return "; ".join(
-        f"{' '.join(before[start:end]) or _NOTHING} -> {' '.join(after[first:last]) or _NOTHING}"
-        for start, end, first, last in changed_runs(before, after)
-    )
+    runs = [(before[start:end], after[first:last]) for start, end, first, last in changed_runs(before, after)]
+    return "; ".join(" -> ".join(" ".join(words) or "(nothing)" for words in run) for run in runs)
 
 
 def write_ledger(

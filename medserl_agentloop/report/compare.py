@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
-from html import escape
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pandas as pd
+from jinja2 import Template
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.intervals import wilson_interval
+from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
 from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
 
@@ -35,21 +36,14 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or one log of the OpenRLHF system, which does not know all.
+    """One run, or one log of the OpenRLHF system, which does not know all."""
 
-    Attributes:
-        name: Its path.
-        schemes: Names of its reward schemes; empty if it does not say.
-        metrics: By step; without columns if it has none.
-        whole: Whether games without a result are in it too.
-    """
-
-    name: str
-    schemes: str
+    name: str  # its path
+    schemes: str  # names of its reward schemes; empty if it does not say
     games: pd.DataFrame
     turns: pd.DataFrame
-    metrics: pd.DataFrame
-    whole: bool = True
+    metrics: pd.DataFrame  # by step; without columns if it has none
+    whole: bool = True  # whether games without a result are in it too
 
 
 Side = Sequence[Run]
@@ -147,15 +141,10 @@ def _counts(run: Run) -> dict[str, tuple[int, int]]:
     verdicts = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
     caught, missed, cleared, accused = (counts[outcome.value] for outcome in verdicts)
     decided = caught + missed + cleared + accused
-    found = {
-        "right verdict, of readable ones": (caught + cleared, decided),
-        "- correct detection": (caught, decided),
-        "- correct rejection": (cleared, decided),
-        "- missed error": (missed, decided),
-        "- false positive": (accused, decided),
-        "error detected, of notes with one": (caught, caught + missed),
-        "false positive, of notes without an error": (accused, cleared + accused),
-    }
+    found = {"right verdict, of readable ones": (caught + cleared, decided)}
+    found |= {f"- {outcome.value.replace('_', ' ')}": (counts[outcome.value], decided) for outcome in verdicts}
+    found["error detected, of notes with one"] = caught, caught + missed
+    found["false positive, of notes without an error"] = accused, cleared + accused
     if run.whole:
         found["void, of all games"] = counts[Outcome.VOID.value], len(games)
         attacks = games["attacker_tokens"].notna()
@@ -253,25 +242,11 @@ def _by_step(a: Side, b: Side, names: Sequence[str]) -> Section:
     return Section("By step", pd.DataFrame(rows, columns=columns), note)
 
 
-_HEAD = """<!doctype html>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Comparison</title>
-<style>
-:root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem }
-table { border-collapse: collapse } th, td { border-bottom: 1px solid gray; padding: .2em .8em; text-align: left }
-</style>
-<h1>Comparison</h1>
-"""
-
-
 def as_text(sections: Sequence[Section], output: Path) -> str:
     """The comparison as Markdown or HTML, by the ending of the file that it is for; a ValueError for another one."""
     if output.suffix == ".html":
-        return _HEAD + "".join(
-            f"<h2>{escape(title)}</h2>\n{table.to_html(index=False, border=0)}\n<p>{escape(note)}</p>\n"
-            for title, table, note in sections
-        )
+        template = Template((PACKAGE / "report" / "compare.html").read_text(encoding="utf-8"), autoescape=True)
+        return str(template.render(sections=sections))
     if output.suffix != ".md":
         raise ValueError(f"{output} ends with neither .md nor .html: choose one of them")
     lines = ["# Comparison"]

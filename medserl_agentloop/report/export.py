@@ -13,8 +13,6 @@ from jinja2 import Template
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.frames import GAMES, TURNS, Column, games_frame, read_run, turns, typed_frame
 
-STEPS_PER_FILE = 100
-
 NOTES = {
     "seed_note": Column("string", "note that the game starts from", lambda g: g.spec.seed_note),
     "presented_note": Column("string", "note that the assessor saw", lambda g: g.presented_note),
@@ -54,8 +52,9 @@ def write_dataset(run: Path, name: str, folder: Path) -> Path:
     records = read_run(run)
     notes = typed_frame([{name: column.value(game) for name, column in NOTES.items()} for game in records], NOTES)
     games, said = games_frame(records).join(notes), turns(run)
-    _write_parts(games, games["step"], folder / "games")
-    _write_parts(said, games["step"].take(said["game"]).reset_index(drop=True), folder / "turns")
+    for table, frame in (("games", games), ("turns", said)):
+        (folder / table).mkdir(parents=True)
+        frame.to_parquet(folder / table / f"{table}.parquet", index=False)
     counted = {"outcomes": games["outcome"], "kinds of games": games["category"], "judges": games["judge"]}
     counted["reward schemes"] = pd.Series([game.scheme for game in records])
     counted["prompt profiles"] = pd.Series([game.profile for game in records])
@@ -64,18 +63,10 @@ def write_dataset(run: Path, name: str, folder: Path) -> Path:
         version=importlib.metadata.version("medserl-agentloop"),
         steps=(games["step"].min(), games["step"].max()),
         counted={what: Counter(values.dropna().replace("", "not named")) for what, values in counted.items()},
-        per_file=STEPS_PER_FILE,
         tables={"games": _described(games, GAMES | NOTES), "turns": _described(said, TURNS)},
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
-
-
-def _write_parts(frame: pd.DataFrame, steps: pd.Series, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for _, part in frame.groupby(steps // STEPS_PER_FILE):
-        own = steps[part.index]
-        part.to_parquet(folder / f"steps-{own.min():06d}-{own.max():06d}.parquet", index=False)
 
 
 def _described(frame: pd.DataFrame, schema: dict[str, Column]) -> dict[str, Any]:

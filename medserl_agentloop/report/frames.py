@@ -94,11 +94,7 @@ SCORES = {
 
 
 def games(run: str | Path) -> pd.DataFrame:
-    """The games of a run: its folder (``selfplay.records``), or a games file.
-
-    Raises:
-        ValueError: There are no games, or a line is not one; names file and line.
-    """
+    """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
     return games_frame(read_run(run))
 
 
@@ -124,11 +120,7 @@ def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
-    """The metrics of a run by step, a column per name as docs/metrics.md has them.
-
-    Raises:
-        ValueError: The run has no metrics, or a line is not one; names file and line.
-    """
+    """The metrics of a run by step, a column per name as docs/metrics.md has them; a ValueError if it has none."""
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")

@@ -36,11 +36,7 @@ class _Turn(BaseModel):
 
 
 def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The games, turns and metrics of a log; what it does not say is missing.
-
-    Raises:
-        ValueError: A line is neither a turn nor the metrics of a step; names file and line.
-    """
+    """The games, turns and metrics of a log; what it does not say is missing. A ValueError names a wrong line."""
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
     turns: list[dict[str, Any]] = []
     numbers: list[dict[str, Any]] = []

@@ -50,12 +50,10 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     names = run_names(runs)
     played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
     total = sum(map(len, played.values()))
-    records = [
-        (name, game) for name, games in played.items() for game in _sample(games, MOST_GAMES * len(games) // total)
-    ]
-    frame = games_frame([game for _, game in records]).assign(
-        run=pd.array([name for name, _ in records], dtype="string")
-    )
+    shown = {name: _sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
+    records = [(name, game) for name, games in shown.items() for game in games]
+    frame = games_frame([game for _, game in records])
+    frame["run"] = pd.array([name for name, _ in records], dtype="string")
     columns = {
         "runs": names,
         "played": total,
@@ -177,11 +175,9 @@ def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
             frame = pd.DataFrame()
         kept = {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame.columns}
         numbers.append({"steps": [int(step) for step in frame.index], "names": kept})
-        fired = [n for n in frame.columns if n.startswith(METRIC_PREFIX)]
+        fired = frame[[n for n in frame.columns if n.startswith(METRIC_PREFIX)]].dropna(how="all")
         alarms[name] = {
-            int(step): [n.removeprefix(METRIC_PREFIX) for n in fired if not pd.isna(row[n])]
-            for step, row in frame.iterrows()
-            if any(not pd.isna(row[n]) for n in fired)
+            int(step): [n.removeprefix(METRIC_PREFIX) for n in row.dropna().index] for step, row in fired.iterrows()
         }
         saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
         checkpoints[name] = sorted(int(match[1]) for match in saved if match)

@@ -50,8 +50,7 @@ def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int
     The outcomes take turns. A case is used once: the note that comes again in several pairs would be known as the
     original. White space is the same in both notes, because models flatten line breaks when they copy.
 
-    Returns:
-        The number of pairs; no file is written for none.
+    Returns the number of pairs; no file is written for none.
     """
     rng = random.Random(f"{seed}/sheet")
     numbers = {id(game): number for number, game in games.items()}
