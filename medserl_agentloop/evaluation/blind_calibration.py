@@ -31,12 +31,11 @@ _SIDE = re.compile(
 )
 _AGO = re.compile(r"\b([2-9])(?= (?:days|weeks|months|years) ago\b)")
 # Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
-_ALTERNATIVES = {
-    "ibuprofen": "naproxen", "naproxen": "ibuprofen", "lisinopril": "enalapril", "enalapril": "lisinopril",
-    "atorvastatin": "rosuvastatin", "rosuvastatin": "atorvastatin", "omeprazole": "pantoprazole",
-    "pantoprazole": "omeprazole", "loratadine": "cetirizine", "cetirizine": "loratadine",
-    "sertraline": "escitalopram", "escitalopram": "sertraline",
-}  # fmt: skip
+_PAIRS = (
+    ("ibuprofen", "naproxen"), ("lisinopril", "enalapril"), ("atorvastatin", "rosuvastatin"),
+    ("omeprazole", "pantoprazole"), ("loratadine", "cetirizine"), ("sertraline", "escitalopram"),
+)  # fmt: skip
+_ALTERNATIVES = dict(_PAIRS) | {b: a for a, b in _PAIRS}
 _DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
 
 
@@ -53,14 +52,6 @@ def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str],
     return change
 
 
-def _other_age(age: str, rng: random.Random) -> str:
-    return str(int(age) + rng.choice((-3, -2, 2, 3)))
-
-
-def _other_number(number: str, rng: random.Random) -> str:
-    return rng.choice([str(n) for n in range(2, 10) if n != int(number)])
-
-
 def _alternative(note: str, rng: random.Random) -> str | None:
     without_dose = [sentence for sentence in split_sentences(note) if not re.search(r"\d", sentence)]
     drugs = [drug for sentence in without_dose for drug in _DRUG.findall(sentence) if note.count(drug) == 1]
@@ -71,9 +62,9 @@ def _alternative(note: str, rng: random.Random) -> str | None:
 
 
 UNKNOWABLE: dict[str, Rule] = {
-    "age": _alone(_AGE, _other_age, r"\byears?(?:-| )old\b|\baged?\b"),
+    "age": _alone(_AGE, lambda age, rng: str(int(age) + rng.choice((-3, -2, 2, 3))), r"\byears?(?:-| )old\b|\baged?\b"),
     "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
-    "time": _alone(_AGO, _other_number, r"\bago\b"),
+    "time": _alone(_AGO, lambda n, rng: rng.choice("23456789".replace(n, "")), r"\bago\b"),
     "alternative": _alternative,
 }
 """Changes that nobody can see in the note alone, by rule."""

@@ -12,7 +12,7 @@ import platform
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -185,8 +185,7 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 """By name, the same note with something changed that has nothing to do with medicine."""
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """A note as it was shown, and what was said of it."""
 
     note: ReferenceNote

@@ -52,14 +52,6 @@ _NUMBER = r"(?<![\w.,/:+\u2013-])\d{1,4}(?:\.\d+)?"
 _UNIT = rf"(?:{'|'.join(_UNITS)})(?![\w^²³-])"
 
 
-def _with_a_zero(place: re.Match[str]) -> str:
-    return f"{place[0]}0" if "." in place[0] else f"{place[0]}.0"
-
-
-def _spelt_out(place: re.Match[str]) -> str:
-    return f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}"
-
-
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {str(number): word for number, word in enumerate(_WORDS, start=2)}
 _OTHER_WAY = _NUMBERS | {word: number for number, word in _NUMBERS.items()}
@@ -85,9 +77,15 @@ _SPELLINGS = (
 # fmt: on
 
 HARMLESS: dict[str, Rule] = {
-    "number_format": _one_place(re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"), _with_a_zero),
+    "number_format": _one_place(
+        re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"),
+        lambda place: f"{place[0]}0" if "." in place[0] else f"{place[0]}.0",
+    ),
     "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
-    "unit_spelling": _one_place(re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"), _spelt_out),
+    "unit_spelling": _one_place(
+        re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"),
+        lambda place: f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}",
+    ),
     "number_word": _one_place(re.compile(_SMALL_NUMBER), lambda place: _OTHER_WAY[place[0]]),
     "abbreviation": _exchange(
         [*_ABBREVIATIONS, *((b, a) for a, b in _ABBREVIATIONS), *((b, a) for a, b in _ONLY_SHORTENED)]

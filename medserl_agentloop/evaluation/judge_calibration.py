@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -118,8 +118,7 @@ def _rules_of(case: Vignette) -> dict[str, Rule]:
     return rules
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a judge made of one edit, and the seconds from the question to the answer."""
 
     edit: KnownEdit
@@ -163,6 +162,7 @@ def calibrate(
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
+    void = _void(answers)
     seconds = [answer.seconds for answer in answers if not answer.said.cached]
     mean, interval = (statistics.fmean(seconds) if seconds else None), None
     if mean is not None and len(seconds) > 1:
@@ -176,17 +176,11 @@ def calibrate(
         seed=seed,
         sensitivity=_right(harmful),
         specificity=_right(safe),
-        abstained=_void(answers, JUDGE_ABSTAINED),
-        failed=_void(answers, JUDGE_FAILED),
+        abstained=void["abstained"],
+        failed=void["failed"],
         position_bias=_position_bias(answers),
         groups=tuple(
-            Group(
-                kind=kind,
-                sort=sort,
-                right=_right(part),
-                abstained=_void(part, JUDGE_ABSTAINED),
-                failed=_void(part, JUDGE_FAILED),
-            )
+            Group(kind=kind, sort=sort, right=_right(part), **_void(part))
             for kind, sort, part in parts(Kind, [(answer.edit, answer) for answer in answers])
         ),
         asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
@@ -219,8 +213,9 @@ def _right(answers: Sequence[Answer]) -> Share:
     return Share(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
 
 
-def _void(answers: Sequence[Answer], reason: str) -> Share:
-    return Share(hits=sum((answer.record.void or "").startswith(reason) for answer in answers), items=len(answers))
+def _void(answers: Sequence[Answer]) -> dict[str, Share]:
+    reasons, why = {"abstained": JUDGE_ABSTAINED, "failed": JUDGE_FAILED}, [a.record.void or "" for a in answers]
+    return {of: Share(hits=sum(v.startswith(reason) for v in why), items=len(why)) for of, reason in reasons.items()}
 
 
 def _position_bias(answers: Sequence[Answer]) -> Share | None:

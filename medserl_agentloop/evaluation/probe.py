@@ -26,7 +26,7 @@ from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.play.batch import draw_games
+from medserl_agentloop.play.cli import draw_games
 
 _SHOWN = (
     "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",

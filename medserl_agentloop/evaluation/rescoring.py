@@ -1,7 +1,6 @@
 """Old game records under other reward schemes: ``medserl rescore`` writes them, ``medserl replay`` compares two.
 
-Nothing is judged or played again: a scheme is a function of the record. The file is read and written line by line, so
-that its size does not matter.
+Nothing is judged or played again: a scheme is a function of the record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Games between frozen players: any attacker against any assessor, in folders or behind servers.
 
-Success against the live opponent of a run says little, because both sides move; this measures a
-checkpoint against a fixed one.
+Success against the live opponent of a run says little, because both sides move.
 """
 
 from __future__ import annotations

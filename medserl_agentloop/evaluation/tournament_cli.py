@@ -29,8 +29,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import GameSpec, VanillaAttacker
 from medserl_agentloop.paths import replacing
-from medserl_agentloop.play.batch import draw_games
-from medserl_agentloop.play.cli import check_judge
+from medserl_agentloop.play.cli import check_judge, draw_games
 
 RESULTS = "tournament.json"
 TABLE = "tournament.csv"

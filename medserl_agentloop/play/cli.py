@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 import typer
+from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore]
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,14 +20,13 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.driver import Player
+from medserl_agentloop.core.driver import Player, play_game
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.batch import draw_games, play_batch
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 from medserl_agentloop.play.human import HumanGame, HumanPlayer
 
@@ -80,9 +82,16 @@ def play(
     except (KeyboardInterrupt, EOFError):
         typer.echo(f"medserl: stopped; the games finished so far are in {output}", err=True)
         raise typer.Exit(130) from None
-    _summary(interaction, records, console)
+    table = Table("metric", "value", title="role metrics")
+    metrics = interaction.metrics(records)
+    for name, value in metrics.items():
+        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
+    console.print(table)
+    void = Counter(record.void for record in records if record.void is not None)
+    for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
+        console.print(Text(visible(line)), soft_wrap=True)
     console.print(Text(f"games: {output}"), soft_wrap=True)
-    if all(record.void is not None for record in records):
+    if void.total() == len(records):
         raise typer.Exit(1)
 
 
@@ -97,6 +106,36 @@ def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
         )
 
 
+def draw_games(
+    interaction: Interaction[Any, Any], file: Path, count: int, seed: int, *, opener: str | None = None
+) -> list[Any]:
+    """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
+
+    ``opener`` draws only rows whose first turn is that role's. A ValueError says what is wrong with the file.
+    """
+    try:
+        if "extra_info" not in pq.read_schema(file).names:
+            raise ValueError(f"{file} has no column extra_info; write it with data_prep/medec_to_parquet.py")
+        rows = pq.read_table(file, columns=["extra_info"])["extra_info"]
+    except (OSError, ArrowException) as error:
+        raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
+    games: list[Any] = []
+    for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+        try:
+            game = interaction.new_game(rows[number].as_py() or {})
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        first = interaction.next_turn(game)
+        if opener is None or (first is not None and first.role == opener):
+            games.append(game)
+        if len(games) == count:
+            break
+    else:
+        kind = "rows" if opener is None else f"rows that begin with the {opener}'s turn"
+        raise ValueError(f"{file} holds {len(games)} {kind}; --games can be at most that")
+    return games
+
+
 async def _play(
     interaction: Interaction[Any, Any],
     games: Sequence[Any],
@@ -105,36 +144,37 @@ async def _play(
     output: StepFile,
     console: Console,
 ) -> list[GameRecord]:
+    """Play and score all games; each record is written as soon as its game is scored."""
     columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console)
     bar = progress.add_task("", total=len(games))
+    players: dict[str, Player] = {**dict.fromkeys(interaction.roles, served), **person}
+    places = asyncio.Semaphore(served.options.concurrency)
     void = 0
 
-    def on_game(record: Any) -> None:
+    async def one(number: int, game: Any) -> GameRecord:
         nonlocal void
+        record: Any = game.record
+        async with places:
+            await play_game(interaction, game, players)
+            await interaction.score(record)
+        record.context, record.uid, record.step = "isolated", f"play-{number}", 0
+        output.append([record.to_json()])
         void += record.void is not None
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
         if person:
             from medserl_agentloop.report.terminal import render_game  # loads pandas
 
             console.print(render_game(record, title="the game you played"))
+        return cast(GameRecord, record)
 
     async with aclosing(served):
         await served.check()
-        players: dict[str, Player] = {**dict.fromkeys(interaction.roles, served), **person}
         with nullcontext() if person else progress:  # a live bar and a prompt share no terminal
-            return await play_batch(
-                interaction, games, players, output, concurrency=served.options.concurrency, on_game=on_game
-            )
-
-
-def _summary(interaction: Interaction[Any, Any], records: list[GameRecord], console: Console) -> None:
-    table = Table("metric", "value", title="role metrics")
-    metrics = interaction.metrics(records)
-    for name, value in metrics.items():
-        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
-    console.print(table)
-    for remark in interaction.remarks(metrics):
-        console.print(Text(remark), soft_wrap=True)
-    for reason, count in Counter(r.void for r in records if r.void is not None).most_common():
-        console.print(Text(visible(f"void: {count} x {reason}")), soft_wrap=True)
+            tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:  # of one that failed, or of Ctrl-C: the others must not go on without a server
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)

@@ -123,7 +123,7 @@ def read_sheet(path: Path, original: Mapping[str, str], rater: str) -> Sheet:
             text = row[question]
             answer = next((a for a in allowed if a.casefold() == text.casefold()), None)
             if answer is not None:
-                named = {original[item]: "original", **{ab: "edited" for ab in "AB" if ab != original[item]}}
+                named = {"A": "edited", "B": "edited", original[item]: "original"}
                 answers[question][item] = named.get(answer, answer)
             elif text:
                 expected = f"{', '.join(allowed[:-1])} or {allowed[-1]}"

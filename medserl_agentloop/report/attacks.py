@@ -119,13 +119,13 @@ def write_ledger(
     hard = _medec_notes(games, {Kind.UNDETECTED}, "hard")
     panel = _medec_notes(games, {Kind.VALID, Kind.UNDETECTED, Kind.DECOY}, "panel")
     frame["hard_note"] = [hard.ids.get(number, "") for number in frame["game"]]
-    unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
     with all_or_none(output) as place:
         write_table(place / "ledger.csv", frame)
         write_table(place / "patterns.csv", patterns)
         for name, notes in (("hard_notes.csv", hard), ("panel.csv", panel)):
             with (place / name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([COLUMNS, *notes.rows])
+        unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
         judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
         pairs = write_blinded_sheet(place, judged, sheet, seed)
         template = Template((PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8"), trim_blocks=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,10 @@ def write_figures(games: Sequence[GameRecord], folder: Path, name: str) -> list[
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
-    by_step: dict[int, list[GameRecord]] = defaultdict(list)
-    for game in games:
-        by_step[game.step].append(game)
-    steps = sorted(by_step)
-    numbers = pd.DataFrame({step: role_metrics(by_step[step]) for step in steps}).T
-    counts = pd.DataFrame({step: Counter(game.outcome for game in by_step[step]) for step in steps}).T.fillna(0)
-    shares_of = counts.reindex(columns=list(_COLOURS), fill_value=0).div(counts.sum(axis=1), axis=0)
+    steps = sorted({game.step for game in games})
+    numbers = pd.DataFrame({step: role_metrics(game for game in games if game.step == step) for step in steps}).T
+    outcomes = pd.crosstab([game.step for game in games], [game.outcome.value for game in games], normalize="index")
+    shares_of = outcomes.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.4), layout="constrained")
