@@ -58,7 +58,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
 ) -> None:
-    """Follow a run: its step, the time left, its main curves, alarms and the last game. Ctrl-C ends it."""
+    """Follow a run: its step, the time left, its main curves and alarms. Ctrl-C ends it."""
     from medserl_agentloop.report.watch import watch_run
 
     watch_run(run, Console(), every=every, once=once)

@@ -56,14 +56,6 @@ def test_the_new_file_differs_in_rewards_and_scheme_alone(games: Path, tmp_path:
     assert {r.scheme for r in new} == {"zero_sum"}
 
 
-def test_the_means_of_both_schemes_are_printed(games: Path, tmp_path: Path) -> None:
-    # medserl: undetected 1 - 0.125, invalid -2; zero_sum: 1 and -1. The assessor: -1 and 1.
-    lines = rescore(games, tmp_path / "new.jsonl").output.splitlines()
-    attacker, assessor = ([c.strip() for c in line.split("│")] for line in lines if "│ a" in line)
-    assert attacker[1:4] == ["attacker", "-0.5625 (2 games)", "0.0000 (2 games)"]
-    assert assessor[1:4] == ["assessor", "0.0000 (2 games)", "0.0000 (2 games)"]
-
-
 def test_a_run_s_folder_and_the_file_itself_will_do(games: Path) -> None:
     assert rescore(games.parent, games).exit_code == 0
     assert {r.scheme for r in read_games(games)} == {"zero_sum"}

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.learning.attack_check import error_detail
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-from medserl_agentloop.evaluation.tournament import Player, play_match
+from medserl_agentloop.evaluation.local_models import Player
+from medserl_agentloop.evaluation.tournament import play_match
 from medserl_agentloop.games.medical.clinic import (
     Split,
     inject_error,
@@ -122,7 +122,7 @@ class Measurement:
                 assessor,
                 specs,
                 MedicalConfig(profile=str(self.profile.folder), judge="oracle"),
-                settings=SamplingSettings(temperature=self.temperature),
+                temperature=self.temperature,
                 budgets=BUDGETS,
                 seed=self.seed,
             )

@@ -31,7 +31,7 @@ from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
-from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -213,7 +213,7 @@ def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases
     if output.exists():
         return
     profile = load_profile(PROFILE)
-    frozen, player = Player.load(resource("assets/novice"), profile), Player.load(model, profile)
+    frozen, player = load_player(resource("assets/novice"), profile), load_player(model, profile)
     rows = []
     for temperature in kind.temperatures:
         measurement = Measurement(frozen, cases, profile, temperature, seed)

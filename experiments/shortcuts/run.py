@@ -35,9 +35,9 @@ from experiments.learning.run import PROFILE, prepare_data, train
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.data.rows import DEFAULT_MIX
-from medserl_agentloop.evaluation.tournament import Player, play_match
+from medserl_agentloop.evaluation.local_models import Player, load_player
+from medserl_agentloop.evaluation.tournament import play_match
 from medserl_agentloop.games.medical.clinic import Split, reworded, sample_clean_note, with_error
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -201,8 +201,7 @@ def _spec(note: str, category: Category) -> GameSpec:
 
 def _play(player: Player, specs: Sequence[GameSpec], seed: int) -> list[GameRecord]:
     config = MedicalConfig(profile=PROFILE, judge=f"{JUDGES}:PairOracle")
-    settings = SamplingSettings(temperature=1.0)
-    match = play_match(player, player, specs, config, settings=settings, budgets=BUDGETS, seed=seed)
+    match = play_match(player, player, specs, config, temperature=1.0, budgets=BUDGETS, seed=seed)
     return asyncio.run(match)
 
 
@@ -228,7 +227,7 @@ def _measured_once(output: Path, model: Path, seed: int, count: int) -> None:
     if output.exists():
         return
     torch.set_num_threads(1)
-    rates = measure(Player.load(model, load_profile(PROFILE)), held_out_cases(count), seed)
+    rates = measure(load_player(model, load_profile(PROFILE)), held_out_cases(count), seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, ("measure", "hits", "items"), [(r.measure, r.hits, r.items) for r in rates])
     console.print(f"{output}: " + ", ".join(f"{r.measure} {Share(r.hits, r.items)}" for r in rates), soft_wrap=True)

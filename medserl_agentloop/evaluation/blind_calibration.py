@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.evaluation.harmless_edits import Rule
+from medserl_agentloop.evaluation.judge_calibration import OneOf, all_of, choose, parts
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.llm import BlindReader
@@ -24,25 +25,21 @@ from medserl_agentloop.games.medical.judges.report import BlindGroup, NoteKind, 
 from medserl_agentloop.games.medical.records import GameRecord, Reading
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
-Change = Callable[[str, random.Random], str | None]
-"""A note and a source of choices -> the note with one fact changed; None where no fact of the kind stands alone."""
-
 _AGE = re.compile(r"\b([2-7]\d)(?=(?:-| )years?(?:-| )old\b)")
 _SIDE = re.compile(
     r"\b(left|right)(?= (?:arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf)\b)"
 )
 _AGO = re.compile(r"\b([2-9])(?= (?:days|weeks|months|years) ago\b)")
 # Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
-_ALTERNATIVES = {
-    "ibuprofen": "naproxen", "naproxen": "ibuprofen", "lisinopril": "enalapril", "enalapril": "lisinopril",
-    "atorvastatin": "rosuvastatin", "rosuvastatin": "atorvastatin", "omeprazole": "pantoprazole",
-    "pantoprazole": "omeprazole", "loratadine": "cetirizine", "cetirizine": "loratadine",
-    "sertraline": "escitalopram", "escitalopram": "sertraline",
-}  # fmt: skip
+_PAIRS = (
+    ("ibuprofen", "naproxen"), ("lisinopril", "enalapril"), ("atorvastatin", "rosuvastatin"),
+    ("omeprazole", "pantoprazole"), ("loratadine", "cetirizine"), ("sertraline", "escitalopram"),
+)  # fmt: skip
+_ALTERNATIVES = dict(_PAIRS) | {b: a for a, b in _PAIRS}
 _DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
 
 
-def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Change:
+def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Rule:
     """Changes the one place of ``pattern``, if the note holds ``mentions`` once: nothing else tells what was there."""
     every = re.compile(mentions, re.IGNORECASE)
 
@@ -55,14 +52,6 @@ def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str],
     return change
 
 
-def _other_age(age: str, rng: random.Random) -> str:
-    return str(int(age) + rng.choice((-3, -2, 2, 3)))
-
-
-def _other_number(number: str, rng: random.Random) -> str:
-    return rng.choice([str(n) for n in range(2, 10) if n != int(number)])
-
-
 def _alternative(note: str, rng: random.Random) -> str | None:
     without_dose = [sentence for sentence in split_sentences(note) if not re.search(r"\d", sentence)]
     drugs = [drug for sentence in without_dose for drug in _DRUG.findall(sentence) if note.count(drug) == 1]
@@ -72,10 +61,10 @@ def _alternative(note: str, rng: random.Random) -> str | None:
     return note.replace(drug, _ALTERNATIVES[drug])
 
 
-UNKNOWABLE: dict[str, Change] = {
-    "age": _alone(_AGE, _other_age, r"\byears?(?:-| )old\b|\baged?\b"),
+UNKNOWABLE: dict[str, Rule] = {
+    "age": _alone(_AGE, lambda age, rng: str(int(age) + rng.choice((-3, -2, 2, 3))), r"\byears?(?:-| )old\b|\baged?\b"),
     "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
-    "time": _alone(_AGO, _other_number, r"\bago\b"),
+    "time": _alone(_AGO, lambda n, rng: rng.choice("23456789".replace(n, "")), r"\bago\b"),
     "alternative": _alternative,
 }
 """Changes that nobody can see in the note alone, by rule."""
@@ -83,18 +72,12 @@ UNKNOWABLE: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class KnownNote:
-    """A note that a reader is shown.
-
-    Attributes:
-        kind: What is known of it.
-        sort: The rule that changed it; of an error, its type.
-        wrong: The sentences in which a reader may find something: the error's, the changed one, or all of a clean note.
-    """
+    """A note that a reader is shown, and what is known of it."""
 
     kind: NoteKind
-    sort: str
+    sort: str  # the rule that changed it; of an error, its type
     note: str
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...]  # where a reader may find something: the error's sentence, the changed one, or all
 
     def game(self) -> GameRecord:
         """The game that a reader reads."""
@@ -104,75 +87,52 @@ class KnownNote:
 
 def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:
     """At most ``limit`` notes of each kind, one of a kind per case; the same for the same arguments."""
-    found: dict[NoteKind, list[KnownNote]] = {kind: [] for kind in NoteKind}
-    uses: Counter[str] = Counter()
-    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
-        for known in _notes_of(vignettes[number], seed, uses):
-            if limit is None or len(found[known.kind]) < limit:
-                found[known.kind].append(known)
-                uses[known.sort] += 1
-    return [known for notes in found.values() for known in notes]
+    return choose(vignettes, limit, seed, _notes_of)
 
 
-def _notes_of(case: Vignette, seed: int, uses: Counter[str]) -> Iterator[KnownNote]:
+def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
         yield KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
-    if clean is None:
-        return
-    yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
-    changed = {
-        name: after
-        for name, change in UNKNOWABLE.items()
-        if (after := change(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
-    }
-    if changed:
-        sort = min(changed, key=lambda name: uses[name])  # so that each rule has its share
-        yield KnownNote(NoteKind.UNKNOWABLE, sort, changed[sort], compare_notes(clean, changed[sort]).inserted)
+    if clean is not None:
+        yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
+        if changed := one_of(UNKNOWABLE, clean):
+            sort, after = changed
+            yield KnownNote(NoteKind.UNKNOWABLE, sort, after, compare_notes(clean, after).inserted)
 
 
 def calibrate_reader(
     config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
 ) -> tuple[BlindGroup, ...]:
-    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run.
-
-    Raises:
-        ValueError: The reader cannot be built, or it answered nothing.
-    """
+    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader.from_config(config)
-    slots = asyncio.Semaphore(config.judge_server.concurrency)
 
-    async def one(known: KnownNote) -> list[Reading]:
-        async with slots:
-            readings = await reader.read(known.game())
+    async def read(known: KnownNote) -> list[Reading]:
+        readings = await reader.read(known.game())
         on_note()
         return readings
 
-    async def every() -> list[list[Reading]]:
-        return list(await asyncio.gather(*map(one, notes)))
-
-    readings = asyncio.run(every())
-    lost = [reading.failed for of_note in readings for reading in of_note if reading.failed is not None]
-    if len(lost) == sum(map(len, readings)):
+    every: list[list[Reading]] = asyncio.run(all_of(read, notes, config.judge_server.concurrency))
+    lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]
+    if len(lost) == sum(map(len, every)):
         raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")
-    return tuple(_groups(notes, readings, config.blind.needed))
-
-
-def _groups(notes: Sequence[KnownNote], readings: Sequence[list[Reading]], needed: int) -> Iterator[BlindGroup]:
-    read = list(zip(notes, readings, strict=True))
-    for kind in NoteKind:
-        for sort in (None, *sorted({known.sort for known, _ in read if known.kind is kind})):
-            part = [of_note for known, of_note in read if known.kind is kind and sort in (None, known.sort)]
-            answered = [reading for of_note in part for reading in of_note if reading.failed is None]
-            yield BlindGroup(
+    found = []
+    for kind, sort, part in parts(NoteKind, list(zip(notes, every, strict=True))):
+        readings = [reading for of_note in part for reading in of_note]
+        answered = [reading for reading in readings if reading.failed is None]
+        passed = sum(sum(r.found is True for r in of_note) >= config.blind.needed for of_note in part)
+        found.append(
+            BlindGroup(
                 kind=kind,
                 sort=sort,
                 found=Share(hits=sum(r.found is True for r in answered), items=len(answered)),
-                passed=Share(hits=sum(sum(r.found is True for r in rs) >= needed for rs in part), items=len(part)),
+                passed=Share(hits=passed, items=len(part)),
                 abstained=Share(hits=sum(r.found is None for r in answered), items=len(answered)),
-                failed=Share(hits=sum(map(len, part)) - len(answered), items=sum(map(len, part))),
+                failed=Share(hits=len(readings) - len(answered), items=len(readings)),
             )
+        )
+    return tuple(found)
 
 
 def reader_table(groups: Sequence[BlindGroup], config: MedicalConfig) -> Table:

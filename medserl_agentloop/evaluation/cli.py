@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from omegaconf import OmegaConf
+from rich.console import Console
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
-
-if TYPE_CHECKING:
-    from medserl_agentloop.evaluation.answering import Assessor
+from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.evaluation import evaluate as evaluation
+from medserl_agentloop.evaluation.tournament import seat_of
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.play.endpoint import EndpointPlayer
+from medserl_agentloop.scoring.metrics import grade
+from medserl_agentloop.scoring.notes import read_reference, read_submission
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
+from medserl_agentloop.scoring.report import as_json, published_script, report_on, tables
+from medserl_agentloop.scoring.yardsticks import read_training
 
 _SHOWN_PROBLEMS = 20
 
@@ -30,9 +41,7 @@ def score(
     train: _Train = None,
     pool: Annotated[bool, typer.Option("--pool", help="The files are seeds of one system.")] = False,
     neural: _Neural = False,
-    official_bugs: Annotated[
-        bool, typer.Option("--official-bugs", help="Also print what the published script makes of the files.")
-    ] = False,
+    official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's draws.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
@@ -42,17 +51,6 @@ def score(
     Several systems are compared with the first one on the same notes. Choose models, prompts and settings on the
     validation set; the test set is for one final run.
     """
-    import json
-
-    from rich.console import Console
-
-    from medserl_agentloop.core.manifest import sha256_of
-    from medserl_agentloop.scoring.metrics import grade
-    from medserl_agentloop.scoring.notes import read_reference, read_submission
-    from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
-    from medserl_agentloop.scoring.report import as_json, published_script, report_on, tables
-    from medserl_agentloop.scoring.yardsticks import read_training
-
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
     official: dict[str, dict[str, float | None] | str] = {}
@@ -115,10 +113,7 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
     served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
     profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
-    template: Annotated[
-        list[str] | None,
-        typer.Option(help="Argument of the chat template, e.g. enable_thinking=false; may be repeated."),
-    ] = None,
+    template: Annotated[list[str] | None, typer.Option(help="For the chat template: enable_thinking=false.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
@@ -129,16 +124,13 @@ def evaluate(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
     shortcuts: Annotated[
-        bool, typer.Option("--shortcuts", help="Also ask about the notes with changes that are no medicine.")
+        bool, typer.Option("--shortcuts", help="Also ask about changes that are no medicine.")
     ] = False,
     train: _Train = None,
     neural: _Neural = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Score although notes have no answer; they count as wrong.")
-    ] = False,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
     i_have_the_uw_agreement: Annotated[
-        bool,
-        typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement."),
+        bool, typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement.")
     ] = False,
 ) -> None:
     """Ask a model about every note of a MEDEC set, score its answers and write them down.
@@ -146,21 +138,8 @@ def evaluate(
     An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
     prompts and settings on the validation set; the test set is for one final run.
     """
-    from dataclasses import asdict
-
-    from omegaconf import OmegaConf
-    from rich.console import Console
-
-    from medserl_agentloop.evaluation import evaluate as evaluation
-    from medserl_agentloop.evaluation.answering import Question, Sampling, ServedAssessor, ask
-    from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-    from medserl_agentloop.scoring.notes import read_reference
-    from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
-    from medserl_agentloop.scoring.yardsticks import read_training
-
     console = Console()
-    sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
+    sampling = evaluation.Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
     try:
         with errors_in_one_line():
             if samples > 1 and temperature == 0:
@@ -176,32 +155,27 @@ def evaluate(
             training = read_training(train, reference.notes) if train else None
             prompts = load_profile(profile)
             template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
-            assessor: Assessor
-            if model.startswith(("http://", "https://")):
-                if served is None:
-                    raise ValueError("a server needs --model, the name of the model it serves")
-                options = EndpointOptions(
-                    url=model,
-                    model=served,
-                    api_key_env=api_key_env,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    timeout_s=timeout,
-                    retries=tries - 1,
-                    concurrency=concurrency,
-                    template_kwargs=template_kwargs,
-                )
-                assessor = ServedAssessor(EndpointPlayer(options), prompts)
-            elif served is not None:
-                raise ValueError(f"--model names the model of a server, and {model} is no address of one")
+            asking = {
+                "api_key_env": api_key_env,
+                "timeout_s": timeout,
+                "retries": tries - 1,
+                "concurrency": concurrency,
+            }
+            drawing = {"temperature": temperature, "seed": seed}
+            player: Any = seat_of(model, served, prompts, template_kwargs, **asking, **drawing)
+            if isinstance(player, EndpointPlayer):
+                facts = {"name": player.name, "server": player.url}
             else:
-                from medserl_agentloop.evaluation.local_models import LocalAssessor
+                from medserl_agentloop.evaluation.local_models import facts_of
 
-                assessor = LocalAssessor(Path(model), prompts, template_kwargs, sampling, concurrency)
-            output.mkdir(parents=True, exist_ok=True)
-            questions = [Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)]
-            replies, failed = ask(assessor, questions, sampling, output / evaluation.CACHE, console)
+                player.batch, facts = concurrency, facts_of(Path(model))
+            identity = [facts.get("sha256", facts), template_kwargs]
+            questions = [
+                evaluation.Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)
+            ]
+            cache = output / evaluation.CACHE
+            answers = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
+            replies, failed = asyncio.run(answers)
             if failed and not allow_missing:
                 raise ValueError(
                     f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
@@ -212,9 +186,9 @@ def evaluate(
                 name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
             }
             settings = {
-                "model": assessor.facts,
+                "model": facts,
                 "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
-                "sampling": asdict(sampling),
+                "sampling": sampling._asdict(),
                 "requests_without_answer": len(failed),
             }
             scorers = NEURAL_SCORERS if neural else SCORERS

@@ -11,23 +11,27 @@ import json
 import platform
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from medserl_agentloop.core.driver import Reply
 from medserl_agentloop.core.metrics import wilson_interval
+from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import EditTag
-from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Question
+from medserl_agentloop.evaluation.tournament import Seat, connected
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.metrics import Comparison, compare, grade
 from medserl_agentloop.scoring.notes import (
     Prediction,
@@ -43,6 +47,7 @@ from medserl_agentloop.scoring.yardsticks import TrainingNotes
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
+_ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on it
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
 _FIRST_NUMBERS = range(2, 100)
 _MOVED = ("flag_accuracy", "sentence_accuracy")
@@ -55,32 +60,71 @@ _TWIN_TITLES = {
     "bias": 'bias towards "error", of notes',
 }
 
-Share = tuple[float, float, float]
-"""A share and its 95 % interval."""
+
+class Sampling(NamedTuple):
+    """How answers are drawn; see the options of ``medserl evaluate``."""
+
+    temperature: float
+    samples: int
+    max_tokens: int
+    seed: int
 
 
-@dataclass(frozen=True)
-class TwinScores:
-    """How a model takes the two notes of each case; shares are of cases."""
+class Question(NamedTuple):
+    """A note to assess; of several samples, which one."""
 
-    cases: int
-    both_right: Share
-    both_called_wrong: Share  # suspicion
-    both_called_right: Share
-    swapped: Share  # it sees an error in the correct note only
-    unreadable: Share  # an answer cannot be read; no part of the others
-    bias: Share | None  # share of the notes of readable cases that it calls wrong, minus one half; 0 is the truth
+    note: str
+    sample: int = 0
+
+
+async def ask(
+    model: Seat,
+    identity: Any,
+    profile: PromptProfile,
+    questions: Sequence[Question],
+    sampling: Sampling,
+    cache: Path,
+    console: Console,
+) -> tuple[dict[Question, Reply], dict[Question, str]]:
+    """Answer all questions under a progress bar, from the file of the cache where it can be done.
+
+    ``identity`` is what the answers depend on besides prompt and sampling. Returns the answers, and for every question
+    without one the reason.
+    """
+    file = StepFile(cache)
+    file.cut_after(0)  # a killed process left a line half-written
+    known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
+    asked = list(dict.fromkeys(questions))
+    turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, question.note) for question in asked]
+    keys = []
+    for question, turn in zip(asked, turns, strict=True):
+        drawn = [sampling.temperature, sampling.seed, question.sample] if sampling.temperature else []
+        request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling.max_tokens, drawn]
+        keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
+    replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
+    failed: dict[Question, str] = {}
+    new = {number: turn for number, turn in enumerate(turns) if asked[number] not in replies}
+    answers = model.answers(new, budget=sampling.max_tokens, temperature=sampling.temperature, seed=sampling.seed)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
+    async with connected(model), aclosing(answers):
+        with Progress("answers", *columns, console=console) as progress:
+            bar = progress.add_task("", total=len(asked), completed=len(replies))
+            async for number, reply in answers:
+                if isinstance(reply, Reply):
+                    replies[asked[number]] = reply
+                    file.append([{"step": 0, "key": keys[number], "reply": asdict(reply)}])
+                else:
+                    failed[asked[number]] = str(reply)
+                progress.advance(bar)
+    return replies, failed
 
 
 def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     """The two notes of each case, one after the other: the error note and its correction, without outer white space.
 
     The correction is the row's own corrected text; a clean twin row often has its sentences in another order. Cases
-    whose correction changes letter case or white space only are left out.
-
-    Raises:
-        MedecFormatError: A file is not right.
-        ValueError: There are no such cases.
+    whose correction changes letter case or white space only are left out; a ValueError if there are no others.
     """
     found = []
     for case in read_files(paths).vignettes:
@@ -92,25 +136,27 @@ def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     return found
 
 
-def score_twins(given: Sequence[Prediction | None]) -> TwinScores:
-    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too."""
+def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
+    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too.
+
+    Shares of the ``cases``, with their 95 % intervals: ``both_right``, ``both_called_wrong`` (suspicion),
+    ``both_called_right``, ``swapped`` (an error seen in the correct note only), ``unreadable`` (no part of the others).
+    ``bias`` is the share of the notes of readable cases that are called wrong, minus one half.
+    """
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
     spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
-
-    def share(count: int) -> Share:
-        return (count / len(cases), *wilson_interval(count, len(cases)))
-
-    return TwinScores(
-        cases=len(cases),
-        both_right=share(read.count((True, False))),
-        both_called_wrong=share(read.count((True, True))),
-        both_called_right=share(read.count((False, False))),
-        swapped=share(read.count((False, True))),
-        unreadable=share(len(cases) - len(read)),
-        bias=(fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None,
-    )
+    counts = {
+        "both_right": read.count((True, False)),
+        "both_called_wrong": read.count((True, True)),
+        "both_called_right": read.count((False, False)),
+        "swapped": read.count((False, True)),
+        "unreadable": len(cases) - len(read),
+    }
+    shares = {name: (count / len(cases), *wilson_interval(count, len(cases))) for name, count in counts.items()}
+    interval = (fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None
+    return {"cases": len(cases), **shares, "bias": interval}
 
 
 def _numbered(note: ReferenceNote, first: int = 0) -> str:
@@ -139,8 +185,7 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 """By name, the same note with something changed that has nothing to do with medicine."""
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """A note as it was shown, and what was said of it."""
 
     note: ReferenceNote
@@ -192,11 +237,13 @@ def conclude(
     write_submission(folder / SUBMISSION, given[PUBLISHED])
     lines = (json.dumps(line) for asked, found in answered.items() for one in found for line in _lines(asked, one))
     (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    installed = {name: find_spec(name.replace("-", "_")) is not None for name in _PACKAGES}
+    versions = {name: version(name) if there else "not installed" for name, there in installed.items()}
     results = {
         **as_json(report),
         **settings,
-        "versions": _versions(),
-        "twins": twins and asdict(twins),
+        "versions": {"python": platform.python_version(), **versions},
+        "twins": twins,
         "shortcuts": {change: asdict(found) for change, found in shortcuts.items()},
     }
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -205,47 +252,26 @@ def conclude(
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
     for sample, (reply, read) in enumerate(zip(one.replies, one.read, strict=True)):
-        yield {
-            "notes": name,
-            "text_id": one.note.text_id,
-            "sample": sample,
-            "response": reply.text,
-            "tokens": reply.tokens,
-            "truncated": reply.truncated,
-            "verdict": read.verdict.value if read.verdict else None,
-            "sentence": read.sentence,
-            "sentence_id": quoted_sentence(read.sentence, one.note.sentences),
-            "error_type": read.error_type.value if read.error_type else None,
-            "correction": read.correction,
-            "violations": list(read.violations),
-        }
+        line = {"notes": name, "text_id": one.note.text_id, "sample": sample, "response": reply.text}
+        line |= {"tokens": reply.tokens, "truncated": reply.truncated}
+        line |= {key: getattr(read, key) for key in ("verdict", "sentence", "error_type", "correction", "violations")}
+        yield {**line, "sentence_id": quoted_sentence(read.sentence, one.note.sentences)}
 
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     """Name and hash of the assessor's prompt."""
-    messages = profile.messages(Role.ASSESSOR, ANY_CATEGORY, "{{ note }}")
+    messages = profile.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
     text = json.dumps([messages, profile.settings.model_dump(mode="json")], sort_keys=True)
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _versions() -> dict[str, str]:
-    """Of Python and of the packages that answers depend on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def _robustness(twins: TwinScores | None, shortcuts: Mapping[str, Comparison]) -> Group:
+def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Comparison]) -> Group:
     """What was computed of the two, for a terminal."""
     parts: list[RenderableType] = []
     if twins is not None:
-        table = table_of(f"Both notes of {twins.cases} cases", "", "of cases")
+        table = table_of(f"Both notes of {twins['cases']} cases", "", "of cases")
         for name, title in _TWIN_TITLES.items():
-            value, low, high = getattr(twins, name) or (None, None, None)
+            value, low, high = twins[name] or (None, None, None)
             table.add_row(title, with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
         parts += [table, ""]
     if shortcuts:

@@ -14,17 +14,11 @@ Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
 
 
-def _one_place(
-    pattern: re.Pattern[str],
-    replacement: Callable[[re.Match[str]], str],
-    group: int = 0,
-    where: Callable[[re.Match[str]], bool] = lambda place: True,
-) -> Rule:
+def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], group: int = 0) -> Rule:
     """A rule that gives one match of ``pattern``, or one group of it, another text."""
 
     def edit(note: str, rng: random.Random) -> str | None:
-        places = [place for place in pattern.finditer(note) if where(place)]
-        if not places:
+        if not (places := list(pattern.finditer(note))):
             return None
         place = rng.choice(places)
         return note[: place.start(group)] + replacement(place) + note[place.end(group) :]
@@ -44,11 +38,8 @@ def _exchange(words: Iterable[tuple[str, str]]) -> Rule:
             return found
         return new[0].upper() + new[1:] if found[0].isupper() and found[1:].islower() else new
 
-    def edit(note: str, rng: random.Random) -> str | None:
-        edited = _one_place(pattern, replacement)(note, rng)
-        return None if edited == note else edited
-
-    return edit
+    rule = _one_place(pattern, replacement)
+    return lambda note, rng: None if (edited := rule(note, rng)) == note else edited
 
 
 # Not "bpm" (beats or breaths) and not "L" (litres or left).
@@ -61,20 +52,10 @@ _NUMBER = r"(?<![\w.,/:+\u2013-])\d{1,4}(?:\.\d+)?"
 _UNIT = rf"(?:{'|'.join(_UNITS)})(?![\w^²³-])"
 
 
-def _with_a_zero(place: re.Match[str]) -> str:
-    return f"{place[0]}0" if "." in place[0] else f"{place[0]}.0"
-
-
-def _spelt_out(place: re.Match[str]) -> str:
-    return f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}"
-
-
-_NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NUMBER_OF_WORD = {word: str(number) for number, word in enumerate(_NUMBER_WORDS, start=2)}
-_WORD_OF_NUMBER = {number: word for word, number in _NUMBER_OF_WORD.items()}
-_SMALL_NUMBER = (
-    rf"(?<![\w.,/:+\u2013-])(?:[2-9]|10|{'|'.join(_NUMBER_WORDS)})(?= (?:minutes|hours|days|weeks|months|years)\b)"
-)
+_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {str(number): word for number, word in enumerate(_WORDS, start=2)}
+_OTHER_WAY = _NUMBERS | {word: number for number, word in _NUMBERS.items()}
+_SMALL_NUMBER = rf"(?<![\w.,/:+\u2013-])(?:{'|'.join(_OTHER_WAY)})(?= (?:minutes|hours|days|weeks|months|years)\b)"
 
 # Both directions mean the same in any note; two letters are often two things ("MS", "PE", "IV"), so none is here.
 # fmt: off
@@ -95,38 +76,23 @@ _SPELLINGS = (
 )
 # fmt: on
 
-# The last two of three or more, one plain word each, with nothing behind them that could belong to the last alone.
-# No word that tells what happened: what was done "diagnosed, treated, and discharged" was done in that order.
-_LIST = re.compile(r", (?P<one>[a-z]{4,}), (?P<link>and|or) (?P<other>[a-z]{4,})(?=[.;])")
-_ORDERED = re.compile(
-    r"\b(?:respectively|first|then|later|order|followed|finally|last|however|though)\b|(?:ed|ing)\b", re.IGNORECASE
-)
-
-
-def _in_any_order(place: re.Match[str]) -> bool:
-    if _ORDERED.search(place["one"]) or _ORDERED.search(place["other"]):
-        return False
-    note = place.string
-    start, end = note.rfind(". ", 0, place.start()) + 1, note.find(".", place.end())
-    return not re.search(r"\brespectively|\bthen\b|\border", note[start : end if end >= 0 else None])
-
-
 HARMLESS: dict[str, Rule] = {
-    "number_format": _one_place(re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"), _with_a_zero),
-    "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
-    "unit_spelling": _one_place(re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"), _spelt_out),
-    "number_word": _one_place(
-        re.compile(_SMALL_NUMBER), lambda place: _NUMBER_OF_WORD.get(place[0]) or _WORD_OF_NUMBER[place[0]]
+    "number_format": _one_place(
+        re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"),
+        lambda place: f"{place[0]}0" if "." in place[0] else f"{place[0]}.0",
     ),
+    "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
+    "unit_spelling": _one_place(
+        re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"),
+        lambda place: f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}",
+    ),
+    "number_word": _one_place(re.compile(_SMALL_NUMBER), lambda place: _OTHER_WAY[place[0]]),
     "abbreviation": _exchange(
         [*_ABBREVIATIONS, *((b, a) for a, b in _ABBREVIATIONS), *((b, a) for a, b in _ONLY_SHORTENED)]
     ),
     "spelling": _exchange(_SPELLINGS),
     "hyphen": _one_place(re.compile(r"(?<=\d)-(year|month|week|day)-(?=old\b)"), lambda place: f" {place[1]} "),
     "case": _one_place(re.compile(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])"), lambda place: place[0].upper()),
-    "list_order": _one_place(
-        _LIST, lambda place: f", {place['other']}, {place['link']} {place['one']}", where=_in_any_order
-    ),
 }
 """By name, rules whose edits read differently and say the same."""
 

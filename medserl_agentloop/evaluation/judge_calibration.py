@@ -11,9 +11,11 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -24,7 +26,7 @@ from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import BlindGate, Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import BlindGate, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
@@ -33,22 +35,16 @@ from medserl_agentloop.games.medical.records import (
     AttackRecord,
     GameRecord,
     Judgement,
-    Vote,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
 @dataclass(frozen=True)
 class KnownEdit:
-    """An edit of a case's note whose truth is known by its kind.
-
-    Attributes:
-        kind: The kind of edit.
-        sort: The rule that made it; for pairs the type of their error.
-    """
+    """An edit of a case's note whose truth is known by its kind."""
 
     kind: Kind
-    sort: str
+    sort: str  # the rule that made it; for pairs the type of their error
     before: str
     after: str
     case: Vignette
@@ -63,14 +59,8 @@ class KnownEdit:
             error_type=self.case.error_type,
             vignette_id=self.case.vignette_id,
         )
-        turn = {"response": self.after, "tokens": 0, "truncated": False, "reasoning": "", "violations": []}
-        silence = {"response": "", "verdict": None, "sentence": None, "error_type": None, "correction": None}
-        return GameRecord(
-            spec=spec,
-            presented_note=self.after,
-            attack=AttackRecord.model_validate({**turn, "note": self.after}),
-            assessment=AssessmentRecord.model_validate({**turn, **silence}),
-        )
+        attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)
+        return GameRecord(spec=spec, presented_note=self.after, attack=attack, assessment=silence)
 
 
 def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:
@@ -78,35 +68,43 @@ def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> 
 
     Cases whose two notes do not differ give no pairs.
     """
-    found: dict[Kind, list[KnownEdit]] = {kind: [] for kind in Kind}
+    return choose(vignettes, limit, seed, _edits_of)
+
+
+OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
+"""Rules and a note -> the least used of the rules that change it, and the changed note."""
+
+
+def choose(
+    vignettes: Sequence[Vignette], limit: int | None, seed: int, of_case: Callable[[Vignette, OneOf], Iterator[Any]]
+) -> list[Any]:
+    """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
+    found: dict[Enum, list[Any]] = defaultdict(list)
     uses: Counter[str] = Counter()
-    for number in random.Random(seed).sample(range(len(vignettes)), len(vignettes)):
-        for edit in _edits_of(vignettes[number], seed, uses):
-            if limit is None or len(found[edit.kind]) < limit:
-                found[edit.kind].append(edit)
-                uses[edit.sort] += 1
-        if limit is not None and all(len(edits) >= limit for edits in found.values()):
-            break
-    return [edit for edits in found.values() for edit in edits]
+    for case in random.Random(seed).sample(vignettes, len(vignettes)):
+
+        def one_of(rules: Mapping[str, Rule], note: str, of: str = case.vignette_id) -> tuple[str, str] | None:
+            changed = {name: rule(note, random.Random(f"{seed}/{of}/{name}")) for name, rule in rules.items()}
+            able = [(name, after) for name, after in changed.items() if after is not None]
+            return min(able, key=lambda each: uses[each[0]]) if able else None  # so that each rule has its share
+
+        for known in of_case(case, one_of):
+            if limit is None or len(found[known.kind]) < limit:
+                found[known.kind].append(known)
+                uses[known.sort] += 1
+    return [known for every in found.values() for known in every]
 
 
-def _edits_of(case: Vignette, seed: int, uses: Mapping[str, int]) -> Iterator[KnownEdit]:
+def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[KnownEdit]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
         yield KnownEdit(Kind.HARMFUL, sort, clean, wrong, case)
         yield KnownEdit(Kind.REPAIRED, sort, wrong, clean, case)
-    if clean is None:
-        return
-    for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
-        edited = {
-            name: after
-            for name, rule in rules.items()
-            if (after := rule(clean, random.Random(f"{seed}/{case.vignette_id}/{name}"))) is not None
-        }
-        if edited:
-            sort = min(edited, key=lambda name: uses[name])  # so that each rule has its share
-            yield KnownEdit(kind, sort, clean, edited[sort], case)
+    if clean is not None:
+        for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+            if edited := one_of(rules, clean):
+                yield KnownEdit(kind, edited[0], clean, edited[1], case)
 
 
 def _rules_of(case: Vignette) -> dict[str, Rule]:
@@ -120,8 +118,7 @@ def _rules_of(case: Vignette) -> dict[str, Rule]:
     return rules
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a judge made of one edit, and the seconds from the question to the answer."""
 
     edit: KnownEdit
@@ -132,28 +129,6 @@ class Answer:
     def said(self) -> Judgement:
         """What the judge said; without a label for an abstention or a failure."""
         return self.record.judgement or Judgement(judge="", label=None)
-
-    @property
-    def questions(self) -> Sequence[Judgement | Vote]:
-        """What the judge said to each question that it asked: its votes, or its word alone."""
-        return self.said.votes or [self.said]
-
-
-async def _ask(
-    judge: Judge, edits: Iterable[KnownEdit], at_once: int, on_answer: Callable[[Answer], None]
-) -> list[Answer]:
-    """The answers about all edits, asked as in a run and at most so many at once."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(edit: KnownEdit) -> Answer:
-        async with slots:
-            record, started = edit.game(), time.monotonic()
-            await judge_game(judge, record)
-            answer = Answer(edit, record, time.monotonic() - started)
-        on_answer(answer)
-        return answer
-
-    return list(await asyncio.gather(*map(one, edits)))
 
 
 def calibrate(
@@ -167,21 +142,32 @@ def calibrate(
 ) -> JudgeReport:
     """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
 
-    The sources (names and hashes of the files), the limit and the seed are for the report.
-
-    Raises:
-        ValueError: There are no edits, the judge cannot be built, or it answered nothing.
+    The sources (names and hashes of the files), the limit and the seed are for the report. A ValueError says that there
+    are no edits, that the judge cannot be built, or that it answered nothing.
     """
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
-    at_once, started = config.judge_server.concurrency, time.monotonic()
-    answers = asyncio.run(_ask(judge, edits, at_once, on_answer))
-    total = time.monotonic() - started
+    at_once, began = config.judge_server.concurrency, time.monotonic()
+
+    async def ask(edit: KnownEdit) -> Answer:
+        record, started = edit.game(), time.monotonic()
+        await judge_game(judge, record)
+        answer = Answer(edit, record, time.monotonic() - started)
+        on_answer(answer)
+        return answer
+
+    answers: list[Answer] = asyncio.run(all_of(ask, edits, at_once))
+    total = time.monotonic() - began
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
+    void = _void(answers)
     seconds = [answer.seconds for answer in answers if not answer.said.cached]
+    mean, interval = (statistics.fmean(seconds) if seconds else None), None
+    if mean is not None and len(seconds) > 1:
+        half = 1.96 * statistics.stdev(seconds) / math.sqrt(len(seconds))
+        interval = (max(0.0, mean - half), mean + half)
     harmful, safe = ([a for a in answers if a.edit.kind.truth is truth] for truth in (Label.HARMFUL, Label.SAFE))
     return JudgeReport(
         judge=judge_identity(config),
@@ -190,28 +176,36 @@ def calibrate(
         seed=seed,
         sensitivity=_right(harmful),
         specificity=_right(safe),
-        abstained=_void(answers, JUDGE_ABSTAINED),
-        failed=_void(answers, JUDGE_FAILED),
+        abstained=void["abstained"],
+        failed=void["failed"],
         position_bias=_position_bias(answers),
-        groups=tuple(_groups(answers)),
-        asked=sum(not one.cached for answer in answers for one in answer.questions),
-        cached=len(answers) - len(seconds),
-        seconds=Seconds(
-            mean=statistics.fmean(seconds) if seconds else None,
-            interval=_mean_interval(seconds),
-            total=total,
-            at_once=at_once,
+        groups=tuple(
+            Group(kind=kind, sort=sort, right=_right(part), **_void(part))
+            for kind, sort, part in parts(Kind, [(answer.edit, answer) for answer in answers])
         ),
+        asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
+        cached=len(answers) - len(seconds),
+        seconds=Seconds(mean=mean, interval=interval, total=total, at_once=at_once),
     )
 
 
-def _groups(answers: Sequence[Answer]) -> Iterator[Group]:
-    for kind in Kind:
-        of_kind = [answer for answer in answers if answer.edit.kind is kind]
-        for sort in (None, *sorted({answer.edit.sort for answer in of_kind})):
-            part = [answer for answer in of_kind if sort in (None, answer.edit.sort)]
-            abstained, failed = _void(part, JUDGE_ABSTAINED), _void(part, JUDGE_FAILED)
-            yield Group(kind=kind, sort=sort, right=_right(part), abstained=abstained, failed=failed)
+async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int) -> list[Any]:
+    """The answers about all items, at most so many asked for at once."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: Any) -> Any:
+        async with slots:
+            return await ask(item)
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+def parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, str | None, list[Any]]]:
+    """The answers about each kind, and then about each sort of it."""
+    for kind in kinds:
+        of_kind = [(known, answer) for known, answer in answers if known.kind is kind]
+        for sort in (None, *sorted({known.sort for known, _ in of_kind})):
+            yield kind, sort, [answer for known, answer in of_kind if sort in (None, known.sort)]
 
 
 def _right(answers: Sequence[Answer]) -> Share:
@@ -219,8 +213,9 @@ def _right(answers: Sequence[Answer]) -> Share:
     return Share(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
 
 
-def _void(answers: Sequence[Answer], reason: str) -> Share:
-    return Share(hits=sum((answer.record.void or "").startswith(reason) for answer in answers), items=len(answers))
+def _void(answers: Sequence[Answer]) -> dict[str, Share]:
+    reasons, why = {"abstained": JUDGE_ABSTAINED, "failed": JUDGE_FAILED}, [a.record.void or "" for a in answers]
+    return {of: Share(hits=sum(v.startswith(reason) for v in why), items=len(why)) for of, reason in reasons.items()}
 
 
 def _position_bias(answers: Sequence[Answer]) -> Share | None:
@@ -232,13 +227,6 @@ def _position_bias(answers: Sequence[Answer]) -> Share | None:
         models = {model for model, _ in said}
         differs += [said[m, True] is not said[m, False] for m in models if (m, True) in said and (m, False) in said]
     return Share(hits=sum(differs), items=len(differs)) if differs else None
-
-
-def _mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    mean, half = statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-    return max(0.0, mean - half), mean + half
 
 
 def report_table(report: JudgeReport) -> Table:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
+from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
+from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge
+from medserl_agentloop.games.medical.judges.llm import LlmJudge
+from medserl_agentloop.games.medical.judges.report import write_report
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -18,17 +31,9 @@ def serve(
     backend: Annotated[Literal["labels", "llm"], typer.Option(help="Labels of the categories, or a language model.")],
     url: Annotated[str | None, typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="llm: name of the model.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="llm: environment variable that holds the key.")] = None,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
-    cache: Annotated[str | None, typer.Option(help="llm: folder of answers given before.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="llm: seconds that one request may take.")] = 30.0,
-    concurrency: Annotated[int, typer.Option(help="llm: requests in flight at once.")] = 16,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="llm: any key of selfplay.judge_server, e.g. votes=2.")
-    ] = None,
-    shape: Annotated[
-        Literal["labels", "bare"], typer.Option(help="Answers bare, as the original server, or under score_key.")
-    ] = "bare",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="llm: a key of selfplay.judge_server.")] = None,
+    shape: Annotated[Literal["labels", "bare"], typer.Option(help="Answers bare, or under score_key.")] = "bare",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
 ) -> None:
@@ -37,30 +42,18 @@ def serve(
     Untouched notes get the label of their category, whatever the backend.
     """
     import uvicorn
-    from omegaconf import OmegaConf
-    from pydantic import ValidationError
 
-    from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
-    from medserl_agentloop.games.medical.judges.llm import LlmJudge
-    from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
     from medserl_agentloop.games.medical.judges.server import create_app
 
-    if backend == "labels":
-        judge: Judge = LabelJudge()
-    else:
-        if url is None or model is None:
-            _stop("--backend llm needs --url and --model")
-        named: dict[str, Any] = {"url": url, "model": model, "api_key_env": api_key_env, "cache": cache}
-        named |= {"timeout_s": timeout_s, "concurrency": concurrency}
-        try:
-            node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings or []))
-            server = JudgeServer.model_validate(OmegaConf.to_container(node))
-            server.check_votes()
-            judge = LlmJudge(server, PairQuestion(judge_template(profile)))
-        except ValidationError as error:
-            _stop("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
-        except ValueError as error:
-            _stop(str(error))
+    judge: Judge = LabelJudge()
+    if backend == "llm":
+        with errors_in_one_line():
+            if url is None or model is None:
+                raise ValueError("--backend llm needs --url and --model")
+            named = {"judge": backend, "profile": profile, "judge_server": {"url": url, "model": model}}
+            config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
+            config.judge_server.check_votes()
+            judge = LlmJudge.from_config(config)
     uvicorn.run(create_app(judge, shape), host=host, port=port)
 
 
@@ -74,35 +67,18 @@ def calibrate(
     limit: Annotated[int, typer.Option(min=0, help="Most edits of each of the four kinds; 0 for all.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Ask a judge about edits whose truth is known, print how often it is right, and write a report for runs.
 
     With --set blind.readings=3 the reader of the note alone is measured as well.
     """
-    import logging
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-    from rich.text import Text
-
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.data.reader import read_files
-    from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
-    from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
-    from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.judges.report import write_report
-
     console = Console()
     failures: Counter[str] = Counter()
-    logger = logging.getLogger("medserl_agentloop.games.medical.judges")
-    logger.setLevel(logging.ERROR)  # a line for each failure; they are counted here
+    # A line for each failure; they are counted here.
+    logging.getLogger("medserl_agentloop.games.medical.judges").setLevel(logging.ERROR)
     columns = ("questions", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
+    with errors_in_one_line():
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read = read_files(inputs)
         edits = known_edits(read.vignettes, limit or None, seed)
@@ -115,30 +91,15 @@ def calibrate(
                 if answer.record.void is not None:
                     failures[answer.record.void] += 1
 
-            report = measure(
-                config,
-                edits,
-                sources={source.file: source.sha256 for source in read.reports},
-                limit=limit or None,
-                seed=seed,
-                on_answer=on_answer,
-            )
+            sources = {source.file: source.sha256 for source in read.reports}
+            report = measure(config, edits, sources=sources, limit=limit or None, seed=seed, on_answer=on_answer)
             if notes:
                 blind = calibrate_reader(config, notes, lambda: progress.advance(bar))
                 report = report.model_copy(update={"blind": blind})
         write_report(report, output)
-    except ValueError as error:
-        _stop(str(error))
-    finally:
-        logger.setLevel(logging.NOTSET)
     console.print(report_table(report))
     if report.blind:
         console.print(reader_table(report.blind, config))
     for reason, count in failures.most_common(5):
         console.print(Text(visible(f"no answer: {count} x {reason}")), soft_wrap=True)
     typer.echo(f"report: {output}")
-
-
-def _stop(message: str) -> NoReturn:
-    typer.echo(f"medserl: {visible(message)}", err=True)
-    raise typer.Exit(2)

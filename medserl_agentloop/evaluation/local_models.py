@@ -1,4 +1,4 @@
-"""A model's folder -> a model in fp32 on this machine's CPU that assesses notes.
+"""A model's folder -> a player in fp32 on this machine's CPU.
 
 It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its steps,
 or of a step's actor.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,11 +24,10 @@ from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-from medserl_agentloop.core.encoding import EncodedPrompt
+from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.manifest import sha256_of
-from medserl_agentloop.evaluation.answering import ANY_CATEGORY, Answers, Question, Sampling, hash_of
-from medserl_agentloop.evaluation.tournament import Player
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.types import Role
 
@@ -41,11 +41,7 @@ _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*") 
 
 
 def find_weights(folder: Path) -> Path:
-    """The folder with the weights that ``folder`` means: a run means its last checkpoint.
-
-    Raises:
-        ValueError: It holds no model.
-    """
+    """The folder with the weights that ``folder`` means: a run means its last checkpoint; a ValueError if none."""
     found = folder
     if (folder / _LATEST).is_file():
         found = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
@@ -65,8 +61,7 @@ def base_of(weights: Path) -> str | None:
     """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub; else None."""
     if any(weights.glob(_SHARDS)) or not (weights / _ADAPTER).exists():
         return None
-    base: str = json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"]
-    return base
+    return str(json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"])
 
 
 def fingerprint(weights: Path) -> str:
@@ -80,12 +75,15 @@ def fingerprint(weights: Path) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
-def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and its tokenizer.
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a results file says of the model in a folder; ``sha256`` is its :func:`fingerprint`."""
+    weights = find_weights(folder)
+    facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": fingerprint(weights)}
+    return facts | ({"base": base} if (base := base_of(weights)) else {})
 
-    Raises:
-        ValueError: The folder does not hold all of a model.
-    """
+
+def load_model(weights: Path) -> tuple[Any, Any]:
+    """The model, in evaluation mode, and its tokenizer; a ValueError if the folder does not hold all of a model."""
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
@@ -108,34 +106,10 @@ def load_model(weights: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def load_player(
-    folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None, name: str | None = None
-) -> Player:
-    """The model in ``folder`` as a player, called ``name`` or as its folder.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no model.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
-    # Bars and advice of no use to who evaluates.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    model, tokenizer = load_model(find_weights(folder))
-    if model.num_parameters() < _WORTH_THREADS:
-        torch.set_num_threads(1)
-    return Player(name or str(folder), model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
-
-
 def _merged(weights: Path, target: Path) -> Path:
     """The shards as one model, in ``target``."""
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(weights),
-        hf_model_config_path=str(weights / "huggingface"),
-        target_dir=str(target),
-    )
+    places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
+    config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
     try:
         with redirect_stdout(StringIO()):
@@ -143,48 +117,6 @@ def _merged(weights: Path, target: Path) -> Path:
     except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{weights} cannot be merged: {error}") from None
     return target
-
-
-class LocalAssessor:
-    """A model in this process, ``batch`` notes at a time.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no model.
-    """
-
-    def __init__(
-        self, folder: Path, prompts: PromptProfile, template_kwargs: dict[str, Any], sampling: Sampling, batch: int
-    ) -> None:
-        self._player = load_player(folder, prompts, template_kwargs)
-        weights = find_weights(folder)
-        self.identity = fingerprint(weights)
-        self.facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": self.identity}
-        if base := base_of(weights):
-            self.facts["base"] = base
-        self.stop = prompts.settings.stop.get(Role.ASSESSOR, [])
-        self._sampling, self._batch = sampling, batch
-
-    def _encoded(self, note: str) -> EncodedPrompt:
-        return self._player.encoder.of(Role.ASSESSOR, ANY_CATEGORY, note)
-
-    def prompt(self, note: str) -> Any:
-        """Token ids."""
-        return self._encoded(note).ids
-
-    async def answers(self, questions: Sequence[Question]) -> Answers:
-        """The answers, batch by batch, the shortest notes first: a batch is padded to its longest prompt."""
-        waiting = sorted(questions, key=lambda question: len(question.note))
-        for start in range(0, len(waiting), self._batch):
-            part = waiting[start : start + self._batch]
-            replies = self._player.replies(
-                Role.ASSESSOR,
-                [self._encoded(question.note) for question in part],
-                [int(hash_of([self._sampling.seed, question.note, question.sample])[:15], 16) for question in part],
-                SamplingSettings(temperature=self._sampling.temperature),
-                budget=self._sampling.max_tokens,
-            )
-            for question, reply in zip(part, replies, strict=True):
-                yield question, reply
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -214,3 +146,72 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
             else:
                 merged[name] = merge_non_dtensor_shards(name, parts)
         return merged
+
+
+@dataclass
+class Player:
+    """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    encoder: ProfileEncoder  # tokenises the prompts of one profile
+    batch: int = 64  # turns that are sampled together
+
+    def count(self, text: str) -> int:
+        """Tokens that ``text`` takes."""
+        return self.encoder.count(text)
+
+    async def answers(
+        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
+    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
+        """Replies by number, the shortest prompts first: a batch is padded to its longest one.
+
+        They are read and cut as the agent loop does it, and have at most ``budget`` tokens. A prompt that the model's
+        context has no room for gets an empty, truncated reply.
+        """
+        prompts = {number: self.encoder.opening(turn) for number, turn in turns.items()}
+        waiting = sorted(prompts, key=lambda number: len(prompts[number].ids))
+        for start in range(0, len(waiting), self.batch):
+            part = waiting[start : start + self.batch]
+            role = Role(turns[part[0]].role)
+            stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
+            ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
+            requests: dict[int, SamplingRequest] = {}
+            for number in part:
+                ids, again = prompts[number].ids, int(turns[number].conversation or 0)  # another assessment of the note
+                room = min(budget, self.model.config.max_position_embeddings - len(ids))
+                source = torch.Generator().manual_seed(seed * 1_000_003 + 2 * number + role.id + (again << 48))
+                if room > 0:
+                    requests[number] = SamplingRequest(ids, room, source)
+                else:
+                    yield number, Reply("", truncated=True, prefill=prompts[number].prefill)
+            if not requests:
+                continue
+            completions = sample_batch(
+                self.model,
+                list(requests.values()),
+                SamplingSettings(temperature=temperature, **stop),
+                eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+                decode=self.tokenizer.decode,
+            )
+            for number, completion in zip(requests, completions, strict=True):
+                ids, prefill = completion.token_ids, prompts[number].prefill
+                text = self.tokenizer.decode(ids[:-1] if ids[-1] in ends else ids, skip_special_tokens=False)
+                cut = completion.stop_reason == "length"
+                yield number, Reply(text, tokens=len(ids), truncated=cut, prefill=prefill)
+
+
+def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> Player:
+    """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+    # Bars and advice of no use to who evaluates.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    model, tokenizer = load_model(find_weights(folder))
+    if model.num_parameters() < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    return Player(folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))

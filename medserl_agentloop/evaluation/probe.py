@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -20,14 +19,14 @@ from rich.table import Table
 from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
-from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.play.batch import draw_games
-
-if TYPE_CHECKING:
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.play.cli import draw_games
 
 _SHOWN = (
     "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
@@ -36,14 +35,8 @@ _SHOWN = (
 _OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_rate", "unread_rate")
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A setting that follows from what was measured.
-
-    Attributes:
-        reason: What was measured.
-        override: What to write; empty where it is no key of a run.
-    """
+class Advice(NamedTuple):
+    """What was measured, and what to write; the latter is empty where it is no key of a run."""
 
     reason: str
     override: str = ""
@@ -63,30 +56,26 @@ def probe(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("probe.jsonl"),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-
     console = Console()
     with errors_in_one_line():
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
         config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
-        interaction = MedicalGameInteraction(config)
-        rows = [game.record.spec for game in draw_games(interaction, data, notes, seed)]
-        specs = rows * samples
-        if model.startswith(("http://", "https://")):
-            options = {"url": model, "model": served, "api_key_env": api_key_env, "temperature": temperature}
-            options |= {"seed": seed, "timeout_s": timeout, "concurrency": concurrency}
-            records = asyncio.run(_served_games(options, interaction, specs, console))
-        else:
-            records = asyncio.run(_local_games(Path(model), config, specs, temperature, seed, console))
+        rows = [game.record.spec for game in draw_games(MedicalGameInteraction(config), data, notes, seed)]
+        options = {"api_key_env": api_key_env, "temperature": temperature, "seed": seed, "timeout_s": timeout}
+        player = seat_of(model, served, load_profile(config.profile), {}, concurrency=concurrency, **options)
+
+        async def play() -> list[GameRecord]:
+            async with connected(player):
+                return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
+
+        with console.status(f"{notes * samples} games"):
+            records = asyncio.run(play())
         for number, record in enumerate(records):
-            record.uid, record.session = str(number % notes), number // notes
-            record.step = 0
+            record.uid, record.session, record.step = str(number % notes), number // notes, 0
         StepFile(output).append(record.to_json() for record in records)
     measured = role_metrics(records) | note_shares(records)
     console.print(_table(measured))
@@ -97,55 +86,6 @@ def probe(
     typer.echo(f"games: {output}")
 
 
-async def _served_games(
-    options: dict[str, Any], interaction: MedicalGameInteraction, specs: Sequence[GameSpec], console: Console
-) -> list[GameRecord]:
-    from contextlib import aclosing
-    from dataclasses import asdict
-
-    from rich.progress import Progress
-
-    from medserl_agentloop.core.driver import play_game
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-
-    if options["model"] is None:
-        raise ValueError("a server needs --model, the name of the model it serves")
-    budget = interaction.config.budget
-    longest = max(budget.assessor, *(budget.attacker(len(spec.seed_note.split()) * 2) for spec in specs))
-    player = EndpointPlayer(EndpointOptions(**options, max_tokens=longest))
-    places = asyncio.Semaphore(options["concurrency"])
-    async with aclosing(player):
-        await player.check()
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("games", total=len(specs))
-
-            async def one(spec: GameSpec) -> GameRecord:
-                game = interaction.new_game(asdict(spec))
-                async with places:
-                    await play_game(interaction, game, dict.fromkeys(interaction.roles, player))
-                    await interaction.score(game.record)
-                progress.advance(bar)
-                return game.record
-
-            return list(await asyncio.gather(*map(one, specs)))
-
-
-async def _local_games(
-    folder: Path, config: MedicalConfig, specs: Sequence[GameSpec], temperature: float, seed: int, console: Console
-) -> list[GameRecord]:
-    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-    from medserl_agentloop.evaluation.local_models import load_player
-    from medserl_agentloop.evaluation.tournament import play_match
-    from medserl_agentloop.games.medical.prompting import load_profile
-
-    with console.status(f"{len(specs)} games on this machine's CPU"):
-        player = load_player(folder, load_profile(config.profile), name=folder.name)
-        longest = max(player.count(spec.seed_note) for spec in specs)
-        budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
-        sampling = SamplingSettings(temperature=temperature)
-        return await play_match(player, player, specs, config, settings=sampling, budgets=budgets, seed=seed)
-
-
 def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
     """How much of what happens the note decides, ``selfplay/probe/…``.
 
@@ -153,37 +93,33 @@ def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
     correlation of a one-way analysis of variance. ``agreement`` is the share of untouched notes on which all readable
     verdicts are the same.
     """
+    import pandas as pd  # slow
+
     found: dict[str, float] = {}
     for role in Role:
-        groups: dict[str, list[float]] = defaultdict(list)
-        for game in games:
-            if (reward := game.reward(role.value)) is not None:
-                groups[game.uid].append(reward)
-        share = _between([group for group in groups.values() if len(group) > 1])
-        if share is not None:
+        rewards = pd.Series([game.reward(role.value) for game in games], [game.uid for game in games], dtype=float)
+        if (share := _between(rewards.dropna())) is not None:
             found[f"selfplay/probe/{role.value}/note_share"] = share
     verdicts: dict[str, list[Any]] = defaultdict(list)
     for game in (each for played in games for each in played.by_assessment):
         if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
             verdicts[game.uid].append(game.assessment.verdict)
-    compared = [said for said in verdicts.values() if len(said) > 1]
-    if compared:
+    if compared := [said for said in verdicts.values() if len(said) > 1]:
         found["selfplay/probe/agreement"] = fmean(len(set(said)) == 1 for said in compared)
     return found
 
 
-def _between(groups: Sequence[Sequence[float]]) -> float | None:
-    """Intraclass correlation, 0 to 1; None where there is no variance or nothing to compare."""
-    total = sum(map(len, groups))
-    if len(groups) < 2 or total == len(groups):
+def _between(rewards: Any) -> float | None:
+    """Intraclass correlation by index, 0 to 1; None where there is no variance or nothing to compare."""
+    groups = rewards.groupby(level=0).agg(["size", "mean", "var"]).dropna()  # one game alone has no variance
+    sizes, total, count = groups["size"], groups["size"].sum(), len(groups)
+    if count < 2:
         return None
-    mean = sum(map(sum, groups)) / total
-    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups) / (len(groups) - 1)
-    within = sum((x - fmean(group)) ** 2 for group in groups for x in group) / (total - len(groups))
-    size = (total - sum(len(group) ** 2 for group in groups) / total) / (len(groups) - 1)
-    if between + (size - 1) * within == 0:
-        return None
-    return max(0.0, (between - within) / (between + (size - 1) * within))
+    mean = (sizes * groups["mean"]).sum() / total
+    between = (sizes * (groups["mean"] - mean) ** 2).sum() / (count - 1)
+    within = ((sizes - 1) * groups["var"]).sum() / (total - count)
+    spread = between + ((total - (sizes**2).sum() / total) / (count - 1) - 1) * within
+    return max(0.0, float((between - within) / spread)) if spread else None
 
 
 def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[Advice]:
@@ -217,16 +153,9 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
         )
     share = measured.get("selfplay/probe/assessor/note_share")
     if share is not None:
-        if share > 0.5:
-            yield Advice(
-                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per note",
-                "algorithm.adv_estimator=role_grpo",
-            )
-        else:
-            yield Advice(
-                f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per role and kind",
-                "algorithm.adv_estimator=role_rae",
-            )
+        baseline, estimator = ("note", "role_grpo") if share > 0.5 else ("role and kind", "role_rae")
+        reason = f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per {baseline}"
+        yield Advice(reason, f"algorithm.adv_estimator={estimator}")
     if judge == BELIEVES_THE_ROW:
         yield Advice(
             "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
@@ -240,15 +169,11 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
 
 def _table(measured: dict[str, float]) -> Table:
     table = Table("measure", "attacker", "assessor", title="probe")
-    for name in (*_SHOWN, "note_share"):
-        own = "probe/{}/note_share" if name == "note_share" else "{}/" + name
-        values = [measured.get("selfplay/" + own.format(role.value)) for role in Role]
-        if any(value is not None for value in values):
-            table.add_row(name, *("" if value is None else f"{value:.3g}" for value in values))
-    table.add_section()
-    for name in _OF_THE_JUDGE:
-        if (value := measured.get(f"selfplay/judge/{name}")) is not None:
-            table.add_row(f"judge: {name}", "", f"{value:.3g}")
-    if (value := measured.get("selfplay/probe/agreement")) is not None:
-        table.add_row("samples agree", "", f"{value:.3g}")
+    rows = [(name, *(f"{role.value}/{name}" for role in Role)) for name in _SHOWN]
+    rows.append(("note_share", *(f"probe/{role.value}/note_share" for role in Role)))
+    rows += [(f"judge: {name}", "", f"judge/{name}") for name in _OF_THE_JUDGE]
+    for title, *names in (*rows, ("samples agree", "", "probe/agreement")):
+        values = [f"{measured[key]:.3g}" if (key := f"selfplay/{name}") in measured else "" for name in names]
+        if any(values):
+            table.add_row(title, *values)
     return table

@@ -1,7 +1,6 @@
 """Old game records under other reward schemes: ``medserl rescore`` writes them, ``medserl replay`` compares two.
 
-Nothing is judged or played again: a scheme is a function of the record. The file is read and written line by line, so
-that its size does not matter.
+Nothing is judged or played again: a scheme is a function of the record.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import csv
 import importlib
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
@@ -18,12 +17,10 @@ from typing import Annotated, NamedTuple
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
@@ -37,11 +34,14 @@ def rescore(
     output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
 ) -> None:
     """Apply another reward scheme to games that were played before."""
-    console = Console()
     games = games / GAMES_FILE if games.is_dir() else games
     with errors_in_one_line():
-        table = _rescored(games, reward, output, console)
-    console.print(table)
+        score = load_scheme(reward)
+        with replacing(output) as file:  # all records or none
+            for number, record in enumerate(read_games(games), start=1):
+                _reward(record, reward, score, f"{games}, line {number}")
+                record.scheme = reward
+                file.write(to_line(record.to_json()))
     typer.echo(f"games: {output}")
 
 
@@ -55,44 +55,9 @@ def _reward(record: GameRecord, scheme: str, score: RewardScheme, where: str) ->
         raise ValueError(f"{where}: reward scheme {scheme} failed: {error}") from error
 
 
-def _rescored(games: Path, scheme: str, output: Path, console: Console) -> Table:
-    """Write the records with their new rewards, all of them or none, and return the mean rewards of both schemes."""
-    score = load_scheme(scheme)
-    before: set[str] = set()
-    sums: defaultdict[tuple[str, Role], float] = defaultdict(float)
-    counts: Counter[tuple[str, Role]] = Counter()
-    number = 0
-    with replacing(output) as file, Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("scoring", total=games.stat().st_size)
-        for number, record in enumerate(read_games(games, lambda size: progress.advance(bar, size)), start=1):
-            before |= {record.scheme} - {""}
-            old = {role: record.reward(role) for role in Role}
-            _reward(record, scheme, score, f"{games}, line {number}")
-            record.scheme = scheme
-            for role in Role:
-                for when, value in (("old", old[role]), ("new", record.reward(role))):
-                    if value is not None:
-                        sums[when, role] += value
-                        counts[when, role] += 1
-            file.write(to_line(record.to_json()))
-
-    def mean(when: str, role: Role) -> str:
-        count = counts[when, role]
-        return f"{sums[when, role] / count:.4f} ({count} games)" if count else "none"
-
-    table = Table("role", title=f"{number} games")
-    for heading in (f"mean reward: {', '.join(sorted(before)) or 'not scored'}", scheme):
-        table.add_column(Text(visible(heading)))
-    for role in Role:
-        table.add_row(role.value, mean("old", role), mean("new", role))
-    return table
-
-
 RECORDED, ORIGINAL = "recorded", "original"
 CHECKOUT = "MEDSERL_ORIGINAL"
 """Environment variable with the folder that holds ``medical_team`` of the OpenRLHF system."""
-
-_SHOWN = 20
 
 
 class Disagreement(NamedTuple):
@@ -120,7 +85,6 @@ def replay(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV for all disagreements.")] = None,
 ) -> None:
     """Reward recorded games by two schemes and list every game in which a role's rewards differ."""
-    console = Console()
     games = games / GAMES_FILE if games.is_dir() else games
     with errors_in_one_line():
         if len(scheme) > 2:
@@ -130,16 +94,11 @@ def replay(
         if output is not None:
             with output.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([Disagreement._fields, *found])
-    kinds = Counter((each.outcome, each.role, each.components) for each in found).most_common()
-    for title, columns, lines in (
-        ("By kind", ("outcome", "role", "components", "rewards"), [(*kind, count) for kind, count in kinds]),
-        (f"The first {min(_SHOWN, len(found))}", (*Disagreement._fields[:5], *names, "components"), found[:_SHOWN]),
-    ):
-        table = Table(*map(escape, columns), title=title, title_justify="left", box=None)
-        for line in lines:
-            table.add_row(*(Text(f"{cell:g}" if isinstance(cell, float) else str(cell)) for cell in line))
-        if lines:
-            console.print(table)
+    table = Table("outcome", "role", "components", "rewards", box=None)
+    for kind, count in Counter((each.outcome, each.role, each.components) for each in found).most_common():
+        table.add_row(*map(Text, kind), str(count))
+    if found:
+        Console().print(table)
     typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")
     if output is not None:
         typer.echo(f"disagreements: {output}")
@@ -148,17 +107,15 @@ def replay(
 def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement]]:
     """How many rewards of a games file were compared under two schemes, and those that differ.
 
-    Raises:
-        ValueError: A scheme does not exist or fails, or a line is not a game record; names it.
+    A ValueError names a scheme that does not exist or fails, or a line that is not a game record.
     """
-    schemes = [(name, _scheme(name)) for name in names]
+    schemes = {name: _scheme(name) for name in names}
     compared, found = 0, []
     for number, record in enumerate(read_games(games), start=1):
         rewards = []
-        for name, score in schemes:
+        for name in names:
             rewarded = record.model_copy()
-            if score is not None:
-                _reward(rewarded, name, score, f"{games}, line {number}")
+            _reward(rewarded, name, schemes[name], f"{games}, line {number}")
             rewards.append(rewarded.rewards)
         for role in Role:
             first, second = (None if role not in r else round(sum(r[role].values()), 9) for r in rewards)
@@ -171,10 +128,10 @@ def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement
     return compared, found
 
 
-def _scheme(text: str) -> RewardScheme | None:
-    """The scheme with its constants; None for the rewards that a record has."""
+def _scheme(text: str) -> RewardScheme:
+    """The scheme with its constants."""
     if text == RECORDED:
-        return None
+        return lambda record: record.rewards
     if text == ORIGINAL:
         return original_scheme()
     name, *terms = text.split(",")
@@ -188,9 +145,6 @@ def original_scheme() -> RewardScheme:
     """The OpenRLHF system's own reward functions, of the checkout that :data:`CHECKOUT` names, as a scheme.
 
     Only their module is imported: the package around it loads a judge model's libraries.
-
-    Raises:
-        ValueError: There is no checkout.
     """
     from medserl_agentloop.medical_team.utils import MedicalGameOutcome
 

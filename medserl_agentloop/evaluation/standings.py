@@ -46,21 +46,14 @@ def shares(games: Sequence[GameRecord]) -> pd.DataFrame:
         ("false alarms, decoys", decoys[decoys.valid], "found", ["assessor"]),
         ("errors found, untouched", untouched[untouched.harmful], "found", ["assessor"]),
     ]
-    rows: list[dict[str, Any]] = []
-    for measure, of, column, by in counted:
-        for players, hits in of.groupby(by)[column]:
-            low, high = wilson_interval(int(hits.sum()), len(hits))
-            counts = {
-                "hits": int(hits.sum()),
-                "games": len(hits),
-                "share": float(hits.mean()),
-                "low": low,
-                "high": high,
-            }
-            rows.append(
-                {"measure": measure, "attacker": "", "assessor": "", **dict(zip(by, players, strict=True))} | counts
-            )
-    return pd.DataFrame(rows)
+    found = pd.concat(
+        of.groupby(by)[column].agg(hits="sum", games="size", share="mean").reset_index().assign(measure=measure)
+        for measure, of, column, by in counted
+    ).reset_index(drop=True)
+    intervals = [wilson_interval(hits, games) for hits, games in zip(found["hits"], found["games"], strict=True)]
+    found[["low", "high"]] = pd.DataFrame(intervals, columns=["low", "high"], dtype=float)
+    columns = ["measure", *_BY, "hits", "games", "share", "low", "high"]
+    return found.reindex(columns=columns).fillna({role: "" for role in _BY}).astype({"hits": int, "share": float})
 
 
 def _facts(game: GameRecord) -> dict[str, Any]:
@@ -127,23 +120,16 @@ def newest(found: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}
 
 
-def sentence(forgotten: dict[str, Any]) -> str:
-    """One of what :func:`newest` says is forgotten, in words."""
-    return (
-        f"it has forgotten {forgotten['attacker']}, which wins {forgotten['success']:.0%} of its games and won "
-        f"{forgotten['before']:.0%} against {forgotten['earlier']} (p {forgotten['p']:.2g})"
-    )
-
-
 def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Sequence[str]) -> Iterator[Table]:
     """The matrices and a line for each player, shares in % with their intervals."""
     order = {name: number for number, name in enumerate(players)}
-    shown = {(row.measure, row.attacker, row.assessor): _percent(row) for row in found.itertuples()}
+    shown = {
+        (row.measure, row.attacker, row.assessor): f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
+        for row in found.itertuples()
+    }
     attackers, assessors = (sorted({key[n] for key in shown if key[n]}, key=order.__getitem__) for n in (1, 2))
-    for measure, title in (
-        ("detection", "valid errors found, %"),
-        ("success", "attacks that are valid and not found, %"),
-    ):
+    titles = {"detection": "valid errors found, %", "success": "attacks that are valid and not found, %"}
+    for measure, title in titles.items():
         table = Table("attacker \\ assessor", *assessors, title=title)
         for attacker in attackers:
             table.add_row(attacker, *(shown.get((measure, attacker, assessor), "") for assessor in assessors))
@@ -156,12 +142,6 @@ def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Seq
         table = Table(role, "rating", *(f"{measure}, %" for measure in counted))
         for name in names:
             where = (name, "") if role == "attacker" else ("", name)
-            points = rated[role].get(name)
-            table.add_row(
-                name, "" if points is None else f"{points:+.0f}", *(shown.get((m, *where), "") for m in counted)
-            )
+            points = f"{rated[role][name]:+.0f}" if name in rated[role] else ""
+            table.add_row(name, points, *(shown.get((measure, *where), "") for measure in counted))
         yield table
-
-
-def _percent(row: Any) -> str:
-    return f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"

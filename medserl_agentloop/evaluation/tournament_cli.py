@@ -6,44 +6,42 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from omegaconf import OmegaConf
 from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile
+from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import read_games
+from medserl_agentloop.games.medical.types import GameSpec, VanillaAttacker
 from medserl_agentloop.paths import replacing
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.step_file import StepFile
-    from medserl_agentloop.evaluation.tournament import Seat
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.types import GameSpec
+from medserl_agentloop.play.cli import check_judge, draw_games
 
 RESULTS = "tournament.json"
 TABLE = "tournament.csv"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A player as it was named.
+class Entry(NamedTuple):
+    """A player as it was named."""
 
-    Attributes:
-        name: For tables and records.
-        place: Its folder, or the address of its server.
-        served: Name of the model that a server serves; empty for a folder.
-        line: The run that it is a checkpoint of; empty for others, which are one line in the order they are given in.
-    """
-
-    name: str
-    place: str
-    served: str = ""
-    line: str = ""
+    name: str  # for tables and records
+    place: str  # its folder, or the address of its server
+    served: str | None = None  # name of the model that a server serves
+    line: str = ""  # the run that it is a checkpoint of; others are one line in the order they are given in
 
 
 class Match(NamedTuple):
@@ -53,9 +51,6 @@ class Match(NamedTuple):
     assessor: Entry
     specs: dict[int, GameSpec]
 
-    def __str__(self) -> str:
-        return f"{self.attacker.name if self.attacker else 'untouched notes'} against {self.assessor.name}"
-
 
 def named(text: str) -> tuple[str, str]:
     """The name and the place in NAME=PLAYER; the name may be missing."""
@@ -64,11 +59,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def entries(text: str) -> list[Entry]:
-    """The players that an argument of the command means, oldest first.
-
-    Raises:
-        ValueError: There is no such folder.
-    """
+    """The players that an argument of the command means, oldest first; a ValueError if there is no such folder."""
     name, place = named(text)
     served, at, address = place.partition("@http")
     if at:
@@ -88,10 +79,6 @@ def entries(text: str) -> list[Entry]:
 
 def run_config(folder: Path) -> dict[str, Any]:
     """The config that a run left in its folder; empty if it left none there."""
-    from omegaconf import OmegaConf
-
-    from medserl_agentloop.core.step_file import CONFIG_FILE
-
     path = folder / CONFIG_FILE
     found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return dict(found)
@@ -108,35 +95,22 @@ def tournament(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("tournament"),
     attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
     assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Parquet file of games; the run's data.val_files if not given.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows that each pairing plays, drawn by the seed.")] = 100,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
-    profile: Annotated[
-        str | None, typer.Option(help="Prompt profile; that of the run, or medserl, if not given.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
     judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. budget.assessor=2048.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
 
     A tournament that was stopped goes on where it was when it is started again with the same options.
     """
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.core.manifest import sha256_of
     from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-    from medserl_agentloop.games.medical.types import VanillaAttacker
-    from medserl_agentloop.play.batch import draw_games
-    from medserl_agentloop.play.cli import check_judge
 
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
@@ -144,7 +118,14 @@ def tournament(
         with errors_in_one_line():
             both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
             everyone = both + attacking + assessing
-            _check_players(everyone, both + attacking, both + assessing)
+            attacking, assessing = both + attacking, both + assessing
+            if find_spec("sklearn") is None:
+                raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
+            if not attacking or not assessing:
+                raise ValueError("name at least one player, or an --attacker and an --assessor")
+            for name, count in Counter(entry.name for entry in everyone).items():
+                if count > 1:
+                    raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
             configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
             run = next(filter(None, configs), {})
             options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
@@ -157,8 +138,8 @@ def tournament(
             template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
             asked = {
                 "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
-                "attackers": [entry.name for entry in both + attacking],
-                "assessors": [entry.name for entry in both + assessing],
+                "attackers": [entry.name for entry in attacking],
+                "assessors": [entry.name for entry in assessing],
                 "data": sha256_of(data),
                 "games": games,
                 "seed": seed,
@@ -167,52 +148,34 @@ def tournament(
                 "selfplay": config.model_dump(mode="json"),
             }
             _begin(output, asked)
-            matches = _matches(both + attacking, both + assessing, [game.record.spec for game in drawn])
-            served = {
-                "api_key_env": api_key_env,
-                "temperature": temperature,
-                "seed": seed,
-                "timeout_s": timeout,
-                "concurrency": concurrency,
-                "template_kwargs": template,
-            }
-            asyncio.run(_play(matches, everyone, config, output, served, console))
+            matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
+            served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+            asyncio.run(_play(matches, asked, config, output, served, console))
             _conclude(output, asked, everyone, console)
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
         raise typer.Exit(130) from None
 
 
-def _check_players(everyone: Sequence[Entry], attackers: Sequence[Entry], assessors: Sequence[Entry]) -> None:
-    if find_spec("sklearn") is None:
-        raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
-    if not attackers or not assessors:
-        raise ValueError("name at least one player, or an --attacker and an --assessor")
-    for name, count in Counter(entry.name for entry in everyone).items():
-        if count > 1:
-            raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
-
-
 def _validation_file(run: dict[str, Any]) -> Path:
     files = run.get("data", {}).get("val_files") or []
     files = [files] if isinstance(files, str) else files
     if len(files) != 1 or not Path(files[0]).is_file():
-        held = (
-            f"its val_files are {', '.join(files)}, not one file here" if files else "no player is a run that names one"
+        held = ", ".join(files) or "none"
+        raise ValueError(
+            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
         )
-        raise ValueError(f"name the notes with --data FILE.parquet: {held}")
     return Path(files[0])
 
 
 def _begin(output: Path, asked: dict[str, Any]) -> None:
     """Write down what is played; ValueError if the folder holds a tournament of other games."""
     path = output / RESULTS
-    before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.exists() else asked
-    if before != asked:
-        differ = ", ".join(key for key in asked if before.get(key) != asked[key])
-        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
     if not path.exists():
-        _write(path, {"settings": asked})
+        return _write(path, {"settings": asked})
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
+        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
 
 
 def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequence[GameSpec]) -> list[Match]:
@@ -229,66 +192,31 @@ def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequ
 
 async def _play(
     matches: Sequence[Match],
-    everyone: Sequence[Entry],
+    asked: dict[str, Any],
     config: MedicalConfig,
     output: Path,
     served: dict[str, Any],
     console: Console,
 ) -> None:
     """Play the matches that are not in the games file; a match is written when all of it is played."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from medserl_agentloop.backends.cpu_sampling import SamplingSettings
-    from medserl_agentloop.core.driver import NoReplyError, Reply
-    from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
-    from medserl_agentloop.evaluation.local_models import load_player
-    from medserl_agentloop.evaluation.tournament import ServedPlayer, play_match
-    from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.games.medical.types import Role
-    from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-
-    notes = [spec.seed_note for match in matches for spec in match.specs.values()]
-    most = max(config.budget.assessor, *(config.budget.attacker(2 * len(note.split())) for note in notes))
+    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
+    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
     def seat(entry: Entry) -> Seat:
-        return servers.get(entry.name) or load_player(Path(entry.place), profile, served["template_kwargs"], entry.name)
+        player = seat_of(entry.place, entry.served, profile, asked["template"], **served, **drawn)
+        player.name = entry.name
+        return player
 
-    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
     done = _finished(file, matches)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    async with AsyncExitStack() as stack:
-        servers: dict[str, ServedPlayer] = {}
-        for entry in everyone:
-            if entry.served:
-                options = EndpointOptions(url=entry.place, model=entry.served, max_tokens=most, **served)
-                player = await stack.enter_async_context(aclosing(EndpointPlayer(options)))
-                await player.check()
-                servers[entry.name] = ServedPlayer(player, entry.name)
-        progress = stack.enter_context(Progress(*columns, TimeRemainingColumn(), console=console, transient=True))
-        bar = progress.add_task("", total=len(matches), completed=done)
-        attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("pairings", total=len(matches), completed=done)
         for number, match in list(enumerate(matches))[done:]:
-            progress.update(bar, description=str(match))
             attacker, assessor = seat(match.attacker or match.assessor), seat(match.assessor)
-            longest = max(attacker.count(spec.seed_note) for spec in match.specs.values())
-            records = await play_match(
-                attacker,
-                assessor,
-                list(match.specs.values()),
-                config,
-                settings=SamplingSettings(temperature=served["temperature"]),
-                budgets={Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor},
-                seed=served["seed"],
-                attacks=attacks[match.attacker],
-            )
+            async with connected(attacker), connected(assessor):
+                specs = list(match.specs.values())
+                records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
             for record, row in zip(records, match.specs, strict=True):
                 record.context, record.uid, record.step = "isolated", str(row), number
             file.append(record.to_json() for record in records)
@@ -306,11 +234,8 @@ def _finished(file: StepFile, matches: Sequence[Match]) -> int:
 
 
 def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console) -> None:
-    from rich.text import Text
 
-    from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.evaluation import standings
-    from medserl_agentloop.games.medical.records import read_games
+    from medserl_agentloop.evaluation import standings  # loads pandas
 
     records = list(read_games(output / GAMES_FILE))
     void = [record.void for record in records if record.is_void]
@@ -327,14 +252,16 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], co
         console.print(table)
     for result in newest:
         said = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
-        said += [standings.sentence(forgot) for forgot in result["forgotten"]]
+        said += [
+            f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games and won "
+            f"{lost['before']:.0%} against {lost['earlier']} (p {lost['p']:.2g})"
+            for lost in result["forgotten"]
+        ]
         said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
         console.print(Text("; ".join(said)), soft_wrap=True)
-    if void:
-        console.print(
-            Text(f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"), soft_wrap=True
-        )
-    console.print(Text(f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"), soft_wrap=True)
+    lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
+    for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Dicts by game index, generators in, outputs and states out. Rewards and the form
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,20 +45,11 @@ class MedicalGameState:
 
 
 class MedicalDialogueGameManager:
-    """Plays, judges and scores a batch of two-turn games.
+    """Plays, judges and scores a batch of two-turn games; docs/medical_team.md has the ``custom_configs``.
 
-    A judge function in place of the address, or as ``medical_judge_fn``, is the second shape of the constructor and
-    gives a :class:`JudgeFunctionGameManager`.
-
-    Args:
-        tokenizer: Has ``apply_chat_template``, ``batch_decode`` and ``encode``.
-        remote_rm_url: The judge's address, or a list whose first entry it is.
-        strategy: Has ``get_rank`` and ``print``; None is silent.
-        custom_configs: ``max_turns``, ``reward_type``, ``reward_coeff_config``, ``error_types``,
-            ``direct_chat_no_cot``, ``no_attacker_turn``, ``no_assessor_turn``.
-
-    Raises:
-        ValueError: ``reward_type`` is another one than the general sum.
+    ``remote_rm_url`` is the judge's address, or a list whose first entry it is. A judge function in its place, or as
+    ``medical_judge_fn``, is the second shape of the constructor and gives a :class:`JudgeFunctionGameManager`. The
+    strategy has ``get_rank`` and ``print``; None is silent.
     """
 
     def __new__(
@@ -91,8 +83,7 @@ class MedicalDialogueGameManager:
         self.no_assessor_turn: bool = get("no_assessor_turn", False)
         if GENERAL_SUM_CONFIG not in self.reward_type:
             raise ValueError(
-                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r}, the other "
-                "schemes are those of selfplay.reward"
+                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r} alone"
             )
         self.active_games: dict[int, GameDict] = {}
         if strategy is not None and strategy.get_rank() == 0:
@@ -101,63 +92,39 @@ class MedicalDialogueGameManager:
     def initialize_games(self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]) -> None:
         """Start a game for each note. With ``no_assessor_turn``, vanilla games are left out.
 
-        Raises:
-            ValueError: The three differ in length, or a data type is not one of the four.
+        A ValueError says that the three differ in length, or that a data type is not one of the four.
         """
         if not len(prompts) == len(completions) == len(data_types):
-            raise ValueError(
-                f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types: "
-                "expected one of each per game"
-            )
+            counts = f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types"
+            raise ValueError(f"{counts}: expected one of each per game")
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
             raise ValueError(f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)
         played = [row for row in rows if not (self.no_assessor_turn and not Category(row[2]).has_attack)]
-        self.active_games = {
-            index: {
-                "history": [],
-                "raw_history": [],
-                "processed_output_history": [],
-                "prompts": prompt,
-                "prompt_type": data_type,
-                "completion": completion,
-                "finished": False,
-                "current_turn": 0,
-            }
-            for index, (prompt, completion, data_type) in enumerate(played)
-        }
+        self.active_games = {}
+        for index, (prompt, completion, data_type) in enumerate(played):
+            game: GameDict = {name: [] for name in ("history", "raw_history", "processed_output_history")}
+            game |= {"prompts": prompt, "prompt_type": data_type, "completion": completion}
+            self.active_games[index] = game | {"finished": False, "current_turn": 0}
 
     def play_games(self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any) -> Any:
-        """Play all games, the attacker in even turns and the assessor in odd ones.
+        """Play all games, the attacker in even turns and the assessor in odd ones, and return them by index.
 
-        Args:
-            attacker_llm_generator: Called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a
-                data type per game; returns one vLLM-like output each, with ``outputs[0].token_ids``.
-            assessor_llm_generator: The same for the assessor.
-            **kwargs: Passed on to the generators.
-
-        Returns:
-            The games by index.
-
-        Raises:
-            ValueError: A generator returned another number of outputs.
+        A generator is called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a data type per game, and
+        returns one vLLM-like output each, with ``outputs[0].token_ids``; a ValueError if it returns another number.
         """
+        players = ((Role.ATTACKER, attacker_llm_generator), (Role.ASSESSOR, assessor_llm_generator))
         for turn in range(self.max_turns):
-            if turn % 2 == 0:
-                self._play_turn(Role.ATTACKER, turn, attacker_llm_generator, kwargs)
-            else:
-                self._play_turn(Role.ASSESSOR, turn, assessor_llm_generator, kwargs)
+            role, generator = players[turn % 2]
+            self._play_turn(role, turn, generator, kwargs)
         for game in self.active_games.values():
             game["finished"] = True
         return self.active_games
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
-        """Labels by game index, from one judge request for the batch.
+        """Labels by game index, from one judge request for the batch; a ValueError if there is no judge.
 
         A game that ended with the attacker's turn has nothing to ask about: no error was presented.
-
-        Raises:
-            ValueError: There is no judge.
         """
         labels: dict[int, Labels] = {}
         queries: list[Query] = []
@@ -167,26 +134,17 @@ class MedicalDialogueGameManager:
             elif len(game["history"]) < 2:
                 labels[index] = make_labels(is_parsing_error=True, reasoning="the assessor has not played")
             else:
-                query = {
-                    "game_idx": index,
-                    "medical_note": _last_said(game, Role.ATTACKER),
-                    "assessment": _last_said(game, Role.ASSESSOR),
-                    "original_note": game["prompts"],
-                    "game_category": game["prompt_type"],
-                }
-                queries.append(query)
+                said = {"medical_note": _last_said(game, Role.ATTACKER), "assessment": _last_said(game, Role.ASSESSOR)}
+                row = {"original_note": game["prompts"], "game_category": game["prompt_type"]}
+                queries.append({"game_idx": index, **said, **row})
         return labels | self._ask_judge(queries)
 
     def filter_and_compute_rewards(self, batch_labels_dict: dict[int, Labels]) -> Any:
-        """Rewards of all generated turns; games that are parsing errors are left out.
+        """Rewards of all generated turns; games that are parsing errors are left out. A game needs labels.
 
         Returns:
-            ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``: the
-            generators' outputs and, in the same order, the turn states with ``reward`` and
-            ``game_outcomes``.
-
-        Raises:
-            ValueError: A game has no labels.
+            ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``: the generators' outputs
+            and, in the same order, the turn states with ``reward`` and ``game_outcomes``.
         """
         outputs: dict[str, list[Any]] = {role.value: [] for role in Role}
         states: dict[str, list[dict[str, Any]]] = {role.value: [] for role in Role}
@@ -207,8 +165,7 @@ class MedicalDialogueGameManager:
                 state |= {"reward": reward, "game_outcomes": outcomes}
                 outputs[state["game_role"]].append(turn["output"])
                 states[state["game_role"]].append(state)
-        attacker, assessor = Role.ATTACKER.value, Role.ASSESSOR.value
-        return outputs[attacker], states[attacker], outputs[assessor], states[assessor], batch_labels_dict
+        return outputs["attacker"], states["attacker"], outputs["assessor"], states["assessor"], batch_labels_dict
 
     def _play_turn(self, role: Role, turn: int, generator: Generator, kwargs: dict[str, Any]) -> None:
         asked: dict[int, GameDict] = {}
@@ -223,59 +180,58 @@ class MedicalDialogueGameManager:
                 asked[index] = game
         if not asked:
             return
-        prompts = [self._prompt(role, game) for game in asked.values()]
+        configs = {**self.custom_configs, "error_types": self.error_types}
+        prompts = [
+            convert_medical_game_history_to_messages(
+                game["history"],
+                player_role=role.value,
+                medical_note=game["prompts"],
+                game_type="harmful" if Category(game["prompt_type"]).seed_label is Label.HARMFUL else "benign",
+                custom_configs=configs,
+                tokenizer=self.tokenizer,
+            )
+            for game in asked.values()
+        ]
         outputs = list(generator(prompts, [game["prompt_type"] for game in asked.values()], **kwargs))
         if len(outputs) != len(prompts):
             raise ValueError(f"the {role.value}'s generator returned {len(outputs)} outputs for {len(prompts)} prompts")
         for (index, game), output in zip(asked.items(), outputs, strict=True):
             self._take_turn(role, turn, index, game, output)
 
-    def _prompt(self, role: Role, game: GameDict) -> str:
-        return convert_medical_game_history_to_messages(
-            game["history"],
-            player_role=role.value,
-            medical_note=game["prompts"],
-            game_type="harmful" if Category(game["prompt_type"]).seed_label is Label.HARMFUL else "benign",
-            custom_configs={**self.custom_configs, "error_types": self.error_types},
-            tokenizer=self.tokenizer,
-        )
-
     def _take_turn(self, role: Role, turn: int, index: int, game: GameDict, output: Any) -> None:
         response = self._decode(output)
-        state: dict[str, Any] = {
-            "game_role": role.value,
-            "turn": turn,
-            "game_idx": index,
-            "finished": game["finished"],
-            "is_generated_attack": role is Role.ATTACKER or game.get("is_generated_attack", False),
-            "prompt_type": game["prompt_type"],
-            "prompts": game["prompts"],
-            "completion": game["completion"],
-        }
+        if role is Role.ATTACKER:
+            game["is_generated_attack"] = True
+        state: dict[str, Any] = {"game_role": role.value, "turn": turn, "game_idx": index}
+        state |= {name: game[name] for name in ("finished", "prompt_type", "prompts", "completion")}
+        state["is_generated_attack"] = game.get("is_generated_attack", False)
         if self.disable_hidden_cot:
             answer = answer_without_reasoning(response)
         else:
             (thinking, answer), violated = medical_cot_format_check_and_extract(response)
             text = ("", "") if violated else (thinking or "", answer)
-            state |= {
-                "text_cot_and_answer": text,
-                "length_cot_and_answer": (None, None) if violated else tuple(map(self._length, text)),
-                "cot_format_violation": violated,
-            }
+            lengths = (None, None) if violated else tuple(map(self._length, text))
+            state |= {"text_cot_and_answer": text, "length_cot_and_answer": lengths, "cot_format_violation": violated}
         if role is Role.ATTACKER:
-            game["is_generated_attack"] = True
             # Passing the raw response on would show the attacker's reasoning to the assessor.
             game["invalid_attack"] = game["finished"] = not answer
         _write_down(game, role, turn, answer, response.strip(), output, state)
 
     def _decode(self, output: Any) -> str:
-        text: str = self.tokenizer.batch_decode([output.outputs[0].token_ids], skip_special_tokens=True)[0]
+        if isinstance(output, str):
+            return output
+        ids, options = output.outputs[0].token_ids, {"skip_special_tokens": True}
+        one = not hasattr(self.tokenizer, "batch_decode")  # as tokenizers of the second shape
+        text: str = self.tokenizer.decode(ids, **options) if one else self.tokenizer.batch_decode([ids], **options)[0]
         return text
 
     def _length(self, text: str) -> int | None:
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
+        encode = getattr(self.tokenizer, "encode", None)
+        return len(encode(text, add_special_tokens=False)) if encode else None
 
     def _ask_judge(self, queries: list[Query]) -> dict[int, Labels]:
+        if self.medical_judge_fn is not None:
+            return self.medical_judge_fn(url="", batch_queries=queries, score_key="labels") if queries else {}
         url = self.remote_rm_url[0] if isinstance(self.remote_rm_url, (list, tuple)) else self.remote_rm_url
         if not url:
             raise ValueError("there is no judge: remote_rm_url is not set")
@@ -298,11 +254,9 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
             game |= {"game_idx": index, "medical_note": game["prompts"], "data_type": game["prompt_type"]}
             game |= {"attacker_output": None, "assessor_output": None, "labels": None}
 
-    def play_games(
-        self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any
-    ) -> list[GameDict]:
+    def play_games(self, *generators: Generator, **kwargs: Any) -> list[GameDict]:
         """As in the first shape; returns the games as a list."""
-        super().play_games(attacker_llm_generator, assessor_llm_generator, **kwargs)
+        super().play_games(*generators, **kwargs)
         for game in self.active_games.values():
             for role in Role:
                 game[f"{role.value}_output"] = _last_said(game, role)
@@ -311,47 +265,27 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
         """As in the first shape, from one call of the judge function; labels are kept in the games too."""
         labels = super().evaluate_game_outcomes()
+        missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
         for index, game in self.active_games.items():
-            missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
             game["labels"] = labels.setdefault(index, missing)
         return labels
 
-    def filter_and_compute_rewards(
-        self, batch_labels: dict[int, Labels]
-    ) -> tuple[list[str], list[dict[str, Any]], list[str], list[dict[str, Any]]]:
+    def filter_and_compute_rewards(self, batch_labels: dict[int, Labels]) -> Any:
         """As in the first shape, without the labels, and with the parsed texts as outputs."""
         _, attacker_states, _, assessor_states, _ = super().filter_and_compute_rewards(batch_labels)
         texts, kept = [], []
         for states in (attacker_states, assessor_states):
-            histories = [(self.active_games[s["game_idx"]]["history"], s["turn"]) for s in states]
-            texts.append([said["content"] for history, turn in histories for said in history if said["turn"] == turn])
+            # A turn's place in the history is its number.
+            texts.append([self.active_games[s["game_idx"]]["history"][s["turn"]]["content"] for s in states])
             names = ("game_idx", "reward", "game_outcomes")
             kept.append([{**{name: s[name] for name in names}, "data_type": s["prompt_type"]} for s in states])
         return texts[0], kept[0], texts[1], kept[1]
 
     def get_game_statistics(self) -> dict[str, Any]:
         """How many games there are, how many have ended, and how many of each data type."""
-        types = [game["data_type"] for game in self.active_games.values()]
-        return {
-            "total_games": len(types),
-            "finished_games": sum(game["finished"] for game in self.active_games.values()),
-            "data_types": {data_type: types.count(data_type) for data_type in sorted(set(types))},
-        }
-
-    def _decode(self, output: Any) -> str:
-        if isinstance(output, str):
-            return output
-        if hasattr(self.tokenizer, "batch_decode"):
-            return super()._decode(output)
-        text: str = self.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
-        return text
-
-    def _length(self, text: str) -> int | None:
-        return None  # tokenizers of this shape need not encode
-
-    def _ask_judge(self, queries: list[Query]) -> dict[int, Labels]:
-        assert self.medical_judge_fn is not None
-        return self.medical_judge_fn(url="", batch_queries=queries, score_key="labels") if queries else {}
+        types = Counter(sorted(game["data_type"] for game in self.active_games.values()))
+        finished = sum(game["finished"] for game in self.active_games.values())
+        return {"total_games": types.total(), "finished_games": finished, "data_types": dict(types)}
 
 
 def _write_down(

@@ -6,10 +6,9 @@ A judge that fails labels its games ``is_parsing_error``, which leaves them out;
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
 from medserl_agentloop.games.medical.edits import one_line
@@ -86,13 +85,9 @@ test_judge_connection.__test__ = False  # type: ignore[attr-defined]
 
 def wait_for_judge_server(judge_url: str, max_wait: float = 60, check_interval: float = 2) -> bool:
     """Wait until the judge's ``/health`` answers; False if it does not within ``max_wait`` seconds."""
-    retrying = Retrying(
-        stop=stop_after_delay(max_wait),
-        wait=wait_fixed(check_interval),
-        retry=retry_if_result(lambda ready: not ready),
-        retry_error_callback=lambda state: False,
-    )
-    ready: bool = retrying(test_judge_connection, judge_url)
+    until = time.monotonic() + max_wait
+    while not (ready := test_judge_connection(judge_url)) and time.monotonic() + check_interval <= until:
+        time.sleep(check_interval)
     return ready
 
 

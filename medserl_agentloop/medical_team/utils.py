@@ -109,12 +109,15 @@ def get_medical_error_detection_reward(
     outcome = MedicalGameOutcome
     player, terms = _role(role), _terms(reward_coeff_config)
     reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
-    if player is Role.ATTACKER:
-        seen = outcome.ATTACKER_ERROR_DETECTED if error_detected else outcome.ATTACKER_ERROR_UNDETECTED
-        return reward, {seen} if error_present else set()
-    if error_present:
-        return reward, {outcome.ASSESSOR_CORRECT_DETECTION if error_detected else outcome.ASSESSOR_MISSED_ERROR}
-    return reward, {outcome.ASSESSOR_FALSE_POSITIVE if error_detected else outcome.ASSESSOR_CORRECT_REJECTION}
+    seen = {
+        (Role.ATTACKER, True, True): {outcome.ATTACKER_ERROR_DETECTED},
+        (Role.ATTACKER, True, False): {outcome.ATTACKER_ERROR_UNDETECTED},
+        (Role.ASSESSOR, True, True): {outcome.ASSESSOR_CORRECT_DETECTION},
+        (Role.ASSESSOR, True, False): {outcome.ASSESSOR_MISSED_ERROR},
+        (Role.ASSESSOR, False, True): {outcome.ASSESSOR_FALSE_POSITIVE},
+        (Role.ASSESSOR, False, False): {outcome.ASSESSOR_CORRECT_REJECTION},
+    }
+    return reward, seen.get((player, bool(error_present), bool(error_detected)), set())
 
 
 def get_medical_error_realism_reward(
@@ -135,30 +138,29 @@ def get_medical_game_reward_general_sum(
 
     An error is realistic where the judge does not say.
     """
-    role = gamedata["game_role"]
-    detection, detected = get_medical_error_detection_reward(
-        role,
+    role, detected, present = (
+        gamedata["game_role"],
         labels.get("error_detected", False),
         labels.get("error_present", False),
-        gamedata.get("error_type"),
-        reward_coeff_config,
+    )
+    detection, found = get_medical_error_detection_reward(
+        role, detected, present, reward_coeff_config=reward_coeff_config
     )
     realism, seen = get_medical_error_realism_reward(role, labels.get("error_realistic", True), reward_coeff_config)
-    return detection + realism, detected | seen
+    return detection + realism, found | seen
 
 
 def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
     """What a role earns by the form of its turn."""
-    return format_reward(
-        cot_format_violation, GeneralSumTerms(format=MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"])
-    )
+    terms = GeneralSumTerms(format=MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"])
+    return format_reward(cot_format_violation, terms)
 
 
 def _terms(name: str) -> GeneralSumTerms:
-    if name not in MEDICAL_REWARD_COEFF_CONFIG or name == "cot_format_violation":
-        known = ", ".join(sorted(set(MEDICAL_REWARD_COEFF_CONFIG) - {"cot_format_violation"}))
-        raise ValueError(f"no reward coefficients {name!r}: expected one of {known}")
-    config = MEDICAL_REWARD_COEFF_CONFIG[name]
+    sets = {key: config for key, config in MEDICAL_REWARD_COEFF_CONFIG.items() if key != "cot_format_violation"}
+    if name not in sets:
+        raise ValueError(f"no reward coefficients {name!r}: expected one of {', '.join(sorted(sets))}")
+    config = sets[name]
     return GeneralSumTerms(
         attacker_detection=config["attacker"]["error_detected"],
         assessor_detection=config["assessor"]["error_detection"],

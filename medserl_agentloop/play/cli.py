@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 import typer
+from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore]
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,15 +20,15 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.driver import Player
+from medserl_agentloop.core.driver import Player, play_game
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.play.batch import draw_games, play_batch
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+from medserl_agentloop.play.human import HumanGame, HumanPlayer
 
 
 def play(
@@ -35,15 +38,9 @@ def play(
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("games.jsonl"),
     game: Annotated[str, typer.Option(help="The game: medical, kuhn_poker, or package.module:Class.")] = "medical",
-    profile: Annotated[
-        str | None, typer.Option(help="Prompt profile: a folder of prompts/, or a path; medserl if not given.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="Who decides whether a rewritten note holds an error; labels if not given.")
-    ] = None,
-    reward: Annotated[
-        str | None, typer.Option(help="Reward scheme, or package.module:function; medserl if not given.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path; else medserl.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong; else labels.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function; else medserl.")] = None,
     human: Annotated[Role | None, typer.Option(help="Role that you take, at the terminal.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
@@ -51,19 +48,21 @@ def play(
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the selfplay node, e.g. edits.max_changed_words=40.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play games against a served model, judge and score them, and write their records."""
     console = Console()
     named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
+    given = {key: name for key, name in named.items() if name is not None}
     try:
         with errors_in_one_line():
-            config: Any = selfplay_config(
-                SelfPlayConfig, {key: name for key, name in named.items() if name is not None}, settings or []
-            )
-            interaction, person = _seated(config, human, console)
+            if output.exists():
+                raise ValueError(f"{output} exists already; name a new file with --output")
+            config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
+            if human is not None and not isinstance(config, MedicalConfig):
+                raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
+            interaction: Interaction[Any, Any] = HumanGame(config, human) if human else game_class(config.game)(config)
+            person: dict[str, Player] = {human: HumanPlayer(console)} if human else {}
             opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
             started = draw_games(interaction, data, games, seed, opener=opener)
             if isinstance(config, MedicalConfig):
@@ -79,38 +78,62 @@ def play(
                 concurrency=1 if human else concurrency,
             )
             served = EndpointPlayer(options)
-            records = asyncio.run(_play(interaction, started, served, person, _new_file(output), console))
+            records = asyncio.run(_play(interaction, started, served, person, StepFile(output), console))
     except (KeyboardInterrupt, EOFError):
         typer.echo(f"medserl: stopped; the games finished so far are in {output}", err=True)
         raise typer.Exit(130) from None
-    _summary(interaction, records, console)
+    table = Table("metric", "value", title="role metrics")
+    metrics = interaction.metrics(records)
+    for name, value in metrics.items():
+        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
+    console.print(table)
+    void = Counter(record.void for record in records if record.void is not None)
+    for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
+        console.print(Text(visible(line)), soft_wrap=True)
     console.print(Text(f"games: {output}"), soft_wrap=True)
-    if all(record.void is not None for record in records):
+    if void.total() == len(records):
         raise typer.Exit(1)
-
-
-def _seated(
-    config: SelfPlayConfig, human: Role | None, console: Console
-) -> tuple[Interaction[Any, Any], dict[str, Player]]:
-    """The game, and the person who plays in it."""
-    if human is None:
-        return game_class(config.game)(config), {}
-    if not isinstance(config, MedicalConfig):
-        raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
-    from medserl_agentloop.play.human import HumanGame, HumanPlayer
-
-    return HumanGame(config, human), {human: HumanPlayer(console)}
 
 
 def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
     """ValueError if the judge lacks an option that it needs, or cannot judge these games."""
-    build_judge(config)  # refuses a judge without the options that it needs
+    build_judge(config)
     decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
     if decoys and config.judge == "labels":
         raise ValueError(
             f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "
             "use another judge, or data without the category"
         )
+
+
+def draw_games(
+    interaction: Interaction[Any, Any], file: Path, count: int, seed: int, *, opener: str | None = None
+) -> list[Any]:
+    """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
+
+    ``opener`` draws only rows whose first turn is that role's. A ValueError says what is wrong with the file.
+    """
+    try:
+        if "extra_info" not in pq.read_schema(file).names:
+            raise ValueError(f"{file} has no column extra_info; write it with data_prep/medec_to_parquet.py")
+        rows = pq.read_table(file, columns=["extra_info"])["extra_info"]
+    except (OSError, ArrowException) as error:
+        raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
+    games: list[Any] = []
+    for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+        try:
+            game = interaction.new_game(rows[number].as_py() or {})
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        first = interaction.next_turn(game)
+        if opener is None or (first is not None and first.role == opener):
+            games.append(game)
+        if len(games) == count:
+            break
+    else:
+        kind = "rows" if opener is None else f"rows that begin with the {opener}'s turn"
+        raise ValueError(f"{file} holds {len(games)} {kind}; --games can be at most that")
+    return games
 
 
 async def _play(
@@ -121,47 +144,37 @@ async def _play(
     output: StepFile,
     console: Console,
 ) -> list[GameRecord]:
-    progress = Progress(
-        TextColumn("games"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
-        console=console,
-    )  # fmt: skip
+    """Play and score all games; each record is written as soon as its game is scored."""
+    columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    progress = Progress(*columns, console=console)
     bar = progress.add_task("", total=len(games))
+    players: dict[str, Player] = {**dict.fromkeys(interaction.roles, served), **person}
+    places = asyncio.Semaphore(served.options.concurrency)
     void = 0
 
-    def on_game(record: Any) -> None:
+    async def one(number: int, game: Any) -> GameRecord:
         nonlocal void
+        record: Any = game.record
+        async with places:
+            await play_game(interaction, game, players)
+            await interaction.score(record)
+        record.context, record.uid, record.step = "isolated", f"play-{number}", 0
+        output.append([record.to_json()])
         void += record.void is not None
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
         if person:
             from medserl_agentloop.report.terminal import render_game  # loads pandas
 
             console.print(render_game(record, title="the game you played"))
+        return cast(GameRecord, record)
 
     async with aclosing(served):
         await served.check()
-        players: dict[str, Player] = {**dict.fromkeys(interaction.roles, served), **person}
         with nullcontext() if person else progress:  # a live bar and a prompt share no terminal
-            return await play_batch(
-                interaction, games, players, output, concurrency=served.options.concurrency, on_game=on_game
-            )
-
-
-def _summary(interaction: Interaction[Any, Any], records: list[GameRecord], console: Console) -> None:
-    table = Table("metric", "value", title="role metrics")
-    metrics = interaction.metrics(records)
-    for name, value in metrics.items():
-        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
-    console.print(table)
-    for remark in interaction.remarks(metrics):
-        console.print(Text(remark), soft_wrap=True)
-    for reason, count in Counter(r.void for r in records if r.void is not None).most_common():
-        console.print(Text(visible(f"void: {count} x {reason}")), soft_wrap=True)
-
-
-def _new_file(path: Path) -> StepFile:
-    if path.exists():
-        raise ValueError(f"{path} exists already; name a new file with --output")
-    try:
-        return StepFile(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from None
+            tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:  # of one that failed, or of Ctrl-C: the others must not go on without a server
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)

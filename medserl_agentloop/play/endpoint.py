@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -45,11 +46,7 @@ class EndpointPlayer:
         """The API's base, without credentials."""
 
     async def check(self) -> None:
-        """Ask the server for its models, so that a wrong address or name shows before the first game.
-
-        Raises:
-            ValueError: The server does not answer, or serves other models.
-        """
+        """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
         url = f"{self._http.url}/models"
         try:
             served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]
@@ -65,13 +62,18 @@ class EndpointPlayer:
             raise ValueError(
                 f"no server answers at {url} ({error}); give the base of an OpenAI-compatible API"
             ) from None
-        if served and self.name not in served:
-            raise ValueError(f"{url} does not list the model {self.name!r}; --model is one of {', '.join(served)}")
+        if served and self.options.model not in served:
+            raise ValueError(
+                f"{url} does not list the model {self.options.model!r}; --model is one of {', '.join(served)}"
+            )
 
-    async def reply(self, turn: Turn, messages: Sequence[Message], sample: int | None = None) -> Reply:
+    async def reply(
+        self, turn: Turn, messages: Sequence[Message], sample: int | None = None, budget: int | None = None
+    ) -> Reply:
         """Take a turn within the options' budget: without a tokenizer no game knows how long its texts are.
 
-        ``sample`` says which of several replies to the same prompt this is; None counts them.
+        ``sample`` says which of several replies to the same prompt this is; None counts them. ``budget`` is the most
+        tokens of this turn, if it has its own.
         """
         # The seed is of role and text and not of the order of the requests, which differs from run to run.
         of = f"{self.options.seed}/{turn.role}/" + ("".join(turn.prompt.data.values()) or str(messages))
@@ -79,7 +81,7 @@ class EndpointPlayer:
             sample = self._asked[of]
             self._asked[of] += 1
         fields = {
-            "max_tokens": self.options.max_tokens,
+            "max_tokens": budget or self.options.max_tokens,
             "temperature": self.options.temperature,
             "seed": zlib.crc32((of + (f"/{sample}" if sample else "")).encode(errors="replace")) >> 1,
             "chat_template_kwargs": self.options.template_kwargs or None,
@@ -90,6 +92,30 @@ class EndpointPlayer:
         except NoAnswer as error:
             raise NoReplyError(f"{turn.role}: {error}") from None
         return Reply(answer.text, tokens=answer.tokens, truncated=answer.truncated, prefill=turn.prefix)
+
+    def count(self, text: str) -> int:
+        """About as many tokens as ``text`` takes: two for a word."""
+        return 2 * len(text.split())
+
+    async def answers(
+        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
+    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
+        """Replies by number as they come, or why there is none; temperature and seed are those of the options."""
+
+        async def one(number: int, turn: Turn) -> tuple[int, Reply | NoReplyError]:
+            try:
+                return number, await self.reply(turn, turn.prompt.filled(), number, budget)
+            except NoReplyError as reason:
+                return number, reason
+
+        tasks = [asyncio.create_task(one(*each)) for each in turns.items()]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Close the connections; of use to ``contextlib.aclosing``."""

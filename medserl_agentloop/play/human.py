@@ -46,11 +46,8 @@ class HumanGame(MedicalGameInteraction):
         super().__init__(config)
         self._human, written = human, load_parser("medserl")
         self._profile = copy(self._profile)
-        self._profile.parser = (
-            replace(self._profile.parser, attack=written.attack)
-            if human is Role.ATTACKER
-            else replace(self._profile.parser, assessment=written.assessment)
-        )
+        part = "attack" if human is Role.ATTACKER else "assessment"
+        self._profile.parser = replace(self._profile.parser, **{part: getattr(written, part)})
 
     def next_turn(self, game: Game) -> Turn | None:
         """The person gets a task in place of the profile's prompt."""
@@ -74,10 +71,7 @@ class HumanPlayer:
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """Take a turn; waits for the person, and so does everything else.
 
-        Raises:
-            EOFError: The input has ended.
-            KeyboardInterrupt: The person wants to stop.
-            ValueError: The editor cannot be used.
+        EOFError and KeyboardInterrupt: the person wants to stop. A ValueError names an editor that cannot be used.
         """
         task, note = messages[-1]["content"], turn.prompt.data["note"]
         with _interruptible():
@@ -86,9 +80,8 @@ class HumanPlayer:
 
     def _attack(self, task: str, note: str) -> str:
         self._show("You are the attacker", f"{task}\n\n{note}")
-        return f"<note>\n{_edited(note) if _editor() else self._typed()}\n</note>"
-
-    def _typed(self) -> str:
+        if editor := shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""):
+            return f"<note>\n{_edited(note, editor)}\n</note>"
         self._console.print(
             f"Write the whole note, then a line with a single {END_LINE!r} (set EDITOR to edit it in place).",
             markup=False,
@@ -96,7 +89,7 @@ class HumanPlayer:
         lines: list[str] = []
         while (line := self._console.input()) != END_LINE:
             lines.append(line)
-        return "\n".join(lines)
+        return "\n".join(["<note>", *lines, "</note>"])
 
     def _assess(self, task: str, note: str) -> str:
         sentences = split_sentences(note)
@@ -107,13 +100,10 @@ class HumanPlayer:
         if verdict == Label.HARMFUL.value:
             numbers = [str(n) for n in range(1, len(sentences) + 1)]
             number = IntPrompt.ask("number of the wrong sentence", choices=numbers, console=self._console)
-            types = [error_type.value for error_type in ErrorType]
-            fields += [
-                f"sentence: {sentences[number - 1]}",
-                f"error_type: {Question.ask('error type', choices=types, console=self._console)}",
-                f"correction: {Question.ask('the sentence as it should read', console=self._console)}",
-            ]
-        return "<answer>\n" + "\n".join(fields) + "\n</answer>"
+            kind = Question.ask("error type", choices=[kind.value for kind in ErrorType], console=self._console)
+            correction = Question.ask("the sentence as it should read", console=self._console)
+            fields += [f"sentence: {sentences[number - 1]}", f"error_type: {kind}", f"correction: {correction}"]
+        return "\n".join(["<answer>", *fields, "</answer>"])
 
     def _show(self, title: str, text: str) -> None:
         self._console.print(Panel(Text(visible(text)), title=title, title_align="left"))
@@ -129,17 +119,13 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _editor() -> list[str]:
-    return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
-
-
-def _edited(text: str) -> str:
+def _edited(text: str, editor: list[str]) -> str:
     """``text`` as the person leaves it in the editor."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "note.txt"
         file.write_text(text, encoding="utf-8", errors="replace")
         try:
-            subprocess.run([*_editor(), str(file)], check=True)
+            subprocess.run([*editor, str(file)], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise ValueError(f"the editor of VISUAL or EDITOR failed: {error}") from error
         return file.read_text(encoding="utf-8", errors="replace").strip()

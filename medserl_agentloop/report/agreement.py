@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
+import pandas as pd
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.report.sheets import KEY_COLUMNS, QUESTIONS
 
 Answers = Mapping[str, str]
 """The answers to one question by item."""
 _ERROR = next(iter(QUESTIONS))
 _NEITHER = "neither"
+# Which note holds an error, by the data's label of the original and the judge's of the edited one.
+_BOTH_LABELS = {("harmful", "harmful"): "both", ("harmful", "safe"): "original", ("safe", "harmful"): "edited"}
 
 
 def cohen_kappa(a: Answers, b: Answers) -> float:
@@ -29,13 +32,10 @@ def cohen_kappa(a: Answers, b: Answers) -> float:
 
     Cohen, A coefficient of agreement for nominal scales, Educational and Psychological Measurement 20, 1960.
     """
-    items = a.keys() & b.keys()
-    if not items:
-        return math.nan
-    said_a, said_b = Counter(a[item] for item in items), Counter(b[item] for item in items)
-    observed = sum(a[item] == b[item] for item in items) / len(items)
-    expected = sum(said_a[answer] * said_b[answer] for answer in said_a) / len(items) ** 2
-    return (observed - expected) / (1 - expected) if expected < 1 else math.nan
+    items = _common([a, b])
+    said_a, said_b = (Counter(rater[item] for item in items) for rater in (a, b))
+    expected = sum(said_a[answer] * said_b[answer] for answer in said_a) / (len(items) or 1) ** 2
+    return _kappa([float(a[item] == b[item]) for item in items], expected)
 
 
 def fleiss_kappa(raters: Sequence[Answers]) -> float:
@@ -44,17 +44,17 @@ def fleiss_kappa(raters: Sequence[Answers]) -> float:
     Fleiss, Measuring nominal scale agreement among many raters, Psychological Bulletin 76, 1971.
     """
     items, n = _common(raters), len(raters)
-    if not items:
-        return math.nan
     counts = [Counter(rater[item] for rater in raters) for item in items]
-    observed = sum((sum(c * c for c in count.values()) - n) / (n * (n - 1)) for count in counts) / len(items)
     totals = sum(counts, Counter[str]())
     expected = sum((total / (n * len(items))) ** 2 for total in totals.values())
-    return (observed - expected) / (1 - expected) if expected < 1 else math.nan
+    return _kappa([sum(c * (c - 1) for c in count.values()) / (n * (n - 1)) for count in counts], expected)
 
 
-@dataclass(frozen=True)
-class Sheet:
+def _kappa(observed: Sequence[float], expected: float) -> float:
+    return (fmean(observed) - expected) / (1 - expected) if observed and expected < 1 else math.nan
+
+
+class Sheet(NamedTuple):
     """A filled sheet: its rater, the answers by question, and what cannot be counted, as sentences."""
 
     rater: str
@@ -63,73 +63,56 @@ class Sheet:
 
 
 def agreement(sheets: Sequence[Path], key: Path) -> tuple[Table, list[str]]:
-    """How far raters agree, and every answer that is missing or cannot be read.
-
-    Raises:
-        ValueError: A file is not a sheet, or not the key of these sheets; names it.
-    """
+    """How far raters agree, and every answer that is missing or cannot be read; a ValueError names another file."""
     rows = _rows(key, KEY_COLUMNS)
     original = {row["item"]: row["original"] for row in rows}
     if len(original) < len(rows) or not set(original.values()) <= {"A", "B"}:
         raise ValueError(f"{key}: not the key of a sheet: give the sheet_key.csv that was written with the sheets")
     stems = Counter(path.stem for path in sheets)
     read = [read_sheet(p, original, p.stem if stems[p.stem] == 1 else str(p)) for p in sheets]
-    judge = {row["item"]: said for row in rows if (said := _judge_says(row["original_label"], row["judge_label"]))}
+    judge = {
+        row["item"]: _BOTH_LABELS.get((row["original_label"], row["judge_label"]), _NEITHER)
+        for row in rows
+        if row["judge_label"]
+    }
     table = Table("question", "who", "kappa", "same answer", "pairs of notes", box=SIMPLE, title="agreement")
     for question in QUESTIONS:
         raters = {sheet.rater: sheet.answers[question] for sheet in read}
         groups = [[*pair] for pair in combinations(raters.items(), 2)]
         if question == _ERROR:
             groups += [[rater, ("the judge", judge)] for rater in raters.items()]
-        for (name, a), (other, b) in groups:
-            _add(table, question, f"{name}, {other}", cohen_kappa(a, b), [a, b])
+        rows_of = [(f"{name}, {other}", cohen_kappa(a, b), [a, b]) for (name, a), (other, b) in groups]
         if len(raters) > 1:
             everyone = list(raters.values())
-            _add(table, question, f"all {len(raters)} raters (Fleiss)", fleiss_kappa(everyone), everyone)
+            rows_of.append((f"all {len(raters)} raters (Fleiss)", fleiss_kappa(everyone), everyone))
+        for who, kappa, compared in rows_of:
+            items = _common(compared)
+            same = [len({rater[item] for rater in compared}) == 1 for item in items]
+            share = f"{fmean(same):.1%}" if items else ""
+            shown = "not defined" if math.isnan(kappa) else f"{kappa:.3f}"
+            table.add_row(question, Text(who), shown, share, str(len(items)))
         table.add_section()
     problems = [problem for sheet in read for problem in sheet.problems]
     without = len(original) - len(judge)
     return table, problems + ([f"the judge has no word on {without} of {len(original)} pairs"] if without else [])
 
 
-def _add(table: Table, question: str, who: str, kappa: float, raters: Sequence[Answers]) -> None:
-    items = _common(raters)
-    same = sum(len({rater[item] for rater in raters}) == 1 for item in items)
-    share = f"{same / len(items):.1%}" if items else ""
-    table.add_row(question, Text(who), "not defined" if math.isnan(kappa) else f"{kappa:.3f}", share, str(len(items)))
-
-
 def _common(raters: Sequence[Answers]) -> list[str]:
     return [item for item in raters[0] if all(item in rater for rater in raters)]
 
 
-def _judge_says(original: str, edited: str) -> str:
-    """Which note holds an error, by the data for the original and by the judge for the edited one; empty without it."""
-    harmful = Label.HARMFUL.value
-    if not edited:
-        return ""
-    return {(True, True): "both", (True, False): "original", (False, True): "edited"}.get(
-        (original == harmful, edited == harmful), _NEITHER
-    )
-
-
 def read_sheet(path: Path, original: Mapping[str, str], rater: str) -> Sheet:
-    """The answers of a filled sheet; ``A`` and ``B`` become ``original`` and ``edited``.
+    """The answers of a sheet that ``rater`` filled in: a CSV with commas, semicolons or tabs.
 
-    Args:
-        path: The CSV that the page saved, or ``sheet.csv`` filled in, with commas, semicolons or tabs.
-        original: For each item, which note is the original.
-        rater: A name for whoever filled it in.
-
-    Raises:
-        ValueError: The file lacks a column or names an item that the key does not have.
+    ``original`` says for each item which note is the original: ``A`` and ``B`` become ``original`` and ``edited``. A
+    ValueError names a file that lacks a column, or has an item that the key does not have.
     """
     answers: dict[str, dict[str, str]] = {question: {} for question in QUESTIONS}
     problems: list[str] = []
     seen: set[str] = set()
     missing: dict[str, list[str]] = {question: [] for question in QUESTIONS}
     for number, row in enumerate(_rows(path, ("item", *QUESTIONS)), start=1):
-        item = (row["item"] or "").strip()
+        item = row["item"]
         if item not in original:
             raise ValueError(f"{path}, row {number}: the key has no item {visible(item)!r}; give the key of this sheet")
         if item in seen:
@@ -137,10 +120,10 @@ def read_sheet(path: Path, original: Mapping[str, str], rater: str) -> Sheet:
             continue
         seen.add(item)
         for question, (_, allowed) in QUESTIONS.items():
-            text = (row[question] or "").strip()
+            text = row[question]
             answer = next((a for a in allowed if a.casefold() == text.casefold()), None)
             if answer is not None:
-                named = {original[item]: "original", **{ab: "edited" for ab in "AB" if ab != original[item]}}
+                named = {"A": "edited", "B": "edited", original[item]: "original"}
                 answers[question][item] = named.get(answer, answer)
             elif text:
                 expected = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
@@ -156,12 +139,13 @@ def read_sheet(path: Path, original: Mapping[str, str], rater: str) -> Sheet:
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     # A spreadsheet may save another encoding; answers and column names are ASCII.
-    text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    first = text.split("\n", 1)[0].replace('"', "")
-    separator = first[len("item") : len("item") + 1]
-    if not first.startswith("item") or separator not in (",", ";", "\t"):
+    text = path.read_bytes().decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    head = text.partition("\n")[0].replace('"', "")
+    if not head.startswith("item") or head[4:5] not in (",", ";", "\t"):
         raise ValueError(f"{path}: not a sheet: its first column must be called item")
-    rows = list(csv.DictReader(text.splitlines(keepends=True), delimiter=separator))
-    if lacks := [name for name in columns if not rows or name not in rows[0]]:
-        raise ValueError(f"{path}: {'the column ' + lacks[0] + ' is missing' if rows else 'there are no rows'}")
-    return rows
+    frame = pd.read_csv(io.StringIO(text), sep=head[4], dtype=str, keep_default_na=False, lineterminator="\n")
+    if frame.empty:
+        raise ValueError(f"{path}: there are no rows")
+    if lacks := [name for name in columns if name not in frame]:
+        raise ValueError(f"{path}: the column {lacks[0]} is missing")
+    return [{name: value.strip() for name, value in row.items()} for row in frame[list(columns)].to_dict("records")]

@@ -17,7 +17,6 @@ import pandas as pd
 from jinja2 import Template
 from rapidfuzz import fuzz, process
 from rich.console import Console
-from rich.progress import Progress
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.manifest import sha256_of
@@ -70,7 +69,6 @@ MEANINGS = {
 """Each attack has the first of these that fits."""
 
 _OF_GAME = ["step", "category", "text_id", "invalid", "void", "changed_words", "judge", "judged", "verdict"]
-_NOTHING = "(nothing)"
 _LEAST_ALIKE = 50.0  # rapidfuzz ratio of the wrong sentence and the one of the note that is taken for it
 
 
@@ -93,27 +91,18 @@ def edit_of(game: GameRecord) -> str:
     if game.attack is None or game.attack.note is None:
         return ""
     before, after = canonical_words(game.spec.seed_note), canonical_words(game.attack.note)
-    return "; ".join(
-        f"{' '.join(before[start:end]) or _NOTHING} -> {' '.join(after[first:last]) or _NOTHING}"
-        for start, end, first, last in changed_runs(before, after)
-    )
+    runs = [(before[start:end], after[first:last]) for start, end, first, last in changed_runs(before, after)]
+    return "; ".join(" -> ".join(" ".join(words) or "(nothing)" for words in run) for run in runs)
 
 
 def write_ledger(
     run: Path, output: Path, *, sheet: int, seed: int, judge: MedicalConfig | None, console: Console
 ) -> dict[Kind, int]:
-    """Write the ledger of a run's attacks and return how many there are of each class.
+    """Write the ledger of a run's attacks into a new folder and return how many there are of each class.
 
-    Args:
-        run: Folder of the run, or a file of games.
-        output: New or empty folder for the files.
-        sheet: Most pairs of notes in the sheet for clinicians.
-        seed: Of their choice and order.
-        judge: Node with the judge that is asked again about every valid attack; None keeps the run's own words.
-        console: Shows the progress.
-
-    Raises:
-        ValueError: The run has no attacks, the judge cannot be asked, or the folder holds files.
+    The sheet for clinicians has at most ``sheet`` pairs of notes, chosen and ordered by the seed. ``judge`` is the node
+    of a judge that is asked again about every valid attack; None keeps the run's own words. A ValueError says that
+    there are no attacks, that the judge cannot be asked, or that the folder holds files.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} already holds files, filled sheets perhaps: give a new folder")
@@ -125,19 +114,18 @@ def write_ledger(
     if judge is not None:
         _judge_again(games.values(), judge, console)
     frame = _ledger(games)
-    kinds = frame["class"].value_counts()
-    counts = {kind: int(kinds.get(kind.value, 0)) for kind in Kind}
+    counts = {kind: int((frame["class"] == kind.value).sum()) for kind in Kind}
     patterns = _patterns(frame)
     hard = _medec_notes(games, {Kind.UNDETECTED}, "hard")
     panel = _medec_notes(games, {Kind.VALID, Kind.UNDETECTED, Kind.DECOY}, "panel")
     frame["hard_note"] = [hard.ids.get(number, "") for number in frame["game"]]
-    unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
     with all_or_none(output) as place:
         write_table(place / "ledger.csv", frame)
         write_table(place / "patterns.csv", patterns)
         for name, notes in (("hard_notes.csv", hard), ("panel.csv", panel)):
             with (place / name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([COLUMNS, *notes.rows])
+        unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
         judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
         pairs = write_blinded_sheet(place, judged, sheet, seed)
         template = Template((PACKAGE / "report" / "ledger.md").read_text(encoding="utf-8"), trim_blocks=True)
@@ -168,21 +156,18 @@ def _judge_again(games: Iterable[GameRecord], config: MedicalConfig, console: Co
     """Put another judge's word into the records, asked as in a run."""
     judge, slots = build_judge(config), asyncio.Semaphore(config.judge_server.concurrency)
     asked = [game for game in games if game.attack and game.attack.invalid is None and game.assessment]
-    for game in asked:
+
+    async def ask(game: GameRecord) -> None:
         game.judgement = None
         if (game.void or "").startswith((JUDGE_FAILED, JUDGE_ABSTAINED, UNKNOWABLE)):
             game.void = None
-
-    async def ask(game: GameRecord) -> None:
         async with slots:
             await judge_game(judge, game)
-        progress.advance(bar)
 
     async def ask_all() -> None:
         await asyncio.gather(*map(ask, asked))
 
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("judging", total=len(asked))
+    with console.status(f"judging {len(asked)} attacks"):
         asyncio.run(ask_all())
     if asked and all((game.void or "").startswith(JUDGE_FAILED) for game in asked):
         raise ValueError(f"the judge answered none of {len(asked)} questions; the first: {asked[0].void}")
@@ -195,20 +180,14 @@ def _ledger(games: Mapping[int, GameRecord]) -> pd.DataFrame:
     frame["case"] = [visible(game.spec.vignette_id or game.spec.seed_note) for game in games.values()]
     frame["class"] = [kind_of(game).value for game in games.values()]
     frame["edit"] = [visible(edit_of(game)) for game in games.values()]
-    frequent = Counter(filter(None, frame["edit"])).most_common()
-    numbers = {edit: number for number, (edit, _) in enumerate(frequent, start=1)}
-    frame["pattern"] = pd.array([numbers.get(edit) for edit in frame["edit"]], dtype="Int64")
-    return frame
+    frequent = frame["edit"][frame["edit"] != ""].value_counts().index
+    numbers = pd.Series(range(1, len(frequent) + 1), index=frequent, dtype="Int64")
+    return frame.assign(pattern=frame["edit"].map(numbers).astype("Int64"))
 
 
 def _patterns(frame: pd.DataFrame) -> pd.DataFrame:
-    table = frame.groupby("pattern").agg(
-        edit=("edit", "first"),
-        attacks=("game", "size"),
-        cases=("case", "nunique"),
-        first_step=("step", "min"),
-        last_step=("step", "max"),
-    )
+    counted = {"edit": ("edit", "first"), "attacks": ("game", "size"), "cases": ("case", "nunique")}
+    table = frame.groupby("pattern").agg(**counted, first_step=("step", "min"), last_step=("step", "max"))
     kinds = [kind.value for kind in Kind]
     counts = pd.crosstab(frame["pattern"], frame["class"]).reindex(table.index, columns=kinds, fill_value=0)
     missed = counts[Kind.UNDETECTED.value]
@@ -217,19 +196,12 @@ def _patterns(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class _MedecNotes(NamedTuple):
-    """Presented notes as rows of MEDEC's CSV.
-
-    Attributes:
-        rows: Their cells.
-        ids: The row's id, by number of each game with that note.
-        left_out: Why a note has no row, counted.
-        uw: How many rows are of MEDEC-UW.
-    """
+    """Presented notes as rows of MEDEC's CSV."""
 
     rows: list[list[str]]
-    ids: dict[int, str]
-    left_out: Counter[str]
-    uw: int
+    ids: dict[int, str]  # the row's id, by number of each game with that note
+    left_out: Counter[str]  # why a note has no row
+    uw: int  # rows that are of MEDEC-UW
 
 
 def _medec_notes(games: Mapping[int, GameRecord], kinds: Collection[Kind], name: str) -> _MedecNotes:

@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
-from html import escape
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pandas as pd
+from jinja2 import Template
 
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
 from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
 
@@ -35,23 +36,14 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or one log of the OpenRLHF system.
+    """One run, or one log of the OpenRLHF system, which does not know all."""
 
-    Attributes:
-        name: Its path.
-        schemes: Names of its reward schemes; empty if it does not say.
-        games: As ``report.games`` gives them; what a log does not know is missing.
-        turns: As ``report.turns`` gives them.
-        metrics: Its metrics by step; without columns if it has none.
-        whole: Whether games without a result are in it too.
-    """
-
-    name: str
-    schemes: str
+    name: str  # its path
+    schemes: str  # names of its reward schemes; empty if it does not say
     games: pd.DataFrame
     turns: pd.DataFrame
-    metrics: pd.DataFrame
-    whole: bool = True
+    metrics: pd.DataFrame  # by step; without columns if it has none
+    whole: bool = True  # whether games without a result are in it too
 
 
 Side = Sequence[Run]
@@ -68,8 +60,7 @@ class Section(NamedTuple):
 def read_side(side: str) -> Side:
     """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
 
-    Raises:
-        ValueError: There is none, or one cannot be read; names the file, and the line where it is one.
+    A ValueError names a file, and the line where it is one, that cannot be read.
     """
     found: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
@@ -94,11 +85,7 @@ def _read(path: Path) -> Run:
 
 
 def compare(a: Side, b: Side, names: Sequence[str] = ()) -> list[Section]:
-    """The sections of the comparison; ``names`` are further metrics to follow by step.
-
-    Raises:
-        ValueError: No run has one of these metrics.
-    """
+    """The sections of the comparison; ``names`` are more metrics to follow by step, a ValueError if no run has one."""
     for name in names:
         if not any(name in run.metrics for run in (*a, *b)):
             raise ValueError(f"no run has the metric {name!r}: docs/metrics.md lists them")
@@ -122,14 +109,24 @@ def _rewards(a: Side, b: Side) -> Section:
     for role in Role:
         sides = [[run.games[f"{role.value}_reward"].dropna().astype(float) for run in runs] for runs in (a, b)]
         x, y = (pd.concat(rewards) for rewards in sides)
-        row = [role.value, *map(_distribution, sides)]
+        row = [role.value]
+        for rewards, pooled in zip(sides, (x, y), strict=True):
+            seeds = f"; seeds {_spread([each.mean() for each in rewards if len(each)])}" if len(rewards) > 1 else ""
+            cell = f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
+            row.append(NOT_MEASURED if pooled.empty else cell)
         if x.empty or y.empty:
             rows.append([*row, *[NOT_MEASURED] * 4])
             continue
         difference = float(y.mean() - x.mean())
         share = abs(difference / x.mean()) if x.mean() else None
         close = ["mean of A is 0", ""] if share is None else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
-        rows.append([*row, f"{difference:+.4f}", *close, _kolmogorov_smirnov(x, y)])
+        try:
+            from scipy.stats import ks_2samp
+
+            test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
+        except ImportError:
+            test = "not computed: pip install 'medserl-agentloop[eval]'"
+        rows.append([*row, f"{difference:+.4f}", *close, test])
     columns = ["role", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
     note = (
         "Over the games that reward the role; the relative difference is that of the means, over the mean of A. The "
@@ -138,51 +135,26 @@ def _rewards(a: Side, b: Side) -> Section:
     return Section("Rewards", pd.DataFrame(rows, columns=columns), note)
 
 
-def _distribution(rewards: Sequence[pd.Series]) -> str:
-    pooled = pd.concat(rewards)
-    if pooled.empty:
-        return NOT_MEASURED
-    seeds = f"; seeds {_spread([x.mean() for x in rewards if len(x)])}" if len(rewards) > 1 else ""
-    return f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
-
-
-def _kolmogorov_smirnov(x: pd.Series, y: pd.Series) -> str:
-    try:
-        from scipy.stats import ks_2samp
-    except ImportError:
-        return "not computed: pip install 'medserl-agentloop[eval]'"
-    test: Any = ks_2samp(x, y)
-    return f"{test.statistic:.3f}, {test.pvalue:.2g}"
-
-
 def _counts(run: Run) -> dict[str, tuple[int, int]]:
     """How often something was so, of how many times."""
     games, counts = run.games, Counter(run.games["outcome"].dropna())
-    caught, missed = counts[Outcome.CORRECT_DETECTION.value], counts[Outcome.MISSED_ERROR.value]
-    cleared, accused = counts[Outcome.CORRECT_REJECTION.value], counts[Outcome.FALSE_POSITIVE.value]
+    verdicts = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
+    caught, missed, cleared, accused = (counts[outcome.value] for outcome in verdicts)
     decided = caught + missed + cleared + accused
-    found = {
-        "right verdict, of readable ones": (caught + cleared, decided),
-        "- correct detection": (caught, decided),
-        "- correct rejection": (cleared, decided),
-        "- missed error": (missed, decided),
-        "- false positive": (accused, decided),
-        "error detected, of notes with one": (caught, caught + missed),
-        "false positive, of notes without an error": (accused, cleared + accused),
-    }
+    found = {"right verdict, of readable ones": (caught + cleared, decided)}
+    found |= {f"- {outcome.value.replace('_', ' ')}": (counts[outcome.value], decided) for outcome in verdicts}
+    found["error detected, of notes with one"] = caught, caught + missed
+    found["false positive, of notes without an error"] = accused, cleared + accused
     if run.whole:
         found["void, of all games"] = counts[Outcome.VOID.value], len(games)
-        found["valid, of attacks"] = _true(games["invalid"].isna()[games["attacker_tokens"].notna()])
+        attacks = games["attacker_tokens"].notna()
+        found["valid, of attacks"] = int((attacks & games["invalid"].isna()).sum()), int(attacks.sum())
     for role in Role:
         turns = run.turns[run.turns["role"] == role.value]
-        found[f"{role.value}: format kept"] = _true(turns["violations"].dropna() == "")
-        found[f"{role.value}: readable"] = _true(turns["readable"].dropna())
-        found[f"{role.value}: truncated"] = _true(turns["truncated"].dropna())
+        kept = turns["violations"].dropna() == ""
+        for name, values in (("format kept", kept), ("readable", turns["readable"]), ("truncated", turns["truncated"])):
+            found[f"{role.value}: {name}"] = int(values.sum()), int(values.count())
     return found
-
-
-def _true(values: pd.Series) -> tuple[int, int]:
-    return int(values.sum()), len(values)
 
 
 def _rates(a: Side, b: Side) -> Section:
@@ -263,48 +235,23 @@ def _by_step(a: Side, b: Side, names: Sequence[str]) -> Section:
             highest = _spread([curve.max() for curve in curves])
             if curves:
                 highest += f" (step {mean(int(curve.idxmax()) for curve in curves):.4g})"
-            row += [
-                _spread([curve.iloc[0] for curve in curves]),
-                _spread([curve.iloc[-1] for curve in curves]),
-                highest,
-            ]
+            row += [_spread([curve.iloc[at] for curve in curves]) for at in (0, -1)] + [highest]
         rows.append(row)
     columns = ["mean of a step", "A: first", "last", "highest", "B: first", "last", "highest"]
     note = "Both roles change, so a curve says who leads, not who is good: `medserl evaluate` measures that."
     return Section("By step", pd.DataFrame(rows, columns=columns), note)
 
 
-_HEAD = """<!doctype html>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Comparison</title>
-<style>
-:root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem }
-table { border-collapse: collapse } th, td { border-bottom: 1px solid gray; padding: .2em .8em; text-align: left }
-</style>
-<h1>Comparison</h1>
-"""
-
-
 def as_text(sections: Sequence[Section], output: Path) -> str:
-    """The comparison as Markdown or HTML, by the ending of the file that it is for.
-
-    Raises:
-        ValueError: The file ends otherwise.
-    """
+    """The comparison as Markdown or HTML, by the ending of the file that it is for; a ValueError for another one."""
     if output.suffix == ".html":
-        return _HEAD + "".join(
-            f"<h2>{escape(title)}</h2>\n{table.to_html(index=False, border=0)}\n<p>{escape(note)}</p>\n"
-            for title, table, note in sections
-        )
+        template = Template((PACKAGE / "report" / "compare.html").read_text(encoding="utf-8"), autoescape=True)
+        return str(template.render(sections=sections))
     if output.suffix != ".md":
         raise ValueError(f"{output} ends with neither .md nor .html: choose one of them")
     lines = ["# Comparison"]
     for title, table, note in sections:
         rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-        lines += ["", f"## {title}", "", *("| " + " | ".join(map(_cell, row)) + " |" for row in rows), "", note]
+        cells = ([" ".join(cell.replace("|", r"\|").split()) for cell in row] for row in rows)
+        lines += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in cells), "", note]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", r"\|").split())

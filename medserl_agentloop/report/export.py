@@ -5,22 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from jinja2 import Template
 
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.frames import GAMES, TURNS, Column, games_frame, read_run, turns, typed_frame
-
-STEPS_PER_FILE = 100
-
-INSPECT_ENVIRONMENT = (
-    "python -m venv .venv-inspect && "
-    ".venv-inspect/bin/pip install inspect_ai jinja2 omegaconf pandas pyarrow rapidfuzz typer && "
-    ".venv-inspect/bin/pip install --no-deps --editable ."
-)
-"""How to make it; what `medserl` needs is named one by one, because the package itself requires verl."""
 
 NOTES = {
     "seed_note": Column("string", "note that the game starts from", lambda g: g.spec.seed_note),
@@ -30,21 +21,14 @@ NOTES = {
 
 
 def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None) -> Path:
-    """Write the games of a run in another tool's form, and return where they are.
+    """Write the games of a run (its ``selfplay.records``, or a games file) for another tool; return where they are.
 
-    Args:
-        run: Its folder (``selfplay.records``), or a games file.
-        to: The form.
-        output: File or folder to write; None for one named after the run, in the working directory.
-
-    Raises:
-        ValueError: There are no games, the folder has files already, or inspect_ai is not installed.
+    Without ``output`` that is named after the run. A ValueError says that there are no games, that the folder has files
+    already, or how to install inspect_ai.
     """
     name = (run if run.is_dir() else run.parent).resolve().name
     if to == "dataset":
-        folder = output or Path(f"{name}-dataset")
-        write_dataset(run, name, folder)
-        return folder
+        return write_dataset(run, name, output or Path(f"{name}-dataset"))
     try:
         from medserl_agentloop.report.inspect_log import write_log
         from medserl_agentloop.report.page import prompts_of
@@ -52,62 +36,40 @@ def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None
         if not (error.name or "").startswith("inspect_ai"):
             raise
         raise ValueError(
-            f"inspect_ai is not installed here, and its dependencies conflict with verl's. Give it an environment of "
-            f"its own, in a checkout: {INSPECT_ENVIRONMENT}; then export with .venv-inspect/bin/medserl."
+            "inspect_ai is not installed here; its dependencies conflict with verl's. Give it an environment of its "
+            "own: python -m venv .venv-inspect, then .venv-inspect/bin/pip install inspect_ai jinja2 omegaconf pandas "
+            "pyarrow rapidfuzz typer, and --no-deps --editable . in a checkout; export with .venv-inspect/bin/medserl"
         ) from None
     file = output or Path(f"{name}.eval")
     write_log(read_run(run), prompts_of(run), name, file)
     return file
 
 
-def write_dataset(run: Path, name: str, folder: Path) -> None:
-    """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md).
-
-    Raises:
-        ValueError: There are no games, or the folder has files already.
-    """
+def write_dataset(run: Path, name: str, folder: Path) -> Path:
+    """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md)."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a new folder, or remove its files")
     records = read_run(run)
     notes = typed_frame([{name: column.value(game) for name, column in NOTES.items()} for game in records], NOTES)
     games, said = games_frame(records).join(notes), turns(run)
-    _write_parts(games, games["step"], folder / "games")
-    _write_parts(said, games["step"].take(said["game"]).reset_index(drop=True), folder / "turns")
-    counted = {
-        "outcomes": games["outcome"],
-        "kinds of games": games["category"],
-        "judges": games["judge"],
-        "reward schemes": pd.Series([game.scheme for game in records]),
-        "prompt profiles": pd.Series([game.profile for game in records]),
-    }
+    for table, frame in (("games", games), ("turns", said)):
+        (folder / table).mkdir(parents=True)
+        frame.to_parquet(folder / table / f"{table}.parquet", index=False)
+    counted = {"outcomes": games["outcome"], "kinds of games": games["category"], "judges": games["judge"]}
+    counted["reward schemes"] = pd.Series([game.scheme for game in records])
+    counted["prompt profiles"] = pd.Series([game.profile for game in records])
     card = Template((PACKAGE / "report" / "dataset_card.md.jinja").read_text(encoding="utf-8")).render(
         name=name,
         version=importlib.metadata.version("medserl-agentloop"),
-        size=_size(len(games)),
         steps=(games["step"].min(), games["step"].max()),
         counted={what: Counter(values.dropna().replace("", "not named")) for what, values in counted.items()},
-        per_file=STEPS_PER_FILE,
-        tables={
-            "games": {"rows": len(games), "columns": _columns(games, GAMES | NOTES)},
-            "turns": {"rows": len(said), "columns": _columns(said, TURNS)},
-        },
+        tables={"games": _described(games, GAMES | NOTES), "turns": _described(said, TURNS)},
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
+    return folder
 
 
-def _write_parts(frame: pd.DataFrame, steps: pd.Series, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for _, part in frame.groupby(steps // STEPS_PER_FILE):
-        own = steps[part.index]
-        part.to_parquet(folder / f"steps-{own.min():06d}-{own.max():06d}.parquet", index=False)
-
-
-def _columns(frame: pd.DataFrame, schema: dict[str, Column]) -> list[tuple[str, str, str]]:
-    component = Column("Float64", "component of the reward")
-    return [(name, str(frame[name].dtype), schema.get(name, component).meaning) for name in frame.columns]
-
-
-def _size(rows: int) -> str:
-    """The Hub's name of a size."""
-    steps = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")]
-    return next((name for most, name in steps if rows < most), "1M<n<10M")
+def _described(frame: pd.DataFrame, schema: dict[str, Column]) -> dict[str, Any]:
+    meanings = {name: column.meaning for name, column in schema.items()}
+    columns = [(name, frame[name].dtype, meanings.get(name, "component of the reward")) for name in frame.columns]
+    return {"rows": len(frame), "columns": columns}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
@@ -39,21 +40,16 @@ _COLOURS = {
 
 
 def write_figures(games: Sequence[GameRecord], folder: Path, name: str) -> list[Path]:
-    """Draw rewards, accuracy, valid attacks and outcome shares by step, all from the games; return the two files.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
+    """Draw rewards, accuracy, valid attacks and outcome shares by step, all from the games; return the two files."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
-    by_step: dict[int, list[GameRecord]] = defaultdict(list)
-    for game in games:
-        by_step[game.step].append(game)
-    steps = sorted(by_step)
-    numbers = {step: role_metrics(by_step[step]) for step in steps}
+    steps = sorted({game.step for game in games})
+    numbers = pd.DataFrame({step: role_metrics(game for game in games if game.step == step) for step in steps}).T
+    outcomes = pd.crosstab([game.step for game in games], [game.outcome.value for game in games], normalize="index")
+    shares_of = outcomes.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.4), layout="constrained")
@@ -61,16 +57,15 @@ def write_figures(games: Sequence[GameRecord], folder: Path, name: str) -> list[
         for axes, (title, lines) in zip(curves, _CURVES, strict=True):
             axes.set_title(title)
             for label, metric, colour in lines:
-                known = [step for step in steps if metric in numbers[step]]
-                axes.plot(known, [numbers[step][metric] for step in known], ".-", color=colour, label=label)
+                if metric in numbers:
+                    known = numbers[metric].dropna()
+                    axes.plot(known.index, known, ".-", color=colour, label=label)
             if len(lines) > 1:
                 axes.legend()
             else:
                 axes.set_ylim(0, 1.03)
-        counts = {step: Counter(game.outcome for game in by_step[step]) for step in steps}
-        layers = [[counts[step][outcome] / len(by_step[step]) for step in steps] for outcome in _COLOURS]
         labels = [outcome.value.replace("_", " ") for outcome in _COLOURS]
-        shares.stackplot(steps, layers, labels=labels, colors=list(_COLOURS.values()))
+        shares.stackplot(steps, shares_of.to_numpy().T, labels=labels, colors=list(_COLOURS.values()))
         shares.set_title("Outcomes")
         shares.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
         for axes in (curves[-1], shares):

@@ -9,8 +9,7 @@ Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +21,15 @@ from medserl_agentloop.games.medical.types import Role
 
 
 class Column(NamedTuple):
-    """A column of a frame.
+    """A column of a frame: its pandas dtype, what it says, and how it is read from a game's record."""
 
-    Attributes:
-        dtype: pandas dtype; ``Int64``, ``Float64`` and ``boolean`` hold missing values.
-        meaning: What it says.
-        value: Reads it from a game's record, where one record has one value.
-    """
-
-    dtype: str
+    dtype: str  # Int64, Float64 and boolean hold missing values
     meaning: str
     value: Callable[[GameRecord], Any] = lambda record: None
+
+
+def _word(value: Any) -> str | None:
+    return str(value.value) if value else None
 
 
 GAMES = {
@@ -45,24 +42,16 @@ GAMES = {
         "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
     ),
     "void": Column("string", "why the game does not count", lambda g: g.void),
-    "invalid": Column(
-        "string",
-        "why the attack does not count",
-        lambda g: g.attack.invalid and g.attack.invalid.value if g.attack else None,
-    ),
+    "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
     "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
-    "judged": Column(
-        "string",
-        "label of the presented note",
-        lambda g: g.judgement.label.value if g.judgement and g.judgement.label else None,
-    ),
+    "judged": Column("string", "label of the presented note", lambda g: _word(g.judgement and g.judgement.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
     "verdict": Column(
         "string",
         "the assessor's verdict; missing if unreadable",
-        lambda g: g.assessment.verdict.value if g.assessment and g.assessment.verdict else None,
+        lambda g: _word(g.assessment and g.assessment.verdict),
     ),
-    "error_type": Column("string", "type of the case's error", lambda g: g.spec.error_type and g.spec.error_type.value),
+    "error_type": Column("string", "type of the case's error", lambda g: _word(g.spec.error_type)),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
@@ -105,11 +94,7 @@ SCORES = {
 
 
 def games(run: str | Path) -> pd.DataFrame:
-    """The games of a run: its folder (``selfplay.records``), or a games file.
-
-    Raises:
-        ValueError: There are no games, or a line is not one; names file and line.
-    """
+    """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
     return games_frame(read_run(run))
 
 
@@ -127,26 +112,15 @@ def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
                 said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
-                rows.append(
-                    {
-                        **turn.model_dump(include={"response", "reasoning", "tokens", "truncated"}),
-                        "game": number,
-                        "role": role.value,
-                        "readable": said is not None,
-                        "violations": ",".join(turn.violations),
-                        "reward": each.reward(role.value),
-                        "seconds": next(seconds, None),
-                    }
-                )
+                row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
+                row |= {"game": number, "role": role.value, "readable": said is not None}
+                row |= {"violations": ",".join(turn.violations), "reward": each.reward(role.value)}
+                rows.append({**row, "seconds": next(seconds, None)})
     return typed_frame(rows, TURNS)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
-    """The metrics of a run by step, a column per name as docs/metrics.md has them.
-
-    Raises:
-        ValueError: The run has no metrics, or a line is not one; names file and line.
-    """
+    """The metrics of a run by step, a column per name as docs/metrics.md has them; a ValueError if it has none."""
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
@@ -157,16 +131,11 @@ def metrics(run: str | Path) -> pd.DataFrame:
 
 
 def scores(results: str | Path) -> pd.DataFrame:
-    """The scores in a results file of ``medserl score`` or ``medserl evaluate``.
-
-    Raises:
-        ValueError: The file is not one.
-    """
+    """The scores in a results file of ``medserl score`` or ``medserl evaluate``; a ValueError names another file."""
     try:
-        systems = json.loads(Path(results).read_text(encoding="utf-8"))["systems"]
         rows = [
             {"system": system, "measure": name, **measure}
-            for system, values in systems.items()
+            for system, values in json.loads(Path(results).read_text(encoding="utf-8"))["systems"].items()
             for name, measure in values["measures"].items()
         ]
     except (ValueError, KeyError, TypeError) as error:
@@ -175,11 +144,7 @@ def scores(results: str | Path) -> pd.DataFrame:
 
 
 def read_run(run: str | Path) -> list[GameRecord]:
-    """The records of a run's games, in order.
-
-    Raises:
-        ValueError: There are none, or a line is not one; names file and line.
-    """
+    """The records of a run's games, in order; raises as :func:`games`."""
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
@@ -199,18 +164,10 @@ def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
         frame[f"reward/{role}/{part}"] = pd.array(values, dtype="Float64")
-    frame["signal"] = _signal(records)
+    rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
+    different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
+    frame["signal"] = different.any(axis=1).astype("boolean")
     return frame
-
-
-def _signal(records: Iterable[GameRecord]) -> Any:
-    rewards: dict[tuple[int, str, str], set[float]] = defaultdict(set)
-    records = list(records)
-    for game in records:
-        for role in game.rewards:
-            rewards[game.step, game.uid, role.value].add(round(game.reward(role.value) or 0.0, 9))
-    groups = {(step, uid) for (step, uid, _), values in rewards.items() if len(values) > 1}
-    return pd.array([(game.step, game.uid) in groups for game in records], dtype="boolean")
 
 
 def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:

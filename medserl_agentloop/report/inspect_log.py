@@ -8,43 +8,27 @@ environment of its own: of ours it imports records and prompts only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 from inspect_ai import dataset, event, log, model, scorer, viewer
 
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, Outcome
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report.frames import GAMES
 from medserl_agentloop.report.page import Prompts, reads
 
 _NO_CLOCK = datetime(2026, 1, 1, tzinfo=timezone.utc)
-_FAKED = "The records hold no clock: the times are made up, a second per event, so that events keep their order."
+_FAKED = "The records hold no clock: the times are made up, so that events keep their order."
 _SPAN = "role"
 """Type of a role's span. With ``agent`` the viewer hides it behind a card."""
 
-_COLORS = {
-    Outcome.CORRECT_DETECTION: "good",
-    Outcome.CORRECT_REJECTION: "good",
-    Outcome.MISSED_ERROR: "bad",
-    Outcome.FALSE_POSITIVE: "bad",
-    Outcome.INVALID_ATTACK: "warn",
-    Outcome.UNREADABLE: "warn",
-    Outcome.VOID: "muted",
-}
-
 
 def write_log(games: Sequence[GameRecord], prompts: Prompts, name: str, output: Path) -> None:
-    """Write games as an Inspect log.
-
-    Args:
-        games: The records, in the order of play.
-        prompts: What the run wrote of its prompts; games of before are shown with today's.
-        name: Name of the run.
-        output: The log, ``*.eval``.
-    """
+    """Write the games of a run as an Inspect log (``*.eval``), with the prompts that the run wrote down."""
     samples = [_Transcript(_encodable(game), prompts, number).sample() for number, game in enumerate(games)]
     clocks = [finished for game in games if (finished := game.finished)]
     started, ended = (min(clocks), max(clocks)) if clocks else (_NO_CLOCK, _NO_CLOCK)
@@ -57,7 +41,7 @@ def write_log(games: Sequence[GameRecord], prompts: Prompts, name: str, output: 
             dataset=log.EvalDataset(name=name, samples=len(samples)),
             config=log.EvalConfig(),
             metadata={} if len(clocks) == len(games) else {"clock": _FAKED},
-            viewer=_viewer(),
+            viewer=viewer.ViewerConfig(trust_content=False),  # models wrote it
         ),
         results=_results(samples),
         stats=log.EvalStats(started_at=started.isoformat(), completed_at=ended.isoformat()),
@@ -78,8 +62,7 @@ class _Transcript:
         self.usage: dict[str, model.ModelUsage] = {}
         # Inspect sorts events by time.
         self.seconds = iter(game.seconds)
-        self.tick = timedelta(microseconds=1) if game.finished else timedelta(seconds=1)
-        self.now = game.finished - timedelta(seconds=sum(game.seconds)) if game.finished else _NO_CLOCK
+        self.now = (game.finished or _NO_CLOCK) - timedelta(seconds=sum(game.seconds))
 
     def sample(self) -> log.EvalSample:
         game, target = self.game, self.game.spec.target_label.value
@@ -157,7 +140,7 @@ class _Transcript:
 
     def _add(self, new: event.Event, span: str | None = None) -> None:
         new.span_id, new.timestamp = span, self.now
-        self.now += self.tick
+        self.now += timedelta(microseconds=1)
         if isinstance(new, event.ModelEvent) and new.working_time is not None:
             self.now += timedelta(seconds=new.working_time)
             new.completed = self.now
@@ -178,43 +161,15 @@ def _scores(game: GameRecord) -> dict[str, scorer.Score]:
 
 def _results(samples: Sequence[log.EvalSample]) -> log.EvalResults:
     """The mean of each score that is a number."""
-    values: dict[str, list[float]] = {}
-    for sample in samples:
-        for name, score in (sample.scores or {}).items():
-            if not isinstance(score.value, str):
-                values.setdefault(name, []).append(score.as_float())
-    means = [
-        log.EvalScore(
-            name=name,
-            scorer=name,
-            scored_samples=len(numbers),
-            metrics={"mean": log.EvalMetric(name="mean", value=round(sum(numbers) / len(numbers), 4))},
-        )
-        for name, numbers in sorted(values.items())
-    ]
+    values: dict[str, list[float]] = defaultdict(list)
+    for name, score in (each for sample in samples for each in (sample.scores or {}).items()):
+        if not isinstance(score.value, str):
+            values[name].append(score.as_float())
+    means = []
+    for name, numbers in sorted(values.items()):
+        mean = {"mean": log.EvalMetric(name="mean", value=round(fmean(numbers), 4))}
+        means.append(log.EvalScore(name=name, scorer=name, scored_samples=len(numbers), metrics=mean))
     return log.EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=means)
-
-
-def _viewer() -> viewer.ViewerConfig:
-    shown = [viewer.TaskSamplesColumn(id=name) for name in ("sampleId", "input", "target")]
-    hidden = [
-        viewer.TaskSamplesColumn(id=name, visible=False) for name in ("sampleStatus", "answer", "tokens", "duration")
-    ]
-    scores = [viewer.TaskSamplesColumn.score(name) for name in ("outcome", Role.ATTACKER.value, Role.ASSESSOR.value)]
-    colors: Mapping[str, Any] = {role.value: "diverging" for role in Role} | {
-        "outcome": {outcome.value: color for outcome, color in _COLORS.items()}
-    }
-    return viewer.ViewerConfig(
-        trust_content=False,  # models wrote it
-        task_samples_view=viewer.TaskSamplesView(
-            name="self-play",
-            columns=[*hidden, *shown, *scores],
-            sort=[viewer.TaskSamplesSort(column="sampleId")],
-            multiline=False,
-            score_color_scales=colors,
-        ),
-        sample_score_view=viewer.SampleScoreView(default="grid"),
-    )
 
 
 def _encodable(game: GameRecord) -> GameRecord:

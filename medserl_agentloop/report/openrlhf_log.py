@@ -36,11 +36,7 @@ class _Turn(BaseModel):
 
 
 def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The games, turns and metrics of a log; what it does not say is missing.
-
-    Raises:
-        ValueError: A line is neither a turn nor the metrics of a step; names file and line.
-    """
+    """The games, turns and metrics of a log; what it does not say is missing. A ValueError names a wrong line."""
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
     turns: list[dict[str, Any]] = []
     numbers: list[dict[str, Any]] = []
@@ -69,19 +65,13 @@ def _turn(said: _Turn) -> dict[str, Any]:
     """The columns of a turn, and of its game as far as the turn tells."""
     role, (thinking, answer) = said.game_role.value, said.length_cot_and_answer
     tokens = None if thinking is None or answer is None else thinking + answer
-    found = {
-        "step": said.step,
-        "game_idx": said.game_idx,
-        "role": role,
-        "tokens": tokens,
-        "reward": said.reward,
-        f"{role}_tokens": tokens,
-        f"{role}_reward": said.reward,
-    }
+    found: dict[str, Any] = {"step": said.step, "game_idx": said.game_idx, "role": role}
+    for of in ("", f"{role}_"):
+        found |= {f"{of}tokens": tokens, f"{of}reward": said.reward}
     if said.cot_format_violation is not None:
         found["violations"] = "cot_format_violation" if said.cot_format_violation else ""
     for name in said.game_outcomes:
-        of, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…, as by str
-        if of == Role.ASSESSOR.value:
+        player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
+        if player == Role.ASSESSOR.value:
             found |= {"outcome": Outcome(outcome).value, "right": Outcome(outcome).is_right}
     return found

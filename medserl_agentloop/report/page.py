@@ -42,28 +42,18 @@ _WORDS = ("uid", "category", "outcome", "invalid", "intended", "judged", "verdic
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
-    """Write the page of these runs.
+    """Write the page of these runs (``selfplay.records``, or games files), and return how many games it holds.
 
-    Args:
-        runs: Their folders (``selfplay.records``), or games files.
-        output: The HTML file.
-        console: Shows the progress.
-
-    Returns:
-        How many games the page holds: all, or a sample of whole prompt groups above :data:`MOST_GAMES`.
-
-    Raises:
-        ValueError: A run has no games, or a line is not one; names file and line.
+    These are all, or a sample of whole prompt groups above :data:`MOST_GAMES`. A ValueError names the file
+    and the line that are wrong.
     """
     names = run_names(runs)
     played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
     total = sum(map(len, played.values()))
-    records = [
-        (name, game) for name, games in played.items() for game in _sample(games, MOST_GAMES * len(games) // total)
-    ]
-    frame = games_frame([game for _, game in records]).assign(
-        run=pd.array([name for name, _ in records], dtype="string")
-    )
+    shown = {name: _sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
+    records = [(name, game) for name, games in shown.items() for game in games]
+    frame = games_frame([game for _, game in records])
+    frame["run"] = pd.array([name for name, _ in records], dtype="string")
     columns = {
         "runs": names,
         "played": total,
@@ -81,23 +71,20 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         lines = [_line(game, prompts[name]) for name, game in records[start : start + CHUNK]]
         blocks.append((f"chunk{number}", _packed("\n".join(lines))))
     with replacing(output) as file:
-        file.write(_html(blocks).encode("utf-8"))
+        file.write(render("page", blocks=blocks).encode("utf-8"))
     return len(records)
 
 
-def _html(blocks: list[tuple[str, str]]) -> str:
-    folder = PACKAGE / "report"
-    script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    template = Template((folder / "page.html").read_text(encoding="utf-8"))
-    html: str = template.render(policy=content_policy(script, style), script=script, style=style, blocks=blocks)
-    return html
-
-
-def content_policy(script: str, style: str) -> str:
-    """The content security policy of a page that may run this script and use this style, and nothing else."""
+def render(name: str, **values: Any) -> str:
+    """The page ``name``.html with its own script and style; its content security policy allows nothing else."""
+    script, style, html = (
+        (PACKAGE / "report" / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
+    )
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
     allowed = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    page: str = Template(html, autoescape=True).render(policy=policy, script=script, style=style, **values)
+    return page
 
 
 def _packed(text: str) -> str:
@@ -120,12 +107,10 @@ def prompts_of(run: Path) -> Prompts:
 
 
 def reads(game: GameRecord, prompts: Prompts) -> dict[str, Any]:
-    reads = {}
-    if game.attack is not None:
-        reads[Role.ATTACKER.value] = _messages(game, prompts, Role.ATTACKER, game.spec.seed_note)
-    if game.assessment is not None and game.presented_note is not None:
-        reads[Role.ASSESSOR.value] = _messages(game, prompts, Role.ASSESSOR, game.presented_note)
-    return {role: messages for role, messages in reads.items() if messages}
+    """The messages that each role literally read."""
+    turns = ((Role.ATTACKER, game.attack, game.spec.seed_note), (Role.ASSESSOR, game.assessment, game.presented_note))
+    read = {role.value: _messages(game, prompts, role, note) for role, turn, note in turns if turn and note is not None}
+    return {role: messages for role, messages in read.items() if messages}
 
 
 def _messages(game: GameRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
@@ -162,11 +147,9 @@ def _sample(games: list[GameRecord], most: int) -> list[GameRecord]:
 
 def _telling(frame: pd.DataFrame) -> int:
     """The latest game that fooled the assessor, else the latest that did not, else the last."""
-    for outcome in ("missed_error", "correct_detection"):
-        found = frame.index[(frame["outcome"] == outcome) & frame["changed_words"].gt(0).fillna(False)]
-        if len(found):
-            return int(found[-1])
-    return len(frame) - 1
+    attacked = frame[frame["changed_words"].gt(0).fillna(False)]
+    found = [attacked.index[attacked["outcome"] == outcome] for outcome in ("correct_detection", "missed_error")]
+    return int([len(frame) - 1, *found[0], *found[1]][-1])
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, Any]:
@@ -192,11 +175,9 @@ def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
             frame = pd.DataFrame()
         kept = {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame.columns}
         numbers.append({"steps": [int(step) for step in frame.index], "names": kept})
-        fired = [n for n in frame.columns if n.startswith(METRIC_PREFIX)]
+        fired = frame[[n for n in frame.columns if n.startswith(METRIC_PREFIX)]].dropna(how="all")
         alarms[name] = {
-            int(step): [n.removeprefix(METRIC_PREFIX) for n in fired if not pd.isna(row[n])]
-            for step, row in frame.iterrows()
-            if any(not pd.isna(row[n]) for n in fired)
+            int(step): [n.removeprefix(METRIC_PREFIX) for n in row.dropna().index] for step, row in fired.iterrows()
         }
         saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
         checkpoints[name] = sorted(int(match[1]) for match in saved if match)

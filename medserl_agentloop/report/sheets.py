@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Template
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.table import varied_games
-from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.page import content_policy
+from medserl_agentloop.report.page import render
 
 QUESTIONS = {
     "error": ("Which note holds a medical error?", ("A", "B", "neither", "both")),
@@ -52,13 +50,13 @@ def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int
     The outcomes take turns. A case is used once: the note that comes again in several pairs would be known as the
     original. White space is the same in both notes, because models flatten line breaks when they copy.
 
-    Returns:
-        The number of pairs; no file is written for none.
+    Returns the number of pairs; no file is written for none.
     """
     rng = random.Random(f"{seed}/sheet")
     numbers = {id(game): number for number, game in games.items()}
-    shuffled = rng.sample(list(games.values()), len(games))
-    one_each = {game.spec.vignette_id or game.spec.seed_note: game for game in shuffled}
+    one_each = {
+        game.spec.vignette_id or game.spec.seed_note: game for game in rng.sample([*games.values()], len(games))
+    }
     chosen = varied_games(list(one_each.values()), most)
     items: list[tuple[int, str, str]] = []
     key = []
@@ -73,11 +71,6 @@ def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int
     sheet = pd.DataFrame(items, columns=["item", "note_a", "note_b"])
     write_table(folder / "sheet.csv", sheet.assign(**dict.fromkeys([*QUESTIONS, "remarks"], "")))
     write_table(folder / "sheet_key.csv", pd.DataFrame(key, columns=list(KEY_COLUMNS)))
-    script, style, page = (
-        (PACKAGE / "report" / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
-    )
-    html = Template(page, autoescape=True).render(
-        policy=content_policy(script, style), script=script, style=style, items=items, questions=QUESTIONS
-    )
+    html = render("sheet", items=items, questions=QUESTIONS)
     (folder / "sheet.html").write_text(html, encoding="utf-8")
     return len(items)

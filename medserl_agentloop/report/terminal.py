@@ -21,27 +21,16 @@ from medserl_agentloop.games.medical.table import marked_changes
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.report.frames import read_run
 
+_OF_BOTH = ("reward", "reward_std", "parse_rate")
 HEADLINE_METRICS = (
     "selfplay/games",
-    "selfplay/attacker/reward",
-    "selfplay/attacker/reward_std",
-    "selfplay/attacker/parse_rate",
-    "selfplay/attacker/valid_rate",
-    "selfplay/attacker/success_rate",
-    "selfplay/assessor/reward",
-    "selfplay/assessor/reward_std",
-    "selfplay/assessor/parse_rate",
-    "selfplay/assessor/accuracy",
-    "selfplay/assessor/recall",
-    "selfplay/assessor/false_positive_rate",
-    "selfplay/assessor/f1",
+    *(f"selfplay/attacker/{name}" for name in (*_OF_BOTH, "valid_rate", "success_rate")),
+    *(f"selfplay/assessor/{name}" for name in (*_OF_BOTH, "accuracy", "recall", "false_positive_rate", "f1")),
     "selfplay/shortcut/index",
     "actor/grad_norm",
     "training/rollout_probs_diff_max",
     "timing_s/step",
 )
-
-
 KEYS = "Enter next, p previous, NUMBER that game, f WORDS filter, f no filter, q quit"
 FILTERS = (
     "A game must have every word of a filter: an outcome, a category, step=4, "
@@ -50,15 +39,10 @@ FILTERS = (
 
 
 def show_run(run: Path, console: Console, *, game: int | None = None) -> None:
-    """Print a game and the metrics of a run.
+    """Print a game and the metrics of a run: its ``selfplay.records`` folder, or a file of game records.
 
-    Args:
-        run: The run's ``selfplay.records`` folder, or a file of game records.
-        console: Where to print.
-        game: Line number of the game to show, from 1; None picks a telling one of the last step.
-
-    Raises:
-        ValueError: The run holds no games, or no game of that number.
+    ``game`` is its line number, from 1; None picks a telling one of the last step. A ValueError says that the run holds
+    no games, or no game of that number.
     """
     games, number = _games(run, game)
     console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}"))
@@ -123,11 +107,13 @@ def matches(record: GameRecord, words: Sequence[str]) -> bool:
 
 
 def _games(run: Path, game: int | None) -> tuple[list[GameRecord], int]:
-    """The games of a run, and the number of the one to show."""
+    """The games of a run, and the number of the one to show: the latest with a valid attack and a verdict."""
     games = read_run(run)
     if game is not None and not 1 <= game <= len(games):
         raise ValueError(f"{run} holds games 1 to {len(games)}, there is no game {game}")
-    return games, _telling_game(games) if game is None else game
+    decided = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION)
+    telling = [number for number, each in enumerate(games, start=1) if each.attack and each.outcome in decided]
+    return games, game or [len(games), *telling][-1]
 
 
 def _print_metrics(run: Path, games: list[GameRecord], console: Console) -> None:
@@ -152,32 +138,25 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
         head = "attacker"
         if attack.invalid is not None:
             head += f" (invalid: {attack.invalid.value})"
-        lines = Text.assemble((visible(attack.reasoning) or "no reasoning", "italic"), "\n\n")
-        lines.append_text(
-            marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(visible(attack.response))
-        )
-        parts.append(Panel(lines, title=Text(head), title_align="left", border_style="red"))
+        wrote = marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(visible(attack.response))
+        lines = Text.assemble((visible(attack.reasoning) or "no reasoning", "italic"), "\n\n", wrote)
+        parts.append(_panel(head, lines, "red"))
     elif record.presented_note is not None:
-        parts.append(
-            Panel(Text(visible(record.presented_note)), title="note, as it is in the data", title_align="left")
-        )
+        parts.append(_panel("note, as it is in the data", Text(visible(record.presented_note))))
     for assessment in (each.assessment for each in record.by_assessment if each.assessment is not None):
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
-        parts.append(
-            Panel(
-                Text(visible(assessment.response)),
-                title=Text(f"assessor: {verdict}"),
-                title_align="left",
-                border_style="blue",
-            )
-        )
+        parts.append(_panel(f"assessor: {verdict}", Text(visible(assessment.response)), "blue"))
     for role in Role:
         components = record.rewards.get(role)
         if components is not None:
             terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
             parts.append(Text(visible(f"{role.value} {sum(components.values()):+.2f} = {terms}")))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
-    return Panel(Group(*parts), title=Text(visible(f"{title}, step {record.step}{played}")), title_align="left")
+    return _panel(f"{title}, step {record.step}{played}", Group(*parts))
+
+
+def _panel(title: str, content: RenderableType, colour: str = "none") -> Panel:
+    return Panel(content, title=Text(visible(title)), title_align="left", border_style=colour)
 
 
 def render_metrics(games: list[GameRecord], metrics_file: Path) -> Table:
@@ -194,12 +173,3 @@ def render_metrics(games: list[GameRecord], metrics_file: Path) -> Table:
         if any(value is not None for value in values):
             table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
     return table
-
-
-def _telling_game(games: list[GameRecord]) -> int:
-    """Number of the latest game with a valid attack and a readable answer, else of the last game."""
-    for number in range(len(games), 0, -1):
-        game = games[number - 1]
-        if game.attack is not None and game.outcome in (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION):
-            return number
-    return len(games)

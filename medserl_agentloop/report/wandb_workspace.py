@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from medserl_agentloop.core.metrics import TABLE_NAME
 
 _ATTACKER, _ASSESSOR = "selfplay/attacker/", "selfplay/assessor/"
@@ -40,13 +42,9 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
 
 
 def save_workspace(project: str) -> str:
-    """Save the workspace as a new view of a project, and return its address.
+    """Save the workspace as a new view of a project (``entity/project``), and return its address.
 
-    Args:
-        project: ``entity/project``.
-
-    Raises:
-        ValueError: The name has another form, wandb-workspaces is not installed, or W&B refuses; says what to do.
+    A ValueError says what to do if the name has another form, wandb-workspaces is not installed, or W&B refuses.
     """
     entity, slash, name = project.partition("/")
     if not (entity and slash and name) or "/" in name:
@@ -57,22 +55,14 @@ def save_workspace(project: str) -> str:
         from wandb_workspaces.workspaces import Section, Workspace
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed: pip install wandb-workspaces") from None
-    table = panels.WeavePanelSummaryTable(table_name=TABLE_NAME)
-    sections = [
-        Section(
-            name=title,
-            is_open=True,
-            panels=[panels.LinePlot(title=name, x="Step", y=metrics) for name, metrics in plots.items()],
-        )
+    shown: dict[str, list[Any]] = {
+        title: [panels.LinePlot(title=plot, x="Step", y=metrics) for plot, metrics in plots.items()]
         for title, plots in SECTIONS.items()
-    ]
-    workspace = Workspace(
-        entity=entity,
-        project=name,
-        name="self-play",
-        sections=[*sections, Section(name="Games of the last step", is_open=True, panels=[table])],
-        auto_generate_panels=False,
-    )
+    }
+    shown["Games of the last step"] = [panels.WeavePanelSummaryTable(table_name=TABLE_NAME)]
+    sections = [Section(name=title, is_open=True, panels=drawn) for title, drawn in shown.items()]
+    of = {"entity": entity, "project": name, "name": "self-play"}
+    workspace = Workspace(**of, sections=sections, auto_generate_panels=False)
     try:
         return str(workspace.save().url)
     except wandb.errors.Error as error:

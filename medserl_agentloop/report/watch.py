@@ -1,4 +1,4 @@
-"""A live run in the terminal: its step, the time left, its main curves, alarms and the last game. ``medserl watch``.
+"""A live run in the terminal: its step, the time left, its main curves and alarms. ``medserl watch``.
 
 Reads nothing but the run's files, so it works beside the run, or on a copy of its folder, and costs the run nothing.
 """
@@ -9,6 +9,7 @@ import json
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +22,7 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.alarms import METRIC_PREFIX
-from medserl_agentloop.core.records import GameRecord as AnyGame
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.core.step_file import METRICS_FILE
 
 CURVES = (
     r"selfplay/[^/]+/reward",
@@ -35,20 +34,13 @@ CURVES = (
 """Metrics that are drawn, those that the run has."""
 WIDTH = 40
 _BARS = "▁▂▃▄▅▆▇█"
-_RECENT = 10
-"""Steps that the time left follows."""
-_TAIL = 1 << 20
-"""Bytes at the end of the games file that hold at least one game."""
+_RECENT = 10  # steps that the time left follows
 
 
 def watch_run(run: Path, console: Console, *, every: float, once: bool = False) -> None:
-    """Show a run until its last step is done or the person presses Ctrl-C; what is not there yet is waited for.
+    """Show a run (its ``selfplay.records``) every so many seconds until its last step is done, or till Ctrl-C.
 
-    Args:
-        run: The run's ``selfplay.records`` folder.
-        console: Where to show it; one that is no terminal gets the state of now, as ``once``.
-        every: Seconds between two looks.
-        once: Print the state of now and return.
+    What is not there yet is waited for. With ``once``, or on a console that is no terminal, print the state of now.
     """
     if once or not console.is_terminal:
         console.print(frame(run, steps_of(run)))
@@ -67,11 +59,17 @@ def watch_run(run: Path, console: Console, *, every: float, once: bool = False) 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
     """The metrics of each step, in order. A line that is not whole yet is left out; lines of one step are one."""
-    rows = [row for line in _lines(run / METRICS_FILE) if isinstance((row := _parsed(line)), dict)]
-    by_step: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if isinstance(row.get("step"), int):
-            by_step.setdefault(row["step"], {}).update(row)
+    by_step: dict[int, dict[str, Any]] = defaultdict(dict)
+    try:
+        lines = (run / METRICS_FILE).read_bytes().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            by_step[int(row["step"])].update(row)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -97,12 +95,11 @@ def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
             curves.add_row(Text(visible(name)), sparkline(values), *numbers)
     fired = [(row["step"], name.removeprefix(METRIC_PREFIX)) for row in rows for name in row if METRIC_PREFIX in name]
     alarms = ", ".join(f"{name} (step {at})" for at, name in fired[-3:]) or "none"
-    lines = (f"alarms: {alarms}", f"last game: {_last_game(run / GAMES_FILE)}")
     return Group(
         Text(visible(f"{run}"), style="dim"),
         Text(progress, style="bold"),
         curves,
-        *(Text(visible(line)) for line in lines),
+        Text(visible(f"alarms: {alarms}")),
     )
 
 
@@ -113,41 +110,6 @@ def sparkline(values: Sequence[float]) -> str:
     means = [sum(part) / len(part) for part in parts]
     low, span = min(means), max(means) - min(means)
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
-
-
-def _last_game(path: Path) -> str:
-    """The last whole line of a games file in one line."""
-    for line in reversed(_lines(path, _TAIL)):
-        values = _parsed(line)
-        for kind in (GameRecord, AnyGame):  # a game of a user's own has no outcome
-            try:
-                game = kind.model_validate(values)
-            except ValueError:
-                continue
-            how = game.outcome.value if isinstance(game, GameRecord) else game.void or ""
-            facts = [f"step {game.step}", game.kind, how]
-            facts += [f"{getattr(role, 'value', role)} {game.reward(role):+.2f}" for role in game.rewards]
-            facts += [f"{game.finished:%H:%M:%S} UTC"] if game.finished else []
-            return ", ".join(filter(None, facts))
-    return "none yet"
-
-
-def _lines(path: Path, most: int | None = None) -> list[bytes]:
-    """The lines of a file in its last ``most`` bytes; none if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            if most is not None:
-                file.seek(max(0, path.stat().st_size - most))
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):  # half-written
-        return None
 
 
 def _is_number(value: Any) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from medserl_agentloop.backends.cpu_sampling import SamplingSettings
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.evaluation.tournament import Player, play_match
+from medserl_agentloop.evaluation.local_models import Player, load_player
+from medserl_agentloop.evaluation.tournament import play_match
 from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import OracleJudge
@@ -39,13 +39,13 @@ def specs(count: int) -> list[GameSpec]:
 
 @pytest.fixture(scope="module")
 def player() -> Player:
-    return Player.load(resource("assets/tiny_player"), load_profile(), "tiny")
+    return load_player(resource("assets/tiny_player"), load_profile())
 
 
 def match(player: Player, games: list[GameSpec], **changes: Any) -> list[GameRecord]:
     options: dict[str, Any] = {
         "config": MedicalConfig(judge="oracle"),
-        "settings": SamplingSettings(),
+        "temperature": 1.0,
         "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
         "seed": 1,
     }

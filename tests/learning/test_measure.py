@@ -5,7 +5,7 @@ from game.builders import finished
 
 from experiments.learning.attack_check import error_detail
 from experiments.learning.measure import Measurement, Rate, attacker_rates, held_out_cases
-from medserl_agentloop.evaluation.tournament import Player
+from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.clinic import held_out_kind, held_out_template, oracle, parse_note
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Outcome
@@ -18,7 +18,7 @@ CASES = 40
 @pytest.fixture(scope="module")
 def rates() -> dict[str, Rate]:
     profile = load_profile("brief")
-    novice = Player.load(resource("assets/novice"), profile)
+    novice = load_player(resource("assets/novice"), profile)
     measurement = Measurement(novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1)
     return {rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))}
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 from report.test_page import HOSTILE, STEPS, hostile, scored, write_run
@@ -53,15 +52,6 @@ def test_a_dataset_folder_loads_offline_with_the_columns_of_the_frames(
     of_game = loaded["games"][loaded["turns"]["game"][-1]]
     assert of_game["step"] == 120 and of_game["presented_note"]
     assert HOSTILE.replace("\ud800", "\\ud800") in loaded["turns"]["response"][-2]
-
-
-def test_a_dataset_is_cut_into_files_by_step(run: Path, tmp_path: Path) -> None:
-    export(run, "dataset", tmp_path)
-    names = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.parquet"))]
-    assert names == [
-        f"{table}/steps-{steps}.parquet" for table in ("games", "turns") for steps in ("000001-000006", "000120-000120")
-    ]
-    assert set(pd.read_parquet(tmp_path / names[1])["step"]) == {120}
 
 
 def test_the_card_asks_for_the_licence_and_warns(run: Path, tmp_path: Path) -> None:
