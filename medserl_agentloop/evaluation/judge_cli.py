@@ -42,8 +42,8 @@ def serve(
 
     from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
     from medserl_agentloop.games.medical.judges.llm import LlmJudge
+    from medserl_agentloop.games.medical.judges.protocol import create_app
     from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
-    from medserl_agentloop.games.medical.judges.server import create_app
 
     if backend == "labels":
         judge: Judge = LabelJudge()
