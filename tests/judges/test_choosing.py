@@ -80,8 +80,8 @@ def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
         ),
         ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
-        (f"{__name__}:NoJudge", "is not a class with a method 'async def judge(self, record) -> Judgement'"),
-        (f"{__name__}:played", "is not a class with a method"),
+        (f"{__name__}:NoJudge", "Class of a class with a method 'async def judge(self, record) -> Judgement'"),
+        (f"{__name__}:played", "Class of a class with a method"),
         ("broken_judge_module:Judge", "cannot be loaded: RuntimeError: not today"),
     ],
 )

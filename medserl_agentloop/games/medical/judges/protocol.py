@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
-from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge, LabelsForUntouchedNotes
+from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
@@ -300,7 +300,7 @@ async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
     record = GameRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
-    judgement = await (backend if changed else LabelsForUntouchedNotes(backend)).judge(record)
+    judgement = await (backend if changed else GatedJudge(backend)).judge(record)
     # What the assessor said: the verdict alone, or a whole response.
     verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
     if judgement.label is None:

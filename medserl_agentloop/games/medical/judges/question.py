@@ -69,20 +69,15 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class Question(Generic[Answer]):
-    """A kind of question.
+    """A kind of question: ``wording`` is the text of its Jinja template, ``schema`` the field that binds the answer."""
 
-    Args:
-        wording: Text of the Jinja template.
-        name: What the answer is called in the schema.
-        answer: What the answer holds; it makes ``schema``, the request's field that binds the answer.
-    """
+    answer: type[Answer]
 
-    def __init__(self, wording: str, name: str, answer: type[Answer]) -> None:
+    def __init__(self, wording: str) -> None:
         self.wording = wording
         self.template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
-        bound = {"name": name, "strict": True, "schema": answer.model_json_schema()}
+        bound = {"name": self.answer.__name__.lower(), "strict": True, "schema": self.answer.model_json_schema()}
         self.schema: dict[str, Any] = {"type": "json_schema", "json_schema": bound}
-        self._answer = answer
 
     def read(self, text: str) -> Answer:
         """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
@@ -91,7 +86,7 @@ class Question(Generic[Answer]):
             answer = fenced.group(1)
         try:
             # In two steps: pydantic's own reader takes the last of two values for one key.
-            return self._answer.model_validate(read_json(answer))
+            return self.answer.model_validate(read_json(answer))
         except ValueError:  # a ValidationError is one
             raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
 
@@ -99,8 +94,7 @@ class Question(Generic[Answer]):
 class PairQuestion(Question[Verdict]):
     """Shows the note before and after the edit, the change marked, and nothing else of the game."""
 
-    def __init__(self, wording: str) -> None:
-        super().__init__(wording, "verdict", Verdict)
+    answer = Verdict
 
     def prompt(self, original: str | None, presented: str, *, edited_first: bool = False) -> str:
         """The question about ``presented``; an original that does not differ is left out.
@@ -115,8 +109,7 @@ class PairQuestion(Question[Verdict]):
 class BlindQuestion(Question[Finding]):
     """Shows the note that the assessor read, and neither the original nor the change."""
 
-    def __init__(self, wording: str) -> None:
-        super().__init__(wording, "finding", Finding)
+    answer = Finding
 
     def prompt(self, presented: str) -> str:
         """The question about ``presented``."""
