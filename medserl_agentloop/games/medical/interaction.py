@@ -17,7 +17,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row, why_other_prompt
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
@@ -132,7 +132,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
         if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
-            raise ValueError(why_other_prompt(list(prompt), spec, self.config.profile, self._profile, here))
+            options = f"--profile {self.config.profile} --vanilla-attacker {here.value}"
+            raise ValueError(
+                f"its prompt is not the one that {options} gives it. Write the file again with them, or set "
+                "selfplay.profile and selfplay.vanilla_attacker to those it was written with."
+            )
         return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:

@@ -162,26 +162,6 @@ class ProfileEncoder(ChatEncoder):
         return self.stop(self.profile.settings.stop.get(role, []))
 
 
-def why_other_prompt(
-    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, here: VanillaAttacker
-) -> str:
-    """Why a row's prompt is not what the profile called ``name`` renders for it, and what to do."""
-    [other] = set(VanillaAttacker) - {here}
-    try:
-        other_prompt = profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)
-    except ValueError:  # a profile may have no template for copies
-        other_prompt = []
-    if prompt == other_prompt:
-        return (
-            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here.value}. Write the "
-            f"file again with --vanilla-attacker {here.value}, or set selfplay.vanilla_attacker={other.value}."
-        )
-    return (
-        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
-        "or set selfplay.profile to the one it was written with."
-    )
-
-
 def plan_row(
     spec: GameSpec,
     selfplay: MedicalConfig,

@@ -1,7 +1,6 @@
 """Reward schemes: pure functions from a judged game to named reward components of each role.
 
-Called by whoever scores a game: the reward manager, ``medserl play``, ``medserl rescore``. A scheme is a frozen
-dataclass of constants and one function; another one is named by its import path.
+A scheme is a frozen dataclass of constants and one function; a user's own is named by its import path.
 """
 
 from __future__ import annotations
