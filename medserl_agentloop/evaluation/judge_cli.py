@@ -41,9 +41,8 @@ def serve(
     from pydantic import ValidationError
 
     from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
-    from medserl_agentloop.games.medical.judges.llm import LlmJudge
+    from medserl_agentloop.games.medical.judges.llm import LlmJudge, PairQuestion, judge_template
     from medserl_agentloop.games.medical.judges.protocol import create_app
-    from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
 
     if backend == "labels":
         judge: Judge = LabelJudge()

@@ -21,8 +21,7 @@ from verl.trainer.ppo.reward import load_reward_manager
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JudgeServer
-from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, PairQuestion, judge_template
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource

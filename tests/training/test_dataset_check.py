@@ -75,7 +75,10 @@ def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"agent_name": "single_turn_agent"}, "row 0: agent_name is 'single_turn_agent', expected 'medserl_selfplay'"),
-        ({"prompt": [{"role": "user", "content": "{{ note }}"}]}, "row 0: its prompt is not the one that --profile medserl"),
+        (
+            {"prompt": [{"role": "user", "content": "{{ note }}"}]},
+            "row 0: its prompt is not the one that --profile medserl",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named_with_its_remedy(

@@ -1,8 +1,4 @@
-"""The rules: who speaks next, what the assessor sees, when an attack does not count.
-
-A :class:`Game` is driven by the interaction with nothing but text; it knows no tokens and no
-framework.
-"""
+"""The rules: who speaks next, what the assessor sees, when an attack does not count. They know no tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +17,8 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Rol
 class EditLimits(BaseModel):
     """How much an attack may change.
 
-    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that
-    touch two sentences: the edits there are 3 words at the median, 14 at the 99th percentile and
-    21 at most.
+    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that touch two sentences: the
+    edits there are 3 words at the median and 21 at most.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,8 +33,6 @@ class EditLimits(BaseModel):
 
 class Game:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
-
-    ``assessed`` counts the assessments so far.
 
     Args:
         spec: The facts of the row.
@@ -79,16 +72,9 @@ class Game:
         return self.record.presented_note or self.record.spec.seed_note
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        """Take the turn of ``next_role``.
+        """Take the turn of ``next_role``; a RuntimeError says that the game is over.
 
-        Args:
-            text: What the player wrote.
-            prefill: How the prompt began the turn for the player, e.g. ``<think>``.
-            tokens: Its length, for the record.
-            truncated: Whether a token budget cut it off.
-
-        Raises:
-            RuntimeError: The game is over.
+        ``prefill`` is how the prompt began the turn for the player, ``truncated`` whether a token budget cut it off.
         """
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")

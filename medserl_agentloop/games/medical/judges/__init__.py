@@ -1,7 +1,4 @@
-"""Judges: they decide whether the presented note contains an error. Called by the reward manager.
-
-A judge is a class, here or where :data:`JUDGES` says; a user's own is named ``selfplay.judge=package.module:Class``.
-"""
+"""Judges: they decide whether the presented note contains an error. A user's own is named by its import path."""
 
 from __future__ import annotations
 
@@ -117,8 +114,7 @@ class JudgeServer(ServerOptions):
 class BlindGate(ServerAddress):
     """Who has to find an injected error in the presented note alone, before the game counts.
 
-    An error that nobody can see in the note teaches the assessor to guess. What is left out of the address is that of
-    the judge's server.
+    What is left out of the address is that of the judge's server.
     """
 
     node: ClassVar[str] = "selfplay.blind"
@@ -156,11 +152,7 @@ class Judge(Protocol):
 
 
 class LabelJudge:
-    """Trusts the row: every presented note has its target label.
-
-    Right for untouched notes. For rewritten ones it knows only what the edit checks know: a harmless edit passes as an
-    error. docs/judges.md says what a run with it does and does not show.
-    """
+    """Trusts the row: every presented note has its target label, so a harmless edit passes as an error."""
 
     name = BELIEVES_THE_ROW
 
@@ -171,8 +163,7 @@ class LabelJudge:
 class OracleJudge:
     """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
 
-    A note that has left the world says nothing that is wrong there. It counts as safe and unrealistic, so
-    an attack that only garbles has failed.
+    A note that has left the world counts as safe and unrealistic, so an attack that only garbles has failed.
     """
 
     name = "oracle"
@@ -230,13 +221,9 @@ def judge_class(name: str) -> Any:
 def build_judge(
     config: MedicalConfig, reward_router_address: str | None = None, reward_model: str | None = None
 ) -> Judge:
-    """The judge of a ``selfplay`` node, behind its gate.
+    """The judge of a ``selfplay`` node, behind its gate; a ValueError says what it lacks.
 
-    Args:
-        config: The node; a ValueError says what its judge lacks.
-        reward_router_address: ``host:port`` where verl serves a reward model; used where
-            ``judge_server.url`` names no server.
-        reward_model: That model's name, used where ``judge_server.model`` names none.
+    Where ``judge_server`` names no ``url``, the reward model is asked that verl serves at ``host:port``, by its name.
     """
     server = config.judge_server
     if server.url is None and reward_router_address is not None:

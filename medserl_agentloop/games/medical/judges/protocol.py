@@ -73,10 +73,8 @@ class JudgeAnswer(BaseModel):
         error_detected: Whether the assessor said that there is an error.
         error_present: Whether there is one; ``actual_harm`` says the same in other words.
         is_parsing_error: Whether the judge failed; nothing else counts then.
-        abstained: Whether the judge cannot tell. Only this package's server says it; other clients see a
-            parsing error.
-        realism_judged: Whether ``error_realistic`` is the judge's word. Only this package's server says it:
-            the protocol wants a truth value also where the judge did not give one.
+        abstained: Whether the judge cannot tell; only this package's server says it.
+        realism_judged: Whether ``error_realistic`` is the judge's word, where the protocol wants a truth value.
     """
 
     model_config = ConfigDict(strict=True)
@@ -242,11 +240,9 @@ class _Request(BaseModel):
 
 
 def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
-    """The server.
+    """The server; ``backend`` judges rewritten notes, and of untouched ones the category's label is the answer.
 
-    Args:
-        backend: Who judges rewritten notes; of untouched ones the category's label is the answer.
-        shape: ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``.
+    ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``.
     """
     from fastapi import FastAPI, HTTPException
     from fastapi.responses import JSONResponse
@@ -290,7 +286,7 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
 
 
 async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
-    """The labels of one game; raises what the judge raises, and a ValueError for a query that it cannot be asked."""
+    """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be asked."""
     if query.game_category is None and isinstance(backend, LabelJudge):
         raise ValueError("labels answers by category, and the query names no game_category")
     # Judges that read a note are not told its category.

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from medserl_agentloop.core.chat import PATH
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.judges import JudgeServer
-from medserl_agentloop.games.medical.judges.question import judge_template
+from medserl_agentloop.games.medical.judges.llm import judge_template
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import replacing
@@ -83,10 +83,7 @@ class _Part(BaseModel):
 class Group(_Part):
     """What a judge said of edits of one kind, or of one sort among them: the rule, or the type of the error.
 
-    Attributes:
-        right: Of the edits that it answered about, those it told the truth about.
-        abstained: Of all edits, those it would not decide.
-        failed: Of all edits, those it gave no answer about.
+    ``right`` is a share of the edits that it answered about, the others are shares of all edits.
     """
 
     kind: Kind
@@ -107,12 +104,8 @@ class NoteKind(str, Enum):
 class BlindGroup(_Part):
     """What a reader of the note alone said of notes of one kind, or of one sort among them.
 
-    Attributes:
-        found: Of the readings, those that found something wrong where there is something to find; anywhere in a clean
-            note.
-        passed: Of the notes, those in which enough readings did.
-        abstained: Of the readings, those that could not tell.
-        failed: Of all readings, those without an answer.
+    ``found`` is a share of the readings: where there is something to find, and anywhere in a clean note. ``passed`` is
+    the share of the notes in which enough readings found it.
     """
 
     kind: NoteKind
@@ -190,10 +183,7 @@ def read_report(path: str | Path) -> JudgeReport:
 
 
 def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> dict[str, Any]:
-    """What makes a run's judge the judge that it is: its name, model, wording and options.
-
-    The model that verl serves is used as in ``build_judge``.
-    """
+    """What makes a run's judge the judge that it is: its name, model (verl's where it names none), wording, options."""
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in _WITHOUT_OPTIONS:
         return identity
