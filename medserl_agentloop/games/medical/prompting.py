@@ -1,8 +1,6 @@
 """Prompt profiles: Jinja templates that turn a note into a role's prompt, in text and in tokens, and their parser.
 
-A profile is a folder ``<profile>/<role>/<template>.jinja``, with an optional system message in
-``<role>/system.jinja`` and what belongs to the templates in ``profile.yaml``. Rendering is a single
-pass with ``StrictUndefined``: a note is a value, it is never itself read as a template.
+docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read as a template.
 """
 
 from __future__ import annotations
@@ -44,11 +42,7 @@ class ProfileSettings(BaseModel):
 
 
 class PromptProfile:
-    """The templates and the parser of one profile. Use :func:`load_profile`.
-
-    Raises:
-        ValueError: ``profile.yaml`` is wrong; names file and key.
-    """
+    """The templates and the parser of one profile; a ValueError names file and key of what is wrong in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,11 +63,8 @@ class PromptProfile:
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
         """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
 
-        The assessor's do not depend on the category: it must not learn it.
-
-        Raises:
-            ValueError: A template is missing or cannot be rendered; names the file, the line and the
-                reason.
+        The assessor's do not depend on the category: it must not learn it. A ValueError names file, line and reason
+        where a template is missing or cannot be rendered.
         """
         name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
@@ -126,11 +117,7 @@ def _place(error: Exception, template: Path) -> str:
 
 @cache
 def load_profile(name: str = "medserl") -> PromptProfile:
-    """Load a profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``.
-
-    Raises:
-        ValueError: There is no such folder; lists the profiles that exist.
-    """
+    """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``; else a ValueError."""
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
     if not name or not all((folder / role.value).is_dir() for role in Role):
@@ -150,11 +137,7 @@ class ProfileEncoder(ChatEncoder):
         self.profile = profile
 
     def of(self, role: Role, category: Category, note: str) -> EncodedPrompt:
-        """The prompt that opens a context of ``role``'s own.
-
-        Raises:
-            ValueError: The template does not show the note exactly once, or the chat template refuses the messages.
-        """
+        """The prompt that opens a context of ``role``'s own; a ValueError says what is wrong with a template."""
         return self.opening(self.profile.turn(role, category, note))
 
     def stop_of(self, role: Role) -> dict[str, list[Any]]:
@@ -172,8 +155,7 @@ def plan_row(
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
-    note the attacker may write, and the assessor's turn; without an attack, the first of these prompts is the row's.
-    What an opponent plays takes no room.
+    note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
 
     def assessed(prompt: int) -> tuple[int, int]:

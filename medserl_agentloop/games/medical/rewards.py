@@ -240,16 +240,13 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     if not terms:
         return scheme
     parameter = signature(scheme).parameters.get("terms")
-    constants: Any = parameter.default if parameter is not None and is_dataclass(parameter.default) else None
-    known = [field.name for field in fields(constants)] if constants else []
+    constants: Any = None if parameter is None else parameter.default
+    known = [field.name for field in fields(constants)] if is_dataclass(constants) else []
     for term in terms:
         if term not in known:
-            raise ValueError(
-                f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: "
-                + (f"it has {', '.join(known)}" if known else "it takes none, so leave selfplay.reward_terms as it is")
-            )
-    of_these: dict[str, Any] = {"terms": replace(constants, **terms)}
-    return partial(scheme, **of_these)
+            has = ", ".join(known) or "none, so leave selfplay.reward_terms as it is"
+            raise ValueError(f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has {has}")
+    return partial(scheme, **{"terms": replace(constants, **terms)})
 
 
 def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
