@@ -41,7 +41,7 @@ def serve(
     from pydantic import ValidationError
 
     from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
-    from medserl_agentloop.games.medical.judges.llm import LlmJudge, PairQuestion, judge_template
+    from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
     from medserl_agentloop.games.medical.judges.protocol import create_app
 
     if backend == "labels":
@@ -55,7 +55,7 @@ def serve(
             node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings or []))
             server = JudgeServer.model_validate(OmegaConf.to_container(node))
             server.check_votes()
-            judge = LlmJudge(server, PairQuestion(judge_template(profile)))
+            judge = LlmJudge(server, judge_template(profile))
         except ValidationError as error:
             _stop("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
         except ValueError as error:

@@ -15,7 +15,7 @@ import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -83,52 +83,23 @@ class Finding(BaseModel):
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class Question(Generic[Answer]):
-    """A kind of question: ``wording`` is the text of its Jinja template, ``schema`` the field that binds the answer."""
-
-    answer: type[Answer]
-
-    def __init__(self, wording: str) -> None:
-        self.wording = wording
-        self.template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
-        bound = {"name": self.answer.__name__.lower(), "strict": True, "schema": self.answer.model_json_schema()}
-        self.schema: dict[str, Any] = {"type": "json_schema", "json_schema": bound}
-
-    def read(self, text: str) -> Answer:
-        """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
-        answer = _REASONING.sub("", text).strip()
-        if fenced := _CODE_FENCE.match(answer):
-            answer = fenced.group(1)
-        try:
-            # In two steps: pydantic's own reader takes the last of two values for one key.
-            return self.answer.model_validate(read_json(answer))
-        except ValueError:  # a ValidationError is one
-            raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+def read_answer(text: str, kind: type[Answer]) -> Answer:
+    """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
+    answer = _REASONING.sub("", text).strip()
+    if fenced := _CODE_FENCE.match(answer):
+        answer = fenced.group(1)
+    try:
+        # In two steps: pydantic's own reader takes the last of two values for one key.
+        return kind.model_validate(read_json(answer))
+    except ValueError:  # a ValidationError is one
+        raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
 
 
-class PairQuestion(Question[Verdict]):
-    """Shows the note before and after the edit, the change marked, and nothing else of the game."""
-
-    answer = Verdict
-
-    def prompt(self, original: str | None, presented: str, *, edited_first: bool = False) -> str:
-        """The question about ``presented``; an original that does not differ is left out.
-
-        Which of the two notes comes first should make no difference to the answer.
-        """
-        before, after = mark_changes(presented if original is None else original, presented)
-        changed = any(line.changed for line in (*before, *after))
-        return self.template.render(original=before if changed else [], presented=after, edited_first=edited_first)
-
-
-class BlindQuestion(Question[Finding]):
-    """Shows the note that the assessor read, and neither the original nor the change."""
-
-    answer = Finding
-
-    def prompt(self, presented: str) -> str:
-        """The question about ``presented``."""
-        return self.template.render(presented=_lines(split_sentences(presented), set()))
+def shown_edit(original: str, presented: str, *, edited_first: bool = False) -> dict[str, Any]:
+    """What the template ``judge.jinja`` shows: both notes, the change marked; no original that does not differ."""
+    before, after = mark_changes(original, presented)
+    changed = any(line.changed for line in (*before, *after))
+    return {"original": before if changed else [], "presented": after, "edited_first": edited_first}
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
@@ -158,22 +129,27 @@ def _lines(sentences: list[str], changed: set[int]) -> list[NoteLine]:
 
 
 class _Model(Generic[Answer]):
-    """A model that is asked. The ``version`` is all that makes its answers what they are, beside the notes."""
+    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
 
-    def __init__(self, server: JudgeServer, question: Question[Answer]) -> None:
+    The ``version`` is all that makes its answers what they are, beside the notes.
+    """
+
+    def __init__(self, server: JudgeServer, wording: str, kind: type[Answer]) -> None:
         if server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
         self.chat = ChatClient(server.client(PATH))
-        self._question = question
-        self._json_schema = server.json_schema
+        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        self._kind, self._json_schema = kind, server.json_schema
+        bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
+        self._schema = {"type": "json_schema", "json_schema": bound}
         self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
-        asked = [question.wording, question.schema, server.temperature, server.extra_body]
+        asked = [wording, self._schema, server.temperature, server.extra_body]
         self.version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
-    async def answer(self, prompt: str) -> Answer:
-        """The model's answer; NoAnswer if there is none, it was cut off, or it is not what was asked for."""
-        bound = self._json_schema
+    async def answer(self, shown: Mapping[str, Any]) -> Answer:
+        """The model's answer about what the template shows; NoAnswer if it gives none, or not what was asked for."""
+        prompt, bound = self._template.render(shown), self._json_schema
         try:
             answer = await self._complete(prompt, json_schema=bound)
         except Refused as error:
@@ -184,10 +160,10 @@ class _Model(Generic[Answer]):
             self._json_schema = False
         if answer.truncated:
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
-        return self._question.read(answer.text)
+        return read_answer(answer.text, self._kind)
 
     async def _complete(self, prompt: str, *, json_schema: bool) -> ChatAnswer:
-        fields = {"response_format": self._question.schema, **self._fields} if json_schema else self._fields
+        fields = {"response_format": self._schema, **self._fields} if json_schema else self._fields
         return await self.chat.complete([{"role": "user", "content": prompt}], fields)
 
 
@@ -196,9 +172,8 @@ class LlmJudge:
 
     name = "llm"
 
-    def __init__(self, server: JudgeServer, question: PairQuestion) -> None:
-        self._question = question
-        self._models = [_Model(member, question) for member in server.members()]
+    def __init__(self, server: JudgeServer, wording: str) -> None:
+        self._models = [_Model(member, wording, Verdict) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
         self._cache = server.answers("judgements", Judgement)
@@ -206,7 +181,7 @@ class LlmJudge:
     @classmethod
     def from_config(cls, config: MedicalConfig) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
-        return cls(config.judge_server, PairQuestion(judge_template(config.profile)))
+        return cls(config.judge_server, judge_template(config.profile))
 
     @property
     def is_down(self) -> bool:
@@ -236,8 +211,7 @@ class LlmJudge:
 
         async def ask() -> Judgement:
             # Every second time, so that a preference for either place cancels out and can be measured.
-            prompt = self._question.prompt(original, presented, edited_first=number % 2 == 1)
-            said = await model.answer(prompt)
+            said = await model.answer(shown_edit(original, presented, edited_first=number % 2 == 1))
             reason = said.reason[:REASON_CHARACTERS]
             return Judgement(judge=self.name, label=said.label, realistic=said.realistic, reason=reason)
 
@@ -249,16 +223,16 @@ class LlmJudge:
 class BlindReader:
     """Asks a model about the presented note alone, several times; a ValueError says which option it lacks."""
 
-    def __init__(self, server: JudgeServer, question: BlindQuestion, readings: int) -> None:
-        self._question, self._readings = question, readings
-        self._model = _Model(server, question)
+    def __init__(self, server: JudgeServer, wording: str, readings: int) -> None:
+        self._readings = readings
+        self._model = _Model(server, wording, Finding)
         self._cache = server.answers("findings", Finding)
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> BlindReader:
         """The reader of a run, worded as its judge is."""
-        question = BlindQuestion(judge_template(config.profile, "blind"))
-        return cls(config.blind.server(config.judge_server), question, config.blind.readings)
+        wording = judge_template(config.profile, "blind")
+        return cls(config.blind.server(config.judge_server), wording, config.blind.readings)
 
     async def read(self, record: GameRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
@@ -266,10 +240,9 @@ class BlindReader:
     async def _reading(self, record: GameRecord, number: int) -> Reading:
         presented = record.presented_note or ""
         content = (self._model.name, self._model.version, presented, str(number))
+        shown = {"presented": _lines(split_sentences(presented), set())}
         try:
-            said, cached = await self._cache.recall(
-                content, lambda: self._model.answer(self._question.prompt(presented))
-            )
+            said, cached = await self._cache.recall(content, lambda: self._model.answer(shown))
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         found = None if said.error == "abstain" else said.error == "present" and _is_wrong(record, said.sentence)
