@@ -23,9 +23,6 @@ from medserl_agentloop.paths import resource
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
-COPY_TEMPLATE = "copy"
-"""The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
-
 
 class ProfileSettings(BaseModel):
     """What ``profile.yaml`` holds."""
@@ -104,7 +101,7 @@ def template_name(role: Role, category: Category) -> str:
     """Name of the template that opens ``role``'s turn."""
     if role is Role.ASSESSOR:
         return "assess"
-    return category.value if category.has_attack else COPY_TEMPLATE
+    return category.value if category.has_attack else "copy"  # with selfplay.vanilla_attacker=copy
 
 
 def _place(error: Exception, template: Path) -> str:
