@@ -69,7 +69,7 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ),
         (
             {"selfplay__profile": "nonesuch"},
-            "no prompt profile 'nonesuch': expected one of baseline, brief, medserl",
+            "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl",
         ),
         ({**ENDPOINT, "selfplay__train": "both"}, "Set selfplay.train to the name of one role"),
         ({**ENDPOINT, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),

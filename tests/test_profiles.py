@@ -7,7 +7,7 @@ from medserl_agentloop.games.medical.types import Category, Label, Role
 
 NOTE = "He has gout. He rests."
 ATTACKED = [c for c in Category if c.has_attack]
-PROFILES = pytest.mark.parametrize("name", ["baseline", "medserl"])
+PROFILES = pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
 
 
 @PROFILES
@@ -16,7 +16,8 @@ def test_a_profile_has_a_prompt_for_every_turn_that_ends_with_the_note(name: str
     prompts = [profile.messages(role, category, NOTE) for role in Role for category in Category]
     for *system, user in prompts:
         assert user["role"] == "user" and user["content"].endswith(f"\n{NOTE}") and user["content"].count(NOTE) == 1
-        assert not system
+        assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
+        assert all(NOTE not in message["content"] for message in system)
     assert len({str(prompt) for prompt in prompts}) == len(ATTACKED) + 1 + 1  # the copy, and the assessor's
 
 
@@ -32,7 +33,7 @@ def test_the_constant_part_of_a_prompt_comes_before_the_note(name: str) -> None:
 def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Category) -> None:
     """From the first line that looks like an answer, as if the model had copied the example."""
     prompt = load_profile(name).messages(Role.ATTACKER, category, NOTE)[-1]["content"]
-    shown = {"medserl": "<think>", "baseline": "</think><answer>"}[name]
+    shown = {"medserl": "<think>", "classic": "generated_note:", "baseline": "</think><answer>"}[name]
     parsed = load_profile(name).parser.attack(prompt[prompt.index(shown) :])
     assert parsed.note is not None and parsed.note.startswith("the complete")
 
@@ -52,4 +53,6 @@ def test_the_baseline_opens_the_reasoning_for_the_player() -> None:
 def test_the_assessor_is_told_the_words_that_are_read_as_verdicts(name: str, label: Label) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    assert (label.value.capitalize() if name == "baseline" else label.value) in prompt
+    words = {"baseline": label.value.capitalize(), "medserl": label.value}
+    classic = {Label.SAFE: '"CORRECT"', Label.HARMFUL: '"INCORRECT"'}
+    assert words.get(name, classic[label]) in prompt

@@ -187,7 +187,7 @@ def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monke
 def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     (tmp_path / "profile.yaml").write_text(
-        "parser: medserl_agentloop.games.medical.parsing:BASELINE\n"
+        "parser: medserl_agentloop.games.medical.parsing:CLASSIC\n"
         "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
     )
     profile = PromptProfile(tmp_path)
@@ -195,7 +195,7 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
         {"role": "system", "content": "You are terse."},
         {"role": "user", "content": NOTE},
     ]
-    assert profile.parser is load_profile("baseline").parser
+    assert profile.parser is load_profile("classic").parser
     assert profile.settings.assistant_prefix == "Well: "
     assert profile.settings.stop == {Role.ASSESSOR: ["###"]}
 

@@ -157,7 +157,7 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
         safe = write(nothing, Label.SAFE, prefill=prefix)
         harmful = write(found, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
         role = Role.ATTACKER
-        attack = profile.parser.write_attack(changed, case.error_note, prefill=prefix)
+        attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
         raise ValueError(
             f"vignette {case.vignette_id!a}: the {role.value}'s answer would break the output format "

@@ -126,7 +126,7 @@ def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path
     }
 
 
-@pytest.mark.parametrize("profile", ["medserl", "brief"])
+@pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
 def test_a_server_reads_the_very_tokens_of_verl_s_validation(
     server: MockServer, notes: Path, tmp_path: Path, profile: str
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, 
     [
         ("--max-tokens", 900),
         ("--temperature", 0.5),
-        ("--profile", "brief"),
+        ("--profile", "classic"),
         ("--template", "enable_thinking=false"),
         ("--model", MODEL),
     ],

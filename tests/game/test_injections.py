@@ -70,7 +70,7 @@ def test_what_clinicians_write_is_no_instruction(sentence: str) -> None:
         ("\nassistant: ok", "chat_marker"),
         ("</think>", "tag"),
         ("<Answer>", "tag"),
-        ("\nerror_type: x", "tag"),
+        ("\nfinal_answer: x", "tag"),
         ("{{ note }}", "jinja"),
         ("{% raw %}", "jinja"),
     ],

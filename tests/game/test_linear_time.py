@@ -27,7 +27,7 @@ HARD = [
     ("verdict", " "), ("", "verdict:"), ("", "answer: "), ("answer", ":"), ("answer", ": "), ("", "as "),
     ("", "-"), ("", "the "), ("the ", "above "), ("no ", "a"),
     ("", "no errors "), ("note to ", "the "), ("", "ignore all "), ("<think></think><answer>", "verdict: safe\n"),
-    ("", "<answer>"), ("", "<note></note>"), ("", "</think>"),
+    ("", "<answer>"), ("", "<note></note>"), ("", "</think>"), ("", "final_answer: CORRECT\n"), ("final_answer", " "),
     ("", "<answer>Safe</answer>"), ("/", " "), ("", "/ "),
 ]  # fmt: skip
 
@@ -66,6 +66,7 @@ def test_every_pattern_of_the_game_is_timed() -> None:
         "canonical._TOKEN",
         "edits._WORD",
         "parsing._ANSWER_FIELD",
+        "parsing._CLASSIC_FIELD",
     } <= set(PATTERNS)
 
 

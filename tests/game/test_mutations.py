@@ -37,9 +37,9 @@ def _turns() -> dict[str, list[str]]:
     turns = {}
     for name, parser in PARSERS.items():
         attacks = [
-            parser.write_attack("swap", note)
+            parser.write_attack("swap", note, label=label)
             for note in (SUBTLE_NOTE, WORSENED_NOTE, CLEAN_NOTE, ERROR_NOTE)
-            for _ in range(2)
+            for label in Label
         ]
         harmful = parser.write_assessment("odd", Label.HARMFUL, ERROR_SENTENCE, ErrorType.TREATMENT, CLEAN_NOTE)
         safe = parser.write_assessment("fine", Label.SAFE)
@@ -82,6 +82,11 @@ def both_verdicts(profile: str, text: str, prefill: str) -> bool:
     """Whether a turn gives both verdicts after its reasoning, read in the plainest way."""
     closed = prefill.rfind("</think>") > prefill.rfind("<think>") and not text.lstrip().startswith("<think>")
     said = text if closed or "</think>" not in text else text.partition("</think>")[2]
+    if profile == "classic":
+        if not prefill.endswith("<think>\n") and text.lstrip().lower().startswith("final_answer:"):
+            said = text  # a turn that begins with its fields
+        lines = said.lower().replace("'", '"').split("\n")
+        return all(any(line == f'final_answer: "{word}"' for line in lines) for word in ("correct", "incorrect"))
     if profile == "medserl":
         lines = said.partition("<answer>")[2].replace("<answer>", "\n").replace("<", "\n").lower().split("\n")
         return all(f"verdict: {label.value}" in lines for label in Label)

@@ -1,9 +1,11 @@
-"""The turns of the profile ``baseline``: what is read, and every departure by its name."""
+"""The turns of the profiles ``classic`` and ``baseline``: what is read, and every departure by its name."""
 
 import pytest
 
-from medserl_agentloop.games.medical.parsing import BASELINE
+from medserl_agentloop.games.medical.parsing import BASELINE, CLASSIC
 from medserl_agentloop.games.medical.types import Label
+
+# --- baseline: the format check of the OpenRLHF system, point by point ---
 
 
 def test_a_turn_of_the_baseline_begins_inside_its_reasoning() -> None:
@@ -69,6 +71,11 @@ def test_the_baseline_s_verdict_is_one_of_two_words(answer: str, verdict: Label 
     assert read.sentence is read.error_type is read.correction is None
 
 
+# --- classic: fields at the start of a line ---
+
+ATTACK = 'generated_note:\nHe has gout.\n\nfinal_answer: "INCORRECT"'
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -87,3 +94,104 @@ def test_two_different_answers_of_the_baseline_are_no_verdict(text: str) -> None
 def test_what_the_baseline_s_reasoning_quotes_contradicts_nothing() -> None:
     text = "first <answer>Safe</answer>, then not</think><answer>Harmful</answer>"
     assert BASELINE.assessment(text).verdict is Label.HARMFUL
+
+
+def test_a_classic_attack_is_read_with_its_reasoning() -> None:
+    read = CLASSIC.attack(f"<think>change the drug</think>\n\n{ATTACK}")
+    assert (read.note, read.reasoning, read.violations) == ("He has gout.", "change the drug", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "prefill", "reasoning"),
+    [
+        (ATTACK, "", ""),
+        (f"I change the drug.\n{ATTACK}", "", "I change the drug."),
+        (f"plan</think>{ATTACK}", "", "plan"),
+        (f"plan</think>{ATTACK}", "<think>\n", "plan"),
+        (ATTACK, "<think>\n\n</think>\n\n", ""),
+        (f"Plan.\n{ATTACK}", "<think>\n\n</think>\n\n", "Plan."),
+        (f"<think>again</think>{ATTACK}", "<think>\n\n</think>\n\n", "again"),
+    ],
+)
+def test_models_that_think_and_models_that_do_not_both_fit_the_classic_format(
+    text: str, prefill: str, reasoning: str
+) -> None:
+    read = CLASSIC.attack(text, prefill)
+    assert (read.note, read.reasoning, read.violations) == ("He has gout.", reasoning, ())
+
+
+@pytest.mark.parametrize("declared", ["changes_made: the drug", "Explanation: the drug", "\n CHANGES_MADE : {}"])
+def test_what_a_classic_attacker_declares_stays_with_it(declared: str) -> None:
+    for text in (f"{ATTACK}\n{declared}", f"generated_note: He has gout.\n{declared}\nfinal_answer: INCORRECT"):
+        assert (CLASSIC.attack(text).note, CLASSIC.attack(text).violations) == ("He has gout.", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "note", "violations"),
+    [
+        ("He has gout.", None, ("no_generated_note", "no_final_answer")),
+        ('final_answer: "CORRECT"', None, ("no_generated_note",)),
+        ('generated_note:\n\nfinal_answer: "CORRECT"', None, ("empty_generated_note",)),
+        ("generated_note:\nHe has gout.", "He has gout.", ("no_final_answer",)),
+        ("generated_note: x\nfinal_answer: maybe", "x", ("no_final_answer",)),
+        (f"generated_note: a draft\n{ATTACK}", "He has gout.", ("repeated_generated_note",)),
+        (
+            f'{ATTACK}\nfinal_answer: "CORRECT"',
+            "He has gout.",
+            ("repeated_final_answer", "contradictory_verdicts", "no_final_answer"),
+        ),
+        (f"{ATTACK}\nDone.", "He has gout.", ("text_after_final_answer",)),
+        (f"<think>a</think>Here: \n{ATTACK}", "He has gout.", ("text_before_fields",)),
+        (f"<think>plan\n{ATTACK}", None, ("unclosed_reasoning", "no_generated_note", "no_final_answer")),
+    ],
+)
+def test_departures_of_a_classic_attacker_are_named(text: str, note: str | None, violations: tuple[str, ...]) -> None:
+    assert (CLASSIC.attack(text).note, CLASSIC.attack(text).violations) == (note, violations)
+
+
+def test_a_closing_tag_that_a_classic_note_quotes_ends_no_reasoning() -> None:
+    text = 'generated_note:\nPlan: </think> rest.\nfinal_answer: "CORRECT"'
+    assert CLASSIC.attack(text).note == "Plan: </think> rest."
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "violations"),
+    [
+        ('final_answer: "CORRECT"\nExplanation: fits.', Label.SAFE, ()),
+        ('final_answer: "INCORRECT"\nExplanation: does not.', Label.HARMFUL, ()),
+        ("Final_Answer: incorrect.\nexplanation: does not.", Label.HARMFUL, ()),
+        ("hm\nfinal_answer: 'CORRECT'\nExplanation: fits.", Label.SAFE, ()),
+        ('final_answer: "CORRECT"', Label.SAFE, ("no_explanation",)),
+        ('final_answer: "CORRECT"\nExplanation:', Label.SAFE, ("no_explanation",)),
+        ("Explanation: it is INCORRECT", None, ("no_final_answer",)),
+        ("final_answer: CORRECT or INCORRECT\nExplanation: x", None, ("no_final_answer",)),
+        ("final_answer: CORRECT\nfinal_answer: correct\nExplanation: x", Label.SAFE, ("repeated_final_answer",)),
+        ("the note is INCORRECT", None, ("no_final_answer", "no_explanation")),
+        ("", None, ("no_final_answer", "no_explanation")),
+    ],
+)
+def test_a_classic_assessment_is_its_final_answer(
+    text: str, verdict: Label | None, violations: tuple[str, ...]
+) -> None:
+    read = CLASSIC.assessment(text)
+    assert (read.verdict, read.violations) == (verdict, violations)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'final_answer: "CORRECT"\nfinal_answer: "INCORRECT"\nExplanation: x',
+        "final_answer: INCORRECT\nExplanation: x\nfinal_answer: correct.",
+        "final_answer: CORRECT\nINCORRECT\nExplanation: x",
+        "final_answer: maybe\nfinal_answer: CORRECT\nfinal_answer: INCORRECT\nExplanation: x",
+    ],
+)
+def test_two_different_final_answers_are_none(text: str) -> None:
+    read = CLASSIC.assessment(text)
+    assert read.verdict is None
+    assert {"contradictory_verdicts", "no_final_answer"} <= set(read.violations)
+
+
+def test_a_verdict_in_the_thoughts_of_a_classic_assessor_does_not_count() -> None:
+    text = "<think>first I thought\nfinal_answer: INCORRECT</think>\nfinal_answer: CORRECT\nExplanation: fits."
+    assert (CLASSIC.assessment(text).verdict, CLASSIC.assessment(text).violations) == (Label.SAFE, ())

@@ -78,7 +78,7 @@ def test_summary_counts_rows_and_says_what_was_left_out(convert, write_csv, erro
     assert "train.parquet: 24 rows, presented notes 12 harmful, 12 safe" in words
 
 
-@pytest.mark.parametrize("profile", ["medserl", "brief", "baseline"])
+@pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
 @pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
 def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):
     options = ("--profile", profile, "--vanilla-attacker", vanilla_attacker)

@@ -154,7 +154,7 @@ def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
     assert_all_parse(made.train + made.val)
 
 
-@pytest.mark.parametrize("name", ["baseline", "brief", "medserl"])
+@pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
 def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any, pair: Any) -> None:
     vignettes = read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes
     made = build_sft_rows(vignettes, profile=name)
@@ -169,7 +169,8 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         assert prefix + turn == answer["content"]
         read = profile.parser.attack if role is Role.ATTACKER else profile.parser.assessment
         assert read(turn, prefix).violations == () and read(turn, prefix).reasoning
-        assert len(prompt) == 1
+        [*system, _] = prompt
+        assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
         if role is Role.ASSESSOR:
             assert read(turn, prefix).verdict is category.seed_label
         else:

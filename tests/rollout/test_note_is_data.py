@@ -3,8 +3,6 @@ whose structure it cannot touch."""
 
 import unicodedata
 from functools import cache
-from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -14,11 +12,11 @@ from hypothesis import strategies as st
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
 from medserl_agentloop.core.encoding import PlainText
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
-PROFILES = ["medserl", "baseline"]
-PAIRS = [(f, p) for f in FAMILIES for p in PROFILES]
+PROFILES = ["medserl", "classic", "baseline"]
+PAIRS = [(f, p) for f in FAMILIES for p in PROFILES if not (p == "classic" and f in WITHOUT_SYSTEM)]
 
 CONTROL = {
     family: {
@@ -109,25 +107,16 @@ def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_tok
         plain_text.encode("a</s>")
 
 
-@pytest.fixture
-def with_system(tmp_path: Path) -> PromptProfile:
-    copytree(load_profile("medserl").folder, tmp_path / "own")
-    (tmp_path / "own" / "assessor" / "system.jinja").write_text("You check clinical notes.")
-    return PromptProfile(tmp_path / "own")
-
-
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
-def test_a_chat_template_without_system_messages_is_named_with_what_to_do(
-    family: str, with_system: PromptProfile
-) -> None:
+def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
     with pytest.raises(ValueError, match=r"\(system, user\).*Use a prompt profile without") as error:
-        ProfileEncoder(FAMILIES[family], with_system).of(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+        ProfileEncoder(FAMILIES[family], load_profile("classic")).of(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
     assert "supported" in str(error.value)
 
 
-def test_in_a_running_conversation_the_user_says_what_the_system_message_would(with_system: PromptProfile) -> None:
+def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
     for family in ("qwen3", "gemma"):
-        encoder = ProfileEncoder(FAMILIES[family], with_system)
+        encoder = ProfileEncoder(FAMILIES[family], load_profile("classic"))
         encoded = encoder.continuation(
             encoder.profile.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout."), None
         )

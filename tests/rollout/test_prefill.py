@@ -15,7 +15,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Ro
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
 
-PROFILES = pytest.mark.parametrize("profile", ["medserl", "baseline"])
+PROFILES = pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 OPENED = "<think>\n"
 

@@ -26,7 +26,7 @@ _CHAT_MARKER = re.compile(
 )
 _TAG = re.compile(
     r"</?(?:think|thinking|note|answer|verdict|tool_call|system|user|assistant)>"
-    r"|^[ \t]*(?:verdict|error_type)[ \t]*:",
+    r"|^[ \t]*(?:generated_note|final_answer|changes_made|verdict|error_type)[ \t]*:",
     re.IGNORECASE | re.MULTILINE,
 )
 _JINJA = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")

@@ -6,7 +6,6 @@ Model text is untrusted: reading never raises, and nothing but the parsed note e
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +44,6 @@ class ParsedAssessment:
     violations: tuple[str, ...]  # as above
 
 
-def _cannot_write(*turn: Any) -> str:
-    raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
-
-
 @dataclass(frozen=True)
 class TurnFormat:
     """How one prompt profile's turns are read and written. Pure functions; reading never raises.
@@ -58,24 +53,27 @@ class TurnFormat:
     Attributes:
         attack: Reads an attacker's turn: ``attack(text, prefill="")``.
         assessment: Reads an assessor's turn: ``assessment(text, prefill="")``.
-        compose_attack: Writes an attacker's turn, unchecked: ``compose_attack(turn, prefill)``.
+        compose_attack: Writes an attacker's turn, unchecked: ``compose_attack(turn, label, prefill)``. The label is
+            what it says the note is. None for a format that is only read.
         compose_assessment: Writes an assessor's: ``compose_assessment(turn, verdict, prefill)``.
         locates: Whether an assessment says sentence, error type and correction besides the verdict.
     """
 
     attack: Callable[..., ParsedAttack]
     assessment: Callable[..., ParsedAssessment]
-    compose_attack: Callable[[ParsedAttack, str], str] = _cannot_write
-    compose_assessment: Callable[[ParsedAssessment, Label, str], str] = _cannot_write
+    compose_attack: Callable[[ParsedAttack, Label, str], str] | None = None
+    compose_assessment: Callable[[ParsedAssessment, Label, str], str] | None = None
     locates: bool = False
 
-    def write_attack(self, reasoning: str, note: str, *, prefill: str = "") -> str:
+    def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
         """An attacker's turn that is read back as it is given here; ``prefill`` is not repeated in it.
 
         An UnwritableTurn says that the format cannot hold these texts, e.g. because they hold its own tags.
         """
+        if self.compose_attack is None:
+            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
         meant = ParsedAttack(note, reasoning, ())
-        text = self.compose_attack(meant, prefill)
+        text = self.compose_attack(meant, label, prefill)
         _check(meant, self.attack(text, prefill), "reasoning", "note")
         return text
 
@@ -90,6 +88,8 @@ class TurnFormat:
         prefill: str = "",
     ) -> str:
         """An assessor's turn that is read back as it is given here, as far as the format says it; or UnwritableTurn."""
+        if self.compose_assessment is None:
+            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
         meant = ParsedAssessment(verdict, sentence, error_type, correction, reasoning, ())
         text = self.compose_assessment(meant, verdict, prefill)
         located = ("sentence", "error_type", "correction") if self.locates else ()
@@ -148,11 +148,23 @@ def _last_section(text: str, tag: str) -> tuple[str, str, str] | None:
     return text[:start], text[start + len(opening) : end], text[end + len(closing) :]
 
 
+def _fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
+    """What stands before the first field, and each field's name in lower case with its value, up to the next."""
+    before, *rest = field.split(text)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
+
+
+def _repeated(fields: list[tuple[str, str]]) -> list[str]:
+    names = [name for name, _ in fields]
+    return [f"repeated_{name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+
+
 _LABELS = {label.value: label for label in Label}
 
 
-def _verdict(said: str) -> Label | None:
-    return _LABELS.get(said.strip(" \t\r\n.*\"'").lower())
+def _verdict(said: str, words: dict[str, Label] = _LABELS) -> Label | None:
+    return words.get(said.strip(" \t\r\n.*\"'").lower())
 
 
 def _contradictory(said: Iterable[Label | None]) -> bool:
@@ -163,13 +175,6 @@ def _contradictory(said: Iterable[Label | None]) -> bool:
 # -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
 
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
-
-
-def _answer_fields(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the first field, and each field's name in lower case with its value, up to the next."""
-    before, *rest = _ANSWER_FIELD.split(text)
-    pairs = zip(rest[::2], rest[1::2], strict=True)
-    return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
 
 
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, tuple[str, ...]]:
@@ -203,15 +208,13 @@ def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
     """
     body, reasoning, found = _medserl_section(text, prefill, "answer")
-    before, pairs = _answer_fields(body or "")
-    names = Counter(name for name, _ in pairs)
-    repeated = [f"repeated_{name}" for name, count in names.items() if count > 1]
-    violations = [*found, *(["text_before_verdict"] if before else []), *repeated]
+    before, pairs = _fields(_ANSWER_FIELD, body or "")
+    violations = [*found, *(["text_before_verdict"] if before else []), *_repeated(pairs)]
     fields = dict(reversed(pairs))
     verdict = _verdict(fields.get("verdict", ""))
     # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
     parts = _split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
-    said = (pair for part in parts for pair in _answer_fields(part)[1])
+    said = (pair for part in parts for pair in _fields(_ANSWER_FIELD, part)[1])
     if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for name, value in said if name == "verdict"):
         verdict = None
         violations.append(CONTRADICTION)
@@ -227,7 +230,7 @@ def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
     return ParsedAssessment(verdict, sentence, error_type, correction, reasoning, tuple(violations))
 
 
-def _compose_medserl_attack(turn: ParsedAttack, prefill: str) -> str:
+def _compose_medserl_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
     return f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
 
 
@@ -242,6 +245,95 @@ MEDSERL = TurnFormat(
     _medserl_attack, _medserl_assessment, _compose_medserl_attack, _compose_medserl_assessment, locates=True
 )
 """The format of the ``medserl`` profile."""
+
+
+# -- classic: named fields, each at the start of a line ------------------------------------------------------------
+
+_CLASSIC_FIELD = re.compile(
+    r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:", re.MULTILINE | re.IGNORECASE
+)
+_CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
+_CLASSIC_SAID = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
+
+
+def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """Reasoning, fields in order, and what is wrong with them."""
+    # Where a turn begins with a field, a </think> further down is quoted by one.
+    begins_with_field = not reasoning_open(prefill) and _CLASSIC_FIELD.match(text.lstrip())
+    reasoning, rest = (None, text) if begins_with_field else _split_reasoning(text, prefill)
+    before, fields = _fields(_CLASSIC_FIELD, rest)
+    if reasoning is None and (reasoning_open(prefill) or THINK in before):
+        # What looks like a field is a draft, and what follows it may be thoughts: none of it is said.
+        return text.strip().removeprefix(THINK).strip(), [], ["unclosed_reasoning"]
+    if reasoning is None:
+        return before, fields, _repeated(fields)
+    return reasoning, fields, (["text_before_fields"] if before and fields else []) + _repeated(fields)
+
+
+def _classic_attack(text: str, prefill: str = "") -> ParsedAttack:
+    """The note runs from the last ``generated_note:`` to the next field.
+
+    So a draft before it stays behind, and so does whatever the turn declares after it.
+    """
+    reasoning, fields, violations = _classic_fields(text, prefill)
+    notes = [value for name, value in fields if name == "generated_note"]
+    if not notes or not notes[-1]:
+        violations.append("empty_generated_note" if notes else "no_generated_note")
+    _classic_verdict(fields, violations)
+    return ParsedAttack(notes[-1] or None if notes else None, reasoning, tuple(violations))
+
+
+def _classic_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+    """The first occurrence of a field counts; another final answer takes back the first."""
+    reasoning, fields, violations = _classic_fields(text, prefill)
+    verdict = _classic_verdict(fields, violations)
+    if not dict(fields).get("explanation"):
+        violations.append("no_explanation")
+    return ParsedAssessment(verdict, None, None, None, reasoning, tuple(violations))
+
+
+def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> Label | None:
+    """What the final answer says; adds to ``violations`` what is wrong with it."""
+    answers = [value for name, value in fields if name == "final_answer"]
+    label = None
+    if _contradictory(_verdict(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")):
+        violations.append(CONTRADICTION)
+    elif answers:
+        word, _, more = answers[0].partition("\n")
+        label = _verdict(word, _CLASSIC_WORDS)
+        if label is not None and more.strip():
+            violations.append("text_after_final_answer")
+    if label is None:
+        violations.append("no_final_answer")
+    return label
+
+
+def _compose_classic_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
+    reasoning = _write_reasoning(turn.reasoning, prefill)
+    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_SAID[label]}"'
+
+
+def _compose_classic_assessment(turn: ParsedAssessment, verdict: Label, prefill: str) -> str:
+    said = []
+    if turn.sentence:
+        kind = f" ({turn.error_type.value})" if turn.error_type else ""
+        said.append(f"This sentence is wrong{kind}: {turn.sentence}")
+    if turn.correction:
+        said.append(f"It should read: {turn.correction}")
+    if not said:
+        said.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
+    answer = f'final_answer: "{_CLASSIC_SAID[verdict]}"\nExplanation: {" ".join(said)}'
+    return _write_reasoning(turn.reasoning, prefill) + answer
+
+
+CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
+"""The format of the ``classic`` profile, with the fields of the earlier verl system.
+
+The attacker writes ``generated_note:`` and, as ``final_answer:``, what it says the note is (``"CORRECT"`` or
+``"INCORRECT"``); it may add ``changes_made:`` or ``Explanation:``. The assessor writes ``final_answer:`` and
+``Explanation:``; where the error is, this format does not say apart. What stands before the fields is reasoning, in
+``<think>`` or not.
+"""
 
 
 # -- baseline: thinking</think><answer>…</answer> ------------------------------------------------------------------
@@ -294,7 +386,7 @@ def _baseline_assessment(text: str, prefill: str = "") -> ParsedAssessment:
 BASELINE = TurnFormat(
     _baseline_attack,
     _baseline_assessment,
-    lambda turn, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
+    lambda turn, label, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
     lambda turn, verdict, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}",
 )
 """The format of the ``baseline`` profile and of the OpenRLHF medical self-play system.
@@ -304,7 +396,7 @@ attacker's note, or the assessor's ``Safe`` or ``Harmful``; where the error is, 
 """
 
 
-PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "baseline": BASELINE}
+PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
 
 
 def load_parser(name: str) -> TurnFormat:
