@@ -1,5 +1,6 @@
 """What a run makes of its judge's report: what it says, what it refuses, and the corrected reward."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from judges.games import played, reward, reward_manager
 from support import run_with
 
 from medserl_agentloop.core.config import ConfigError
@@ -22,7 +24,8 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.rewards import ErrorRates, corrected, medserl
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.plugin import StartupCheck
 
@@ -97,6 +100,8 @@ def test_a_run_with_a_report_says_what_is_in_it(tmp_path: Path, capsys: pytest.C
     named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={path}")
     rates = "[medserl] judge: sensitivity 90.0 % (82.6 to 94.5), specificity 80.0 % (71.1 to 86.7)"
     assert printed_at_start_up(capsys, *named) == [rates]
+    corrects = printed_at_start_up(capsys, *named, "selfplay.correct_judge=true")
+    assert corrects == [f"{rates}; rewards are corrected for them"]
 
 
 def test_the_report_of_another_judge_is_refused(tmp_path: Path) -> None:
@@ -187,3 +192,36 @@ def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, 
         path.write_text(content)
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_run(run_with(selfplay__judge_report=str(path)))
+
+
+def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"selfplay.correct_judge=True needs the judge's error rates"):
+        check_run(run_with(selfplay__correct_judge=True))
+    bad = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=100, specificity=10)
+    changes = {"selfplay__judge": MINE, "selfplay__judge_report": bad, "selfplay__correct_judge": True}
+    changes["selfplay__judge_min_sensitivity"] = 0
+    with pytest.raises(ConfigError, match=r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1"):
+        check_run(run_with(**changes))
+
+
+@pytest.mark.parametrize("verdict", ["harmful", "safe"])
+def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path, verdict: str) -> None:
+    path = report(tmp_path, MedicalConfig(judge=MINE), sensitivity=90, specificity=80)
+    changes = {"selfplay__judge_report": path, "selfplay__correct_judge": True}
+    manager = reward_manager(MINE, JudgeServer(), **changes)
+    record, result = asyncio.run(reward(manager, played(verdict=verdict)))
+    assert record.scheme == "medserl, corrected"
+    assert record.rewards == corrected(medserl, ErrorRates(0.9, 0.8))(record) != medserl(record)
+    totals = {role: sum(components.values()) for role, components in record.rewards.items()}
+    assert result["reward_score"] == pytest.approx(sum(totals.values()))
+    assert result["reward_extra_info"]["attacker_reward"] == totals[Role.ATTACKER]
+    # Called harmful: 8/7 of the reward under "harmful" less 1/7 of that under "safe".
+    expected = (0.8 - -0.1) / 0.7 if verdict == "harmful" else -(0.8 - -0.1) / 0.7
+    assert record.rewards[Role.ASSESSOR]["game"] == pytest.approx(expected)
+
+
+def test_an_untouched_note_is_not_corrected(tmp_path: Path) -> None:
+    path = report(tmp_path, MedicalConfig(judge=MINE))
+    manager = reward_manager(MINE, JudgeServer(), selfplay__judge_report=path, selfplay__correct_judge=True)
+    record, _ = asyncio.run(reward(manager, played(category=Category.VANILLA_HARMFUL)))
+    assert record.rewards == medserl(record)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from game.builders import finished
-from real_runs import AGREEMENT, REPOSITORY, environment
+from real_runs import AGREEMENT, REPOSITORY, SAMPLE, environment
 from support import extra_info
 
 from experiments.learning import context_leak, pictures
@@ -31,6 +31,11 @@ def test_every_command_composes_and_passes_the_start_up_check(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if learning.CORRECTED[-1] in learning.EXPERIMENTS[experiment].overrides:
+        report = Path(learning.LIAR_REPORT)
+        report.parent.mkdir(parents=True)
+        shutil.copy(SAMPLE, report.parent / "toy_clinic.csv")
+        learning.calibrate_liar(report)
     command = learning.training_command(experiment, seed=1)
     run = compose_run(*(word for word in command[3:] if not word.startswith("hydra.")))
     selfplay = check_run(run)

@@ -15,11 +15,11 @@ from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Tur
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
+from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
 from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
+from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
 from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -107,7 +107,12 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
 
     @cached_property
     def _scheme(self) -> RewardScheme:
-        return load_scheme(self.config.reward, self.config.reward_terms)
+        scheme = load_scheme(self.config.reward, self.config.reward_terms)
+        if not self.config.correct_judge:
+            return scheme
+        rates = read_report(self.config.judge_report or "").rates
+        assert rates is not None  # judges/report.py
+        return corrected(scheme, rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)

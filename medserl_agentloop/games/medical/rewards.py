@@ -270,3 +270,71 @@ def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
     for number, rewards in enumerate(each, start=record.first_assessment):
         if Role.ASSESSOR in rewards:
             record.turn_rewards[number] = rewards[Role.ASSESSOR]
+
+
+# -- correcting a scheme for a judge that errs ---------------------------------------------------------------------
+
+LEAST_INFORMATION = 0.2
+"""Least ``ErrorRates.information`` to correct with: below it, the judge's word would move a reward more than five times
+as far as without."""
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """How often a judge that answers is right.
+
+    Attributes:
+        sensitivity: Share of the notes with an error that it calls harmful, 0 to 1.
+        specificity: Share of the notes without an error that it calls safe, 0 to 1.
+    """
+
+    sensitivity: float
+    specificity: float
+
+    @property
+    def information(self) -> float:
+        """Sensitivity + specificity - 1: 1 if the judge is always right, 0 if it says the same of any note."""
+        return self.sensitivity + self.specificity - 1
+
+
+def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
+    """A scheme whose rewards are, on average over the judge's errors, those of ``scheme`` under the true label.
+
+    With ``r(y)`` the rewards under label ``y``, ``s`` the sensitivity and ``p`` the specificity, a note that
+    is called harmful earns ``(p r(harmful) - (1 - s) r(safe)) / (s + p - 1)`` and one that is called safe
+    ``(s r(safe) - (1 - p) r(harmful)) / (s + p - 1)``: the estimator of Natarajan et al., Learning with Noisy
+    Labels (NeurIPS 2013), lemma 1. Components are combined by name; one that a label does not have is 0
+    there. Example, s = p = 0.8: +1 if harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
+
+    Untouched notes, whose labels come from the data, and games without a judgement are scored as they are.
+
+    Raises:
+        ValueError: The judge says too little to divide by.
+    """
+    if rates.information < LEAST_INFORMATION:
+        raise ValueError(
+            f"a judge with sensitivity {rates.sensitivity:.3g} and specificity {rates.specificity:.3g} cannot be "
+            f"corrected for: their sum less 1 is {rates.information:.3g}, and rewards would be divided by it "
+            f"(at least {LEAST_INFORMATION:g})"
+        )
+
+    def score(record: GameRecord) -> Rewards:
+        said = scheme(record)
+        judgement = record.judgement
+        if record.void is not None or not record.category.has_attack or judgement is None or judgement.label is None:
+            return said
+        harmful = judgement.label is Label.HARMFUL
+        # Of the rewards under the label that the judge did not give; the others have 1 less it.
+        weight = -(1 - (rates.sensitivity if harmful else rates.specificity)) / rates.information
+        if weight == 0:
+            return said
+        opposite = judgement.model_copy(update={"label": Label.SAFE if harmful else Label.HARMFUL})
+        unsaid = scheme(record.model_copy(update={"judgement": opposite}))
+        rewards: Rewards = {}
+        for role in {**said, **unsaid}:
+            here, there = said.get(role, {}), unsaid.get(role, {})
+            names = {**here, **there}
+            rewards[role] = {n: (1 - weight) * here.get(n, 0.0) + weight * there.get(n, 0.0) for n in names}
+        return rewards
+
+    return score

@@ -17,6 +17,7 @@ from medserl_agentloop.core.chat import PATH
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.judges.llm import judge_template
+from medserl_agentloop.games.medical.rewards import LEAST_INFORMATION, ErrorRates, corrected, load_scheme
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.intervals import wilson_interval
 from medserl_agentloop.paths import replacing
@@ -31,7 +32,6 @@ _CHANGES_ANSWERS: dict[str, Any] = {
     "panel": {"__all__": {"model"}},
 }
 _WITHOUT_OPTIONS = ("labels", "http", "oracle")  # of an http judge, all that matters is on its server
-_LEAST_INFORMATION = 0.2  # sensitivity + specificity - 1: below it, a judge says nearly the same of any note
 _PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}  # the path that is asked, one that answers at once
 _SERVED_BY = ("sglang", "vllm", "trtllm")  # rollouts of verl's whose servers speak the OpenAI protocol
 
@@ -160,6 +160,14 @@ class JudgeReport(_Part):
     seconds: Seconds
     blind: tuple[BlindGroup, ...] = ()
 
+    @property
+    def rates(self) -> ErrorRates | None:
+        """Sensitivity and specificity as they were measured; None if one of them was not."""
+        right, safe = self.sensitivity, self.specificity
+        if not right.items or not safe.items:
+            return None
+        return ErrorRates(right.hits / right.items, safe.hits / safe.items)
+
 
 def write_report(report: JudgeReport, path: Path) -> None:
     """Write a report as JSON, whole or not at all; a ValueError says why it cannot be written."""
@@ -243,6 +251,11 @@ def _server_problems(selfplay: MedicalConfig, served: bool) -> Iterator[str]:
 
 def _report_problems(selfplay: MedicalConfig, reward_model: str | None) -> Iterator[str]:
     if selfplay.judge_report is None:
+        if selfplay.correct_judge:
+            yield (
+                "selfplay.correct_judge=True needs the judge's error rates: write them with 'medserl judge calibrate' "
+                "and name the file in selfplay.judge_report."
+            )
         return
     found, least = f"selfplay.judge_report={selfplay.judge_report}", selfplay.judge_min_sensitivity
     try:
@@ -256,6 +269,8 @@ def _report_problems(selfplay: MedicalConfig, reward_model: str | None) -> Itera
         for name in {**report.judge, **identity}
         if report.judge.get(name) != identity.get(name)
     ]
+    if selfplay.correct_judge:
+        yield from _correction_problems(selfplay, report)
     right, safe = report.sensitivity, report.specificity
     waived = "or set selfplay.judge_min_sensitivity=0 to go on all the same."
     if least == 0:
@@ -270,11 +285,24 @@ def _report_problems(selfplay: MedicalConfig, reward_model: str | None) -> Itera
             f"{found}: the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. Each error "
             f"that it misses punishes the player who was right. Use another judge, {waived}"
         )
-    elif safe.items and right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
+    elif report.rates is not None and report.rates.information < LEAST_INFORMATION:
         yield (
             f"{found}: the judge's sensitivity is {right} and its specificity {safe}: it says nearly the same of right "
             f"and of wrong notes, so games are won and lost by chance. Use another judge, {waived}"
         )
+
+
+def _correction_problems(selfplay: MedicalConfig, report: JudgeReport) -> Iterator[str]:
+    if report.rates is None:
+        yield (
+            f"selfplay.correct_judge=True: {selfplay.judge_report} has no sensitivity or no specificity; measure the "
+            "judge on a file with pairs."
+        )
+        return
+    try:
+        corrected(load_scheme(selfplay.reward), report.rates)
+    except ValueError as error:
+        yield f"selfplay.correct_judge=True: {error}. Use a better judge, or set it to false."
 
 
 def _reward_model_problems(run: Run, bound: bool) -> Iterator[str]:
@@ -343,7 +371,8 @@ def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
         yield f"warning: {problem}"
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
-        yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
+        rewards = "; rewards are corrected for them" if selfplay.correct_judge else ""
+        yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}{rewards}"
     elif selfplay.judge not in ("labels", "oracle"):  # the one reads no note, the other is never wrong
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good as it is. Measure it "
