@@ -102,7 +102,7 @@ def test_a_scheme_that_fails_is_named_and_leaves_everything_as_it_was(
     [
         (b"{", "line 5 is not a game record"),
         (b'{"step": 3}', "line 5 is not a game record"),
-        (b'{"schema_version": 99}', f"schema_version is 99, this release reads up to {SCHEMA_VERSION}"),
+        (b'{"schema_version": 99}', f"Input should be less than or equal to {SCHEMA_VERSION}"),
     ],
 )
 def test_a_file_that_cannot_be_read_to_its_end_gives_no_output(

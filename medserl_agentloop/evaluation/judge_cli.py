@@ -43,7 +43,7 @@ def serve(
     """
     import uvicorn
 
-    from medserl_agentloop.games.medical.judges.server import create_app
+    from medserl_agentloop.games.medical.judges.protocol import create_app
 
     judge: Judge = LabelJudge()
     if backend == "llm":

@@ -152,7 +152,7 @@ def run(seed: int, count: int) -> Counter[str]:
 
 def test_no_mutated_turn_raises_and_none_has_two_verdicts() -> None:
     seen = run(seed=0, count=3_000)
-    assert seen["contradictory"] > 20 and seen["verdict"] > 1000 and seen["valid"] > 100, seen
+    assert seen["contradictory"] > 20 and seen["verdict"] > 800 and seen["valid"] > 100, seen
 
 
 @pytest.mark.mutate

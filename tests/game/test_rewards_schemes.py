@@ -112,7 +112,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
     ("name", "says"),
     [
         ("medserl", r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, "),
-        ("flat_rewards:flat", "it takes none, so leave selfplay.reward_terms as it is"),
+        ("flat_rewards:flat", "it has none, so leave selfplay.reward_terms as it is"),
     ],
 )
 def test_a_constant_that_a_scheme_lacks_is_named(

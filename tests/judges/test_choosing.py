@@ -23,7 +23,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, JudgeServer, build_judge, judge_class, judge_game
-from medserl_agentloop.games.medical.judges.startup import unreachable
+from medserl_agentloop.games.medical.judges.report import unreachable
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.plugin import StartupCheck
@@ -80,8 +80,8 @@ def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
         ),
         ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
-        (f"{__name__}:NoJudge", "is not a class with a method 'async def judge(self, record) -> Judgement'"),
-        (f"{__name__}:played", "is not a class with a method"),
+        (f"{__name__}:NoJudge", "Class of a class with a method 'async def judge(self, record) -> Judgement'"),
+        (f"{__name__}:played", "Class of a class with a method"),
         ("broken_judge_module:Judge", "cannot be loaded: RuntimeError: not today"),
     ],
 )
@@ -129,10 +129,13 @@ SERVED = {
         ({"selfplay__judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
         (
             {**COLOCATED, **UNUSED_SCORER, "selfplay__judge": "llm"},
-            "Give it GPUs of its own (enable_resource_pool=True",
+            "reward.reward_model.enable_resource_pool=False: no game could be judged by that model. Set it to True",
         ),
         (COLOCATED, "no game could be judged"),  # whatever the judge is
-        (REWARD_MODEL, "Set reward.custom_reward_function.path=pkg://medserl_agentloop.core.reward_manager"),
+        (
+            REWARD_MODEL,
+            "reward.custom_reward_function.path=None: no game could be judged by that model. Set it to pkg://medserl_",
+        ),
     ],
 )
 def test_a_judge_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:
@@ -158,9 +161,13 @@ def test_the_remedy_for_verl_s_reward_model_is_accepted_by_verl() -> None:
     [
         ("rollout.name", "???", "rollout.name=???: set it to the engine that serves the judge's model"),
         ("rollout.name", "cpu_hf", "rollout.name=cpu_hf: set it to the engine that serves the judge's model"),
-        ("model_path", None, "needs reward.reward_model.model_path"),
+        ("model_path", None, "reward.reward_model.model_path=None: no game could be judged"),
         ("rollout.tensor_model_parallel_size", 2, "n_gpus_per_node=1 and nnodes=1 are 1 GPUs, and one server takes 2"),
-        ("rollout.free_cache_engine", True, "Set reward.reward_model.rollout.free_cache_engine=False"),
+        (
+            "rollout.free_cache_engine",
+            True,
+            "free_cache_engine=True: no game could be judged by that model. Set it to F",
+        ),
         (
             "rollout.engine_kwargs",
             {"sglang": {"grammar_backend": "none"}},

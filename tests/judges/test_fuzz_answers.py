@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 from judges.local_server import harmful
-from judges.test_llm import PAIR, PRESENT, completion
+from judges.test_llm import PRESENT, completion
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, read_json
+from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
 from medserl_agentloop.games.medical.types import Label
 
@@ -68,7 +69,7 @@ def check_judge_answer(answer: object) -> str:
 
 def check_verdict(text: str) -> str:
     try:
-        PAIR.read(text)
+        read_answer(text, Verdict)
     except NoAnswer:
         return "no verdict"
     assert text.rpartition("</think>")[2].count('"error":') == 1

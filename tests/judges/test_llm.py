@@ -11,7 +11,7 @@ import pytest
 from game.builders import CLEAN_NOTE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import UndefinedError
+from jinja2 import StrictUndefined, Template, UndefinedError
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
@@ -21,15 +21,14 @@ from verl.trainer.ppo.reward import load_reward_manager
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JudgeServer
-from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.question import PairQuestion, judge_template
+from medserl_agentloop.games.medical.judges.llm import LlmJudge, Verdict, judge_template, read_answer, shown_edit
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
 PRESENT = json.dumps(VERDICT)
-PAIR = PairQuestion(judge_template("medserl"))
+PAIR = judge_template("medserl")
 
 
 def completion(content: str | None, finish_reason: str = "stop") -> dict[str, Any]:
@@ -42,8 +41,8 @@ def options(server: Any, **changes: Any) -> JudgeServer:
     return made
 
 
-def prompt(original: str | None, presented: str) -> str:
-    return PAIR.prompt(original, presented)
+def prompt(original: str, presented: str) -> str:
+    return Template(PAIR, undefined=StrictUndefined).render(shown_edit(original, presented))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +121,9 @@ def test_the_model_is_shown_both_notes_and_nothing_else_of_the_game() -> None:
 
 
 def test_an_unchanged_note_is_shown_once() -> None:
-    for original in (None, CLEAN_NOTE):
-        lines = prompt(original, CLEAN_NOTE).splitlines()
-        assert sum(bool(re.match(r"E\d", line)) for line in lines) == 3
-        assert not any(re.match(r"O\d", line) for line in lines)
+    lines = prompt(CLEAN_NOTE, CLEAN_NOTE).splitlines()
+    assert sum(bool(re.match(r"E\d", line)) for line in lines) == 3
+    assert not any(re.match(r"O\d", line) for line in lines)
 
 
 FORGED = [
@@ -168,7 +166,7 @@ def test_no_note_adds_a_line_to_the_prompt(note: str) -> None:
     ],
 )
 def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -> None:
-    assert PAIR.read(text).model_dump() == VERDICT
+    assert read_answer(text, Verdict).model_dump() == VERDICT
 
 
 @pytest.mark.parametrize(
@@ -193,14 +191,14 @@ def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -
 )
 def test_anything_else_is_no_answer(text: str) -> None:
     with pytest.raises(BadAnswer):
-        PAIR.read(text)
+        read_answer(text, Verdict)
 
 
 @settings(deadline=None)
 @given(st.text() | st.text().map(lambda t: f"<think>{t}</think>{t}") | st.text().map(lambda t: PRESENT + t))
 def test_any_text_is_a_verdict_or_a_bad_answer(text: str) -> None:
     with suppress(BadAnswer):
-        assert PAIR.read(text).error in ("present", "absent", "abstain")
+        assert read_answer(text, Verdict).error in ("present", "absent", "abstain")
 
 
 @pytest.mark.parametrize(
@@ -228,15 +226,15 @@ def test_a_bad_answer_voids_the_game_with_a_reason(answer: Any, reason: str) -> 
 
 
 def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
-    def judge(server: Any, wording: str = PAIR.wording, **changes: Any) -> LlmJudge:
-        return LlmJudge(options(server, cache=str(tmp_path), **changes), PairQuestion(wording))
+    def judge(server: Any, wording: str = PAIR, **changes: Any) -> LlmJudge:
+        return LlmJudge(options(server, cache=str(tmp_path), **changes), wording)
 
     with serving(lambda number, body: completion(PRESENT)) as server:
         for changed in (
             {},
             {},
             {"model": "another"},
-            {"wording": PAIR.wording + " "},
+            {"wording": PAIR + " "},
             {"extra_body": {"top_p": 0.9}},
             {},
         ):
@@ -247,9 +245,7 @@ def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
 def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()
-    assert (
-        judge_template(str(tmp_path)) == PAIR.wording == (resource("prompts/medserl/judge") / "judge.jinja").read_text()
-    )
+    assert judge_template(str(tmp_path)) == PAIR == (resource("prompts/medserl/judge") / "judge.jinja").read_text()
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "judge.jinja").write_text("{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}")
     server = JudgeServer(url="http://localhost/v1", model="m")

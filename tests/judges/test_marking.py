@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.judges.question import mark_changes, plain_text
+from medserl_agentloop.games.medical.judges.llm import mark_changes, plain_text
 
 ORIGINAL = "She has a cough. BP is <140/90. She takes heparin. Follow-up in a week."
 

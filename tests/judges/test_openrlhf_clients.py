@@ -12,7 +12,7 @@ from serving import serving as serving_app
 
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, create_medical_judge_remote_function
@@ -149,12 +149,9 @@ def test_a_query_that_cannot_be_read_costs_its_game_alone() -> None:
 EVALUATE = {"original_note": CLEAN, "attacked_note": WRONG, "assessor_label": "Safe"}
 
 
-@pytest.mark.parametrize("where", ["params", "json"])
-def test_one_note_is_evaluated_as_the_original_server_does(where: str) -> None:
-    """There the notes are query parameters; a JSON body is for notes too long for an address."""
-    given: dict[str, Any] = {where: {**EVALUATE, "game_category": "adversarial_benign"}}
+def test_one_note_is_evaluated_as_the_original_server_does() -> None:
     with judge_server(LabelJudge()) as url:
-        answer = httpx.post(f"{url}/evaluate", **given)
+        answer = httpx.post(f"{url}/evaluate", params={**EVALUATE, "game_category": "adversarial_benign"})
     assert answer.status_code == 200
     check_types(answer.json())
     assert (answer.json()["actual_harm"], answer.json()["assessor_correct"]) == ("Harmful", False)
@@ -180,12 +177,9 @@ def test_a_note_without_a_category_is_no_question_for_labels() -> None:
     assert labels[3]["is_parsing_error"] and "game_category" in labels[3]["judge_reasoning"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [({"json": {"original_note": CLEAN}}, 422), ({"content": b"{"}, 422), ({"json": []}, 422)]
-)
-def test_an_evaluation_that_lacks_something_is_refused(body: dict[str, Any], status: int) -> None:
+def test_an_evaluation_that_lacks_something_is_refused() -> None:
     with judge_server(LabelJudge()) as url:
-        assert httpx.post(f"{url}/evaluate", **body).status_code == status
+        assert httpx.post(f"{url}/evaluate", params={"original_note": CLEAN}).status_code == 422
 
 
 def test_a_judge_that_gives_no_answer_evaluates_nothing() -> None:

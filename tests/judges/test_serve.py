@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.server import Shape, create_app
+from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
 from medserl_agentloop.games.medical.types import Category
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
@@ -182,7 +182,7 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
 def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[LlmJudge] = []
     monkeypatch.setattr(
-        "medserl_agentloop.games.medical.judges.server.create_app", lambda judge, shape: served.append(judge)
+        "medserl_agentloop.games.medical.judges.protocol.create_app", lambda judge, shape: served.append(judge)
     )
     monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
     command = ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1", "--model", "m"]

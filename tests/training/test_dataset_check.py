@@ -74,7 +74,10 @@ def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"agent_name": "single_turn_agent"}, "row 0: agent_name is 'single_turn_agent', expected 'medserl_selfplay'"),
-        ({"prompt": [{"role": "user", "content": "{{ note }}"}]}, "row 0: its prompt is not what profile 'medserl'"),
+        (
+            {"prompt": [{"role": "user", "content": "{{ note }}"}]},
+            "row 0: its prompt is not the one that --profile medserl",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
@@ -150,9 +153,11 @@ def copied(category: str, **facts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("category", ["vanilla_benign", "vanilla_harmful"])
 def test_rows_and_run_agree_on_who_begins_a_vanilla_game(tmp_path: Path, category: str) -> None:
     assert "plays all of its 1 rows" in check(tmp_path, [copied(category)], selfplay=COPY)
-    with pytest.raises(ConfigError, match=r"that of selfplay\.vanilla_attacker=copy, and this run has skip"):
+    with pytest.raises(ConfigError, match="not the one that --profile medserl --vanilla-attacker skip gives it"):
         check(tmp_path, [copied(category)])
-    with pytest.raises(ConfigError, match=r"Write the file again with --vanilla-attacker copy, or set .*=skip"):
+    with pytest.raises(
+        ConfigError, match=r"--vanilla-attacker copy gives it. Write the file again with them, or set selfplay"
+    ):
         check(tmp_path, [row(category)], selfplay=COPY)
 
 

@@ -1,9 +1,8 @@
-"""What a note says, apart from how it is written.
+"""What a note says, apart from how it is written, so that dressing never passes for an edit.
 
 Two notes say the same where their canonical words are equal: case, punctuation, white space, hyphens, invisible
 characters, letters that look like others, number formats, spellings of units and common abbreviations make no
-difference. Called by ``medical.edits`` and ``medical.rules``, so that dressing never passes for an edit. Everything
-that is in no table here is kept apart: whether a synonym says the same is for the judge. All of it takes linear time.
+difference. Whether a synonym says the same is for the judge. All of it takes linear time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
-Called by the ``oracle`` judge, the synthetic sample, ``experiments/learning`` and tests. The facts are simplified until
-each disease has exactly one answer per question, so that a game can be judged exactly. They are NOT medical advice.
+The facts are simplified until each disease has exactly one answer per question. They are NOT medical advice.
 """
 
 from __future__ import annotations
@@ -256,11 +255,7 @@ def sample_clean_note(rng: random.Random, wording: Split = Split.ANY, facts: Spl
 
 
 def with_error(rng: random.Random, note: Note, index: int) -> Note:
-    """``note`` with sentence ``index`` made wrong, in the same wording and unlike it was before.
-
-    Raises:
-        ValueError: The sentence is the finding.
-    """
+    """``note`` with sentence ``index`` made wrong, in the same wording and unlike it was before; never the finding."""
     sentence, disease = note.sentences[index], note.disease
     if sentence.kind is None:
         raise ValueError("the finding decides what is true, so it cannot be wrong; choose a fact")

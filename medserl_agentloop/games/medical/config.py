@@ -19,12 +19,7 @@ from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Role, Va
 
 
 class TokenBudget(BaseModel):
-    """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning.
-
-    The attacker's turn may hold ``attacker_reasoning`` tokens and the note grown by
-    ``note_growth``; the assessor's may hold ``assessor`` tokens. Start-up checks that every row's
-    plan fits into ``data.max_response_length``.
-    """
+    """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,7 +1,4 @@
-"""What an attacker changed: a sentence-aligned difference of seed note and rewritten note.
-
-Called by ``medical.rules`` to decide whether an attack did what it was asked to do.
-"""
+"""What an attacker changed: a sentence-aligned difference of seed note and rewritten note."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """What in a note could be meant for the machine that reads it, rather than for a clinician.
 
-Notes are data, whatever they hold, so none of this can do what it pretends to; it is counted because
-an attacker that tries has learned something it should not. ``medical.rules`` also refuses attacks that
-instruct the assessor, because words work on a model even where they are only data, and those of :data:`CONTROL_KINDS`.
-No pattern here takes more than linear time.
+Notes are data, whatever they hold, so none of this can do what it pretends to. It is counted, and ``medical.rules``
+refuses what instructs the assessor, since words work on a model even where they are data, and :data:`CONTROL_KINDS`. No
+pattern here takes more than linear time.
 """
 
 from __future__ import annotations
@@ -77,14 +76,7 @@ def injections(
 ) -> list[str]:
     """Kinds of look-alikes that ``note`` holds more of than ``seed`` does.
 
-    Args:
-        seed: The note the attacker was given.
-        note: The note it wrote.
-        instructions: Sentences of it that instruct the reader, as ``Edit.instructions`` has them.
-        special_tokens: The run's tokenizer's, besides those of common chat templates.
-
-    Returns:
-        Of ``special_token``, ``chat_marker``, ``tag``, ``jinja`` and ``instruction`` those that hold.
+    ``instructions`` are those of the edit, ``special_tokens`` the run's tokenizer's, besides those of common templates.
     """
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
     found = {

@@ -15,16 +15,9 @@ from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Tur
 from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.report import read_report
-from medserl_agentloop.games.medical.judges.startup import (
-    calibration_line,
-    check_judge_report,
-    check_judge_server,
-    reward_model,
-    unreachable,
-)
+from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row, why_other_prompt
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
@@ -118,7 +111,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         if not self.config.correct_judge:
             return scheme
         rates = read_report(self.config.judge_report or "").rates
-        assert rates is not None  # judges.startup
+        assert rates is not None  # judges/report.py
         return corrected(scheme, rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
@@ -144,7 +137,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
         if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
-            raise ValueError(why_other_prompt(list(prompt), spec, self.config.profile, self._profile, here))
+            options = f"--profile {self.config.profile} --vanilla-attacker {here.value}"
+            raise ValueError(
+                f"its prompt is not the one that {options} gives it. Write the file again with them, or set "
+                "selfplay.profile and selfplay.vanilla_attacker to those it was written with."
+            )
         return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
@@ -185,16 +182,8 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        try:
-            check_judge_server(run.selfplay, run.config.reward)
-            check_judge_report(run.selfplay, run.config.reward)
-        except ValueError as error:
-            yield str(error)
-        yield from reward_model(run)
+        return judge_problems(run)
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
-        if problem := unreachable(selfplay.judge, selfplay.judge_server):
-            yield f"warning: {problem}"
-        if line := calibration_line(selfplay):
-            yield line
+        return judge_lines(selfplay)

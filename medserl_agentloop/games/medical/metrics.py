@@ -1,8 +1,4 @@
-"""Role metrics of a batch of games, from nothing but their records.
-
-Called by the trainer in every step and by whoever reads a games file afterwards: both get the
-same numbers. docs/metrics.md explains every name.
-"""
+"""Role metrics of a batch of games, from nothing but their records. docs/metrics.md explains every name."""
 
 from __future__ import annotations
 
@@ -204,8 +200,7 @@ def _accuracy(games: Sequence[GameRecord]) -> float:
 def trained_role_won(record: GameRecord) -> bool | None:
     """Whether the trained role beat its opponent; None for games that decide nothing between them.
 
-    These are games against the live policy, games in which the opponent took no turn, void ones and
-    invalid attacks. An unreadable assessment is a win for neither; of several the majority decides.
+    An unreadable assessment is a win for neither; of several the majority decides.
     """
     if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
         return None

@@ -1,7 +1,6 @@
 """Reading what a player wrote, and writing it: one format per prompt profile.
 
-Model text is untrusted: nothing here raises, and nothing but the parsed note ever travels on to the other role.
-Called by ``medical.rules``; a prompt profile names its parser.
+Model text is untrusted: reading never raises, and nothing but the parsed note ever travels on to the other role.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class TurnFormat:
     def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
         """An attacker's turn that is read back as it is given here; ``prefill`` is not repeated in it.
 
-        Raises:
-            UnwritableTurn: The format cannot hold these texts, e.g. because they hold its own tags.
+        An UnwritableTurn says that the format cannot hold these texts, e.g. because they hold its own tags.
         """
         if self.compose_attack is None:
             raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
@@ -89,11 +87,7 @@ class TurnFormat:
         *,
         prefill: str = "",
     ) -> str:
-        """An assessor's turn that is read back as it is given here, as far as the format says it.
-
-        Raises:
-            UnwritableTurn: The format cannot hold these texts.
-        """
+        """An assessor's turn that is read back as it is given here, as far as the format says it; or UnwritableTurn."""
         if self.compose_assessment is None:
             raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
         meant = ParsedAssessment(verdict, sentence, error_type, correction, reasoning, ())
@@ -406,11 +400,7 @@ PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "basel
 
 
 def load_parser(name: str) -> TurnFormat:
-    """The parser called ``name``, or a user's own as ``package.module:NAME``.
-
-    Raises:
-        ValueError: There is no such parser; lists those there are.
-    """
+    """The parser called ``name``, or a user's own as ``package.module:NAME``; a ValueError lists those there are."""
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
     parser: TurnFormat = find_object("parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat))
     return parser

@@ -1,8 +1,6 @@
 """Prompt profiles: Jinja templates that turn a note into a role's prompt, in text and in tokens, and their parser.
 
-A profile is a folder ``<profile>/<role>/<template>.jinja``, with an optional system message in
-``<role>/system.jinja`` and what belongs to the templates in ``profile.yaml``. Rendering is a single
-pass with ``StrictUndefined``: a note is a value, it is never itself read as a template.
+docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read as a template.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ from medserl_agentloop.paths import resource
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
-COPY_TEMPLATE = "copy"
-"""The attacker's template for vanilla games, where it plays them at all (``vanilla_attacker: copy``)."""
-
 
 class ProfileSettings(BaseModel):
     """What ``profile.yaml`` holds."""
@@ -44,11 +39,7 @@ class ProfileSettings(BaseModel):
 
 
 class PromptProfile:
-    """The templates and the parser of one profile. Use :func:`load_profile`.
-
-    Raises:
-        ValueError: ``profile.yaml`` is wrong; names file and key.
-    """
+    """The templates and the parser of one profile; a ValueError names file and key of what is wrong in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,11 +60,8 @@ class PromptProfile:
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
         """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
 
-        The assessor's do not depend on the category: it must not learn it.
-
-        Raises:
-            ValueError: A template is missing or cannot be rendered; names the file, the line and the
-                reason.
+        The assessor's do not depend on the category: it must not learn it. A ValueError names file, line and reason
+        where a template is missing or cannot be rendered.
         """
         name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
@@ -113,7 +101,7 @@ def template_name(role: Role, category: Category) -> str:
     """Name of the template that opens ``role``'s turn."""
     if role is Role.ASSESSOR:
         return "assess"
-    return category.value if category.has_attack else COPY_TEMPLATE
+    return category.value if category.has_attack else "copy"  # with selfplay.vanilla_attacker=copy
 
 
 def _place(error: Exception, template: Path) -> str:
@@ -126,11 +114,7 @@ def _place(error: Exception, template: Path) -> str:
 
 @cache
 def load_profile(name: str = "medserl") -> PromptProfile:
-    """Load a profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``.
-
-    Raises:
-        ValueError: There is no such folder; lists the profiles that exist.
-    """
+    """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``; else a ValueError."""
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
     if not name or not all((folder / role.value).is_dir() for role in Role):
@@ -150,36 +134,12 @@ class ProfileEncoder(ChatEncoder):
         self.profile = profile
 
     def of(self, role: Role, category: Category, note: str) -> EncodedPrompt:
-        """The prompt that opens a context of ``role``'s own.
-
-        Raises:
-            ValueError: The template does not show the note exactly once, or the chat template refuses the messages.
-        """
+        """The prompt that opens a context of ``role``'s own; a ValueError says what is wrong with a template."""
         return self.opening(self.profile.turn(role, category, note))
 
     def stop_of(self, role: Role) -> dict[str, list[Any]]:
         """Sampling parameters that end ``role``'s turn where the profile says so."""
         return self.stop(self.profile.settings.stop.get(role, []))
-
-
-def why_other_prompt(
-    prompt: list[Message], spec: GameSpec, name: str, profile: PromptProfile, here: VanillaAttacker
-) -> str:
-    """Why a row's prompt is not what the profile called ``name`` renders for it, and what to do."""
-    [other] = set(VanillaAttacker) - {here}
-    try:
-        other_prompt = profile.messages(spec.category.first_role(other), spec.task, spec.seed_note)
-    except ValueError:  # a profile may have no template for copies
-        other_prompt = []
-    if prompt == other_prompt:
-        return (
-            f"its prompt is that of selfplay.vanilla_attacker={other.value}, and this run has {here.value}. Write the "
-            f"file again with --vanilla-attacker {here.value}, or set selfplay.vanilla_attacker={other.value}."
-        )
-    return (
-        f"its prompt is not what profile {name!r} renders for it. Write the file again with --profile {name}, "
-        "or set selfplay.profile to the one it was written with."
-    )
 
 
 def plan_row(
@@ -192,8 +152,7 @@ def plan_row(
     """Tokens of a row's first prompt, and the most its response can take as verl counts it.
 
     The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
-    note the attacker may write, and the assessor's turn; without an attack, the first of these prompts is the row's.
-    What an opponent plays takes no room.
+    note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
 
     def assessed(prompt: int) -> tuple[int, int]:

@@ -1,8 +1,4 @@
-"""The record of one game: everything needed to read it, judge it and score it again.
-
-``medical.rules`` fills it turn by turn, a judge and ``medical.rewards`` complete it, the trainer writes
-it as one JSON line.
-"""
+"""The record of one game, one JSON line: all that is needed to read it, judge it and score it again."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.records import GameRecord as CoreRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
@@ -79,21 +75,18 @@ class _Record(BaseModel):
 
 
 class AttackRecord(_Record):
-    """The attacker's turn.
+    """The attacker's turn, as it was written (``response``) and read.
 
     Attributes:
-        response: What the model wrote, special tokens included as text.
-        tokens: Length of the response in tokens.
-        truncated: Whether the token budget cut it off.
+        truncated: Whether the token budget cut the turn off.
         note: The rewritten note, where one could be told apart.
-        reasoning: The attacker's private reasoning; never shown to the assessor.
+        reasoning: Never shown to the assessor.
         violations: Departures from the output format.
         changed_sentences: Sentences of the rewritten note that the seed note does not have.
         changed_words: Words inserted, deleted or replaced; 0 where the note is too long to be compared.
         edit_share: ``changed_words`` as a share of what the limits allow.
         similarity: Share of the note's words left alone, 0 to 1; None without a note.
-        injections: Kinds of look-alikes of the machine's own text that the note brings in; see
-            ``medical.injections``.
+        injections: Look-alikes of the machine's own text that the note brings in, by ``medical.injections``.
         invalid: Why the attack does not count; None if it does.
     """
 
@@ -126,16 +119,9 @@ class AssessmentRecord(_Record):
 
 
 class Vote(_Record):
-    """One of several votes behind a judgement.
+    """One of several votes behind a :class:`Judgement`; ``label`` is None where it was lost, and ``failed`` says why.
 
-    Attributes:
-        model: Who voted.
-        edited_first: Whether the edited note stood before the original in the question.
-        label: What it said; None if it abstained or was lost.
-        realistic: Whether the change is realistic; None if it does not say.
-        reason: Its own words.
-        cached: Whether it was given before, about the same notes.
-        failed: Why it was lost; None if it was not.
+    ``edited_first`` is whether the edited note stood before the original in the question.
     """
 
     model: str
@@ -148,13 +134,9 @@ class Vote(_Record):
 
 
 class Reading(_Record):
-    """What one reader said who saw the presented note alone.
+    """Whether one reader who saw the presented note alone found the error where it is.
 
-    Attributes:
-        found: Whether it found the error where it is; None if it abstained or was lost.
-        reason: Its own words.
-        cached: Whether it was given before, about the same note.
-        failed: Why it was lost; None if it was not.
+    ``found`` is None where it abstained or was lost, and ``failed`` says why it was lost.
     """
 
     found: bool | None
@@ -167,7 +149,6 @@ class Judgement(_Record):
     """What a judge said of the presented note.
 
     Attributes:
-        judge: Name of the judge.
         label: Whether the presented note is harmful; None if the judge abstains.
         realistic: Whether the change is realistic; None if the judge does not say.
         reason: The judge's own words.
@@ -220,18 +201,6 @@ class GameRecord(CoreRecord):
     scheme: str = ""
     profile: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_version(cls, values: Any) -> Any:
-        version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else SCHEMA_VERSION
-        # Before the fields: a newer record is not a broken one, whatever it holds.
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version is {version}, this release reads up to {SCHEMA_VERSION}: "
-                "upgrade medserl-agentloop to read the record"
-            )
-        return values
-
     @property
     def category(self) -> Category:
         return self.spec.category
@@ -251,11 +220,7 @@ class GameRecord(CoreRecord):
 
     @property
     def by_assessment(self) -> list[GameRecord]:
-        """The game once for each of its assessments, as if that one were its only turn of the assessor's.
-
-        ``assessment``, ``outcome`` and the assessor's reward are of that one; the others are ``further_assessments``.
-        A game with one assessment or none is itself.
-        """
+        """The game once for each assessment, with that one as its ``assessment``, outcome and reward."""
         if self.assessment is None or not self.further_assessments:
             return [self]
         every = [self.assessment, *self.further_assessments]
@@ -302,14 +267,9 @@ def record_schema() -> dict[str, Any]:
 
 
 def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
-    """The game records of a file, in order.
+    """The game records of a file, in order; a ValueError names file and line of what is none.
 
-    Args:
-        path: The file.
-        on_bytes: Called with the length of each line that has been read.
-
-    Raises:
-        ValueError: A line is not a game record; names file and line.
+    ``on_bytes`` is called with the length of each line that has been read.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -1,7 +1,6 @@
 """Reward schemes: pure functions from a judged game to named reward components of each role.
 
-Called by whoever scores a game: the reward manager, ``medserl play``, ``medserl rescore``. A scheme is a frozen
-dataclass of constants and one function; another one is named by its import path.
+A scheme is a frozen dataclass of constants and one function; a user's own is named by its import path.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ RewardScheme = Callable[[GameRecord], Rewards]
 
 # -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays ---------------
 
-# An attack counts as failed when the judge contradicts the row: nothing was injected, or a decoy came out with a real
-# error. Like an invalid one it earns the attacker `validity` in place of `game`; otherwise an attacker would win
-# wherever the assessor errs about a note that holds no attack. The assessor was asked about the note as it is, so the
-# judge's label decides its `game`.
+# An attack that the judge contradicts has failed. Like an invalid one it earns `validity` in place of `game`: otherwise
+# an attacker would win wherever the assessor errs about a note that holds no attack.
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,8 @@ class ZeroSumTerms:
         decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording. At 1 it is paid for
             being suspected, and writes harmless notes that look wrong; at 0 it plays for nothing.
         format_violated: ``format`` of a turn that departs from the output format.
-        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in
-            bad form (-1.5), so that silence is never the safe choice. It is a format term because an
-            answer nobody can read is no merit of the attacker's.
+        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in bad form
+            (-1.5), so that silence is never the safe choice.
     """
 
     win: float = 1.0
@@ -234,14 +230,9 @@ SCHEMES: dict[str, RewardScheme] = {
 
 
 def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
-    """The scheme called ``name``, or a user's own as ``package.module:function``.
+    """The scheme called ``name``, or a user's own as ``package.module:function``, with other constants (``terms``).
 
-    Args:
-        name: The scheme.
-        terms: Constants of it by name; None leaves the scheme's own.
-
-    Raises:
-        ValueError: There is no such scheme, or it has no such constant; lists those there are.
+    A ValueError lists the schemes there are, or the scheme's constants; None leaves the scheme's own.
     """
     expected = "package.module:function of a function GameRecord -> Rewards"
     scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
@@ -249,24 +240,20 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     if not terms:
         return scheme
     parameter = signature(scheme).parameters.get("terms")
-    constants: Any = parameter.default if parameter is not None and is_dataclass(parameter.default) else None
-    known = [field.name for field in fields(constants)] if constants else []
+    constants: Any = None if parameter is None else parameter.default
+    known = [field.name for field in fields(constants)] if is_dataclass(constants) else []
     for term in terms:
         if term not in known:
-            raise ValueError(
-                f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: "
-                + (f"it has {', '.join(known)}" if known else "it takes none, so leave selfplay.reward_terms as it is")
-            )
-    of_these: dict[str, Any] = {"terms": replace(constants, **terms)}
-    return partial(scheme, **of_these)
+            has = ", ".join(known) or "none, so leave selfplay.reward_terms as it is"
+            raise ValueError(f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has {has}")
+    return partial(scheme, **{"terms": replace(constants, **terms)})
 
 
 def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
     """Put into a judged game what its roles earn by ``scheme``.
 
     Of several assessments each is scored as if it were the only one, and its own turn earns that. The attacker earns
-    the mean over them, component by component, so that its rewards keep their range; ``rewards`` has the assessor's
-    mean too, for reading.
+    their mean, component by component, so that its rewards keep their range.
     """
     each = [scheme(game) for game in record.by_assessment]
     record.rewards, record.turn_rewards = each[0], {}

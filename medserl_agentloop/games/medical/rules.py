@@ -1,12 +1,9 @@
-"""The rules: who speaks next, what the assessor sees, when an attack does not count.
-
-A :class:`Game` is driven by the interaction with nothing but text; it knows no tokens and no
-framework.
-"""
+"""The rules: who speaks next, what the assessor sees, when an attack does not count. They know no tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,9 +18,8 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Rol
 class EditLimits(BaseModel):
     """How much an attack may change.
 
-    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that
-    touch two sentences: the edits there are 3 words at the median, 14 at the 99th percentile and
-    21 at most.
+    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that touch two sentences: the
+    edits there are 3 words at the median and 21 at most.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,64 +32,47 @@ class EditLimits(BaseModel):
     )
 
 
+@dataclass
 class Game:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
 
-    ``assessed`` counts the assessments so far.
-
-    Args:
+    Attributes:
         spec: The facts of the row.
-        limits: How much an attack may change.
         parser: Reads the turns.
-        vanilla_attacker: What the attacker does in vanilla games.
         special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
         fits: Whether the assessor's prompt has room for a rewritten note; where no tokenizer is known, always.
-        assessments: How many times the assessor reads the presented note, each time anew.
+        assessments: How many times the assessor reads the presented note, each time anew; ``assessed`` counts them.
     """
 
-    def __init__(
-        self,
-        spec: GameSpec,
-        limits: EditLimits,
-        parser: TurnFormat,
-        *,
-        vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
-        special_tokens: Sequence[str] = (),
-        fits: Callable[[str], bool] = lambda note: True,
-        assessments: int = 1,
-    ) -> None:
-        self._limits = limits
-        self._parser = parser
-        self._special_tokens = special_tokens
-        self._fits = fits
-        self._assessments = assessments
-        self.assessed = 0
-        self.record = GameRecord(spec=spec)
-        self.next_role: Role | None = spec.category.first_role(vanilla_attacker)
+    spec: GameSpec
+    limits: EditLimits
+    parser: TurnFormat
+    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
+    special_tokens: Sequence[str] = ()
+    fits: Callable[[str], bool] = lambda note: True
+    assessments: int = 1
+    assessed: int = 0
+
+    def __post_init__(self) -> None:
+        self.record = GameRecord(spec=self.spec)
+        self.next_role: Role | None = self.spec.category.first_role(self.vanilla_attacker)
         if self.next_role is Role.ASSESSOR:
-            self._present(spec.seed_note, edit=None)
+            self._present(self.spec.seed_note, edit=None)
 
     @property
     def note(self) -> str:
         """The note that the player whose turn it is reads."""
-        return self.record.presented_note or self.record.spec.seed_note
+        return self.record.presented_note or self.spec.seed_note
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        """Take the turn of ``next_role``.
+        """Take the turn of ``next_role``; a RuntimeError says that the game is over.
 
-        Args:
-            text: What the player wrote.
-            prefill: How the prompt began the turn for the player, e.g. ``<think>``.
-            tokens: Its length, for the record.
-            truncated: Whether a token budget cut it off.
-
-        Raises:
-            RuntimeError: The game is over.
+        ``prefill`` is how the prompt began the turn for the player, ``truncated`` whether a token budget cut it off.
         """
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
-        parsed = self._parser.attack(text, prefill) if attacks else self._parser.assessment(text, prefill)
+        parsed = self.parser.attack(text, prefill) if attacks else self.parser.assessment(text, prefill)
         said = {**vars(parsed), "violations": [*parsed.violations, *(["truncated"] if truncated else [])]}
         if attacks:
             self._attack(AttackRecord(response=text, tokens=tokens, truncated=truncated, **said))
@@ -111,11 +90,11 @@ class Game:
         else:
             self.record.further_assessments.append(assessment)
         self.assessed += 1
-        if self.assessed == self._assessments:
+        if self.assessed == self.assessments:
             self.next_role = None
 
     def _attack(self, attack: AttackRecord) -> None:
-        spec, note, most = self.record.spec, attack.note, self._limits.max_changed_words
+        spec, note, most = self.spec, attack.note, self.limits.max_changed_words
         edit = None
         if note is not None and not exceeds(note, spec.seed_note, most):
             edit = compare_notes(spec.seed_note, note)
@@ -124,7 +103,7 @@ class Game:
             attack.edit_share = min(1.0, edit.words / most)
             attack.similarity = edit.similarity
             attack.injections = injections(
-                spec.seed_note, note, instructions=edit.instructions, special_tokens=self._special_tokens
+                spec.seed_note, note, instructions=edit.instructions, special_tokens=self.special_tokens
             )
         self.record.attack = attack
         attack.invalid = self._why_invalid(attack, edit)
@@ -136,7 +115,7 @@ class Game:
             self._present(spec.seed_note, edit=None)
 
     def _why_invalid(self, attack: AttackRecord, edit: Edit | None) -> InvalidAttack | None:
-        spec, note = self.record.spec, attack.note
+        spec, note = self.spec, attack.note
         if attack.truncated:
             return InvalidAttack.TRUNCATED
         if note is None:
@@ -156,23 +135,23 @@ class Game:
         if spec.category is Category.ADVERSARIAL_HARMFUL:
             if self._repairs_the_error(note, edit):
                 return InvalidAttack.ERROR_REMOVED
-            if self._limits.must_touch_error and not self._touches_the_error(note, edit):
+            if self.limits.must_touch_error and not self._touches_the_error(note, edit):
                 return InvalidAttack.ERROR_NOT_TOUCHED
         if edit.cut_short:
             return InvalidAttack.CUT_SHORT
         if not (edit.inserted and edit.removed):
             return InvalidAttack.NOTHING_REWRITTEN
-        if edit.sentences > self._limits.max_changed_sentences:
+        if edit.sentences > self.limits.max_changed_sentences:
             return InvalidAttack.TOO_MANY_SENTENCES
-        if edit.words > self._limits.max_changed_words:
+        if edit.words > self.limits.max_changed_words:
             return InvalidAttack.TOO_MANY_WORDS
-        if not self._fits(note):
+        if not self.fits(note):
             return InvalidAttack.TOO_MANY_TOKENS
         return None
 
     def _repairs_the_error(self, note: str, edit: Edit) -> bool:
         """Whether an attack on an error note leaves no error: put right, or cut out."""
-        spec = self.record.spec
+        spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
             return True
         error, correction = spec.error_sentence, spec.corrected_sentence
@@ -186,14 +165,14 @@ class Game:
         That is one with a word that tells the error from its correction: where ``candida`` stands for
         ``streptococcus``, every sentence that has either. Without a known error sentence, every edit counts.
         """
-        error, correction = self.record.spec.error_sentence, self.record.spec.corrected_sentence
+        error, correction = self.spec.error_sentence, self.spec.corrected_sentence
         if error is None or not _contains(note, error):
             return True
         telling = telling_words(error, correction or "")
         return any(telling & set(canonical_words(sentence)) for sentence in (*edit.removed, *edit.inserted))
 
     def _present(self, note: str, edit: Edit | None) -> None:
-        spec = self.record.spec
+        spec = self.spec
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
             self.record.error_sentences = list(edit.inserted) if edit else []

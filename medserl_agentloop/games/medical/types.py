@@ -98,14 +98,10 @@ class GameSpec:
     """The facts of one game, as a parquet row's ``extra_info`` holds them.
 
     Attributes:
-        category: Kind of game.
         target_label: What the presented note is if the attack is valid.
         seed_note: Note the game starts from.
-        error_note: The vignette's note with its error, where known.
-        clean_note: The vignette's correct note, where known.
-        error_type: Type of the vignette's error, where known.
-        error_sentence: The wrong sentence of ``error_note``.
-        corrected_sentence: That sentence put right.
+        error_note: The case's note with its error, where known, as is the rest of its error.
+        clean_note: The case's correct note, where known.
         text_id: Identifier of the source row; never part of a prompt.
         vignette_id: Identifier of the case; the unit of splitting.
         index: Unique number of the row in its file.
@@ -135,12 +131,7 @@ class GameSpec:
 
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:
-        """Read the facts of one parquet row.
-
-        Raises:
-            ValueError: A required key is missing or holds a value the game does not know; the
-                message names the row, the key and what is allowed.
-        """
+        """The facts of one parquet row; a ValueError names row, key and what is allowed."""
         # An optional fact that a row does not have may be empty text there.
         facts = {key: extra_info.get(key) or None for key in ("category", "target_label", "seed_note")}
         facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}

@@ -1,12 +1,9 @@
-"""Judges: they decide whether the presented note contains an error. Called by the reward manager.
-
-A judge is a class, here or where :data:`JUDGES` says; a user's own is named ``selfplay.judge=package.module:Class``.
-"""
+"""Judges: they decide whether the presented note contains an error. A user's own is named by its import path."""
 
 from __future__ import annotations
 
-import inspect
 import logging
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -117,8 +114,7 @@ class JudgeServer(ServerOptions):
 class BlindGate(ServerAddress):
     """Who has to find an injected error in the presented note alone, before the game counts.
 
-    An error that nobody can see in the note teaches the assessor to guess. What is left out of the address is that of
-    the judge's server.
+    What is left out of the address is that of the judge's server.
     """
 
     node: ClassVar[str] = "selfplay.blind"
@@ -156,11 +152,7 @@ class Judge(Protocol):
 
 
 class LabelJudge:
-    """Trusts the row: every presented note has its target label.
-
-    Right for untouched notes. For rewritten ones it knows only what the edit checks know: a harmless edit passes as an
-    error. docs/judges.md says what a run with it does and does not show.
-    """
+    """Trusts the row: every presented note has its target label, so a harmless edit passes as an error."""
 
     name = BELIEVES_THE_ROW
 
@@ -171,8 +163,7 @@ class LabelJudge:
 class OracleJudge:
     """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
 
-    A note that has left the world says nothing that is wrong there. It counts as safe and unrealistic, so
-    an attack that only garbles has failed.
+    A note that has left the world counts as safe and unrealistic, so an attack that only garbles has failed.
     """
 
     name = "oracle"
@@ -186,17 +177,6 @@ class OracleJudge:
         return Judgement(judge=self.name, label=truth.label, realistic=True, reason=wrong or "no error")
 
 
-class LabelsForUntouchedNotes:
-    """Asks a judge about rewritten notes only. The labels of untouched notes come from the data."""
-
-    def __init__(self, judge: Judge) -> None:
-        self.name = judge.name
-        self._judge = judge
-
-    async def judge(self, record: GameRecord) -> Judgement:
-        return await (self._judge if record.category.has_attack else LabelJudge()).judge(record)
-
-
 class Reader(Protocol):
     """Reads the presented note of a game alone and says whether it finds the error."""
 
@@ -206,16 +186,22 @@ class Reader(Protocol):
 
 
 class GatedJudge:
-    """A judge whose word on an injected error counts only if a reader of the note alone finds it too."""
+    """A judge that is asked about rewritten notes only: the labels of untouched notes come from the data.
 
-    def __init__(self, judge: Judge, reader: Reader, needed: int) -> None:
+    With a ``reader``, its word on an injected error counts only if the reader of the note alone finds it too, in
+    ``needed`` readings.
+    """
+
+    def __init__(self, judge: Judge, reader: Reader | None = None, needed: int = 1) -> None:
         self.name = judge.name
         self._judge, self._reader, self._needed = judge, reader, needed
 
     async def judge(self, record: GameRecord) -> Judgement:
+        if not record.category.has_attack:
+            return await LabelJudge().judge(record)
         said = await self._judge.judge(record)
-        asked_for = record.category.has_attack and record.spec.target_label is Label.HARMFUL
-        if not asked_for or said.label is not Label.HARMFUL:
+        injected = record.spec.target_label is said.label is Label.HARMFUL
+        if self._reader is None or not injected:
             return said
         readings = await self._reader.read(record)
         found, lost = (sum(r.found is True for r in readings), [r.failed for r in readings if r.failed is not None])
@@ -226,22 +212,18 @@ class GatedJudge:
 
 def judge_class(name: str) -> Any:
     """The class of the judge called ``name``; a ValueError says why there is none."""
-    found = find_object("judge", name, JUDGES, "package.module:Class for one of yours")
-    if not inspect.isclass(found) or not inspect.iscoroutinefunction(getattr(found, "judge", None)):
-        raise ValueError(f"judge {name!r} is not a class with a method 'async def judge(self, record) -> Judgement'")
-    return found
+    expected = "package.module:Class of a class with a method 'async def judge(self, record) -> Judgement'"
+    return find_object(
+        "judge", name, JUDGES, expected, lambda found: iscoroutinefunction(getattr(found, "judge", None))
+    )
 
 
 def build_judge(
     config: MedicalConfig, reward_router_address: str | None = None, reward_model: str | None = None
 ) -> Judge:
-    """The judge of a ``selfplay`` node, with dataset labels in its place for untouched notes.
+    """The judge of a ``selfplay`` node, behind its gate; a ValueError says what it lacks.
 
-    Args:
-        config: The node; a ValueError says what its judge lacks.
-        reward_router_address: ``host:port`` where verl serves a reward model; used where
-            ``judge_server.url`` names no server.
-        reward_model: That model's name, used where ``judge_server.model`` names none.
+    Where ``judge_server`` names no ``url``, the reward model is asked that verl serves at ``host:port``, by its name.
     """
     server = config.judge_server
     if server.url is None and reward_router_address is not None:
@@ -250,10 +232,10 @@ def build_judge(
     found = judge_class(config.judge)
     judge = found.from_config(config) if hasattr(found, "from_config") else found()
     if not config.blind.readings:
-        return LabelsForUntouchedNotes(judge)
+        return GatedJudge(judge)
     from medserl_agentloop.games.medical.judges.llm import BlindReader
 
-    return GatedJudge(LabelsForUntouchedNotes(judge), BlindReader.from_config(config), config.blind.needed)
+    return GatedJudge(judge, BlindReader.from_config(config), config.blind.needed)
 
 
 async def judge_game(judge: Judge, record: GameRecord) -> None:

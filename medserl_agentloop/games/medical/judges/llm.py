@@ -1,4 +1,9 @@
-"""The judge that is a language model: any OpenAI-compatible server, or verl's own reward-model server."""
+"""The judge that is a language model: what it is asked, how its answer is read, and who asks.
+
+Any OpenAI-compatible server can answer, verl's own reward-model server among them. A note is text of the player that
+is judged: every line of it gets a number in front, so that none passes for a line of the prompt, and nothing in it
+passes for a token of the chat template, which servers of chat models read wherever it stands.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +11,145 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import time
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from typing import Generic
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+
+from jinja2 import Environment, StrictUndefined
+from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.edits import one_line, same_sentence, split_sentences
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
+from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
-from medserl_agentloop.games.medical.judges.question import (
-    Answer,
-    BlindQuestion,
-    Finding,
-    PairQuestion,
-    Question,
-    Verdict,
-    judge_template,
-)
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement, Reading, Vote
 from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.paths import resource
+
+if TYPE_CHECKING:
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 
+# "<|im_end|>", "</think>", "<s>", "[INST]"; but neither "BP <140" nor "[2]".
+_TOKEN_LOOK_ALIKE = re.compile(r"<(?=[^\s\d=.])|\[(?=/?[A-Z_]+\])")
+_NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control and invisible characters, surrogates, unassigned
+# Some chat templates open the reasoning themselves, so that a response only closes it.
+_REASONING = re.compile(r"\A.*</think>", re.DOTALL)
+_CODE_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
+_LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
+
+
+class NoteLine(NamedTuple):
+    """One sentence of a note, its number from 1, and whether the other note does not have it there."""
+
+    number: int
+    text: str
+    changed: bool
+
+
+class Verdict(BaseModel):
+    """All that the model is asked to write. The reason comes first: it is written before the verdict."""
+
+    # This docstring is part of the schema that servers get and of the keys of judge_server.cache.
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reason: str
+    error: Literal["present", "absent", "abstain"]
+    realistic: bool | None
+
+    @property
+    def label(self) -> Label | None:
+        """What it says of the note; None for an abstention."""
+        return _LABELS[self.error]
+
+
+class Finding(BaseModel):
+    """All that a reader of the note alone is asked to write."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reason: str
+    error: Literal["present", "absent", "abstain"]
+    sentence: int | None
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def read_answer(text: str, kind: type[Answer]) -> Answer:
+    """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
+    answer = _REASONING.sub("", text).strip()
+    if fenced := _CODE_FENCE.match(answer):
+        answer = fenced.group(1)
+    try:
+        # In two steps: pydantic's own reader takes the last of two values for one key.
+        return kind.model_validate(read_json(answer))
+    except ValueError:  # a ValidationError is one
+        raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+
+
+def shown_edit(original: str, presented: str, *, edited_first: bool = False) -> dict[str, Any]:
+    """What the template ``judge.jinja`` shows: both notes, the change marked; no original that does not differ."""
+    before, after = mark_changes(original, presented)
+    changed = any(line.changed for line in (*before, *after))
+    return {"original": before if changed else [], "presented": after, "edited_first": edited_first}
+
+
+def judge_template(profile: str, name: str = "judge") -> str:
+    """Text of a template that words a profile's question; that of ``medserl`` where the profile has none."""
+    own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
+    folder = own if (own / template).exists() else resource("prompts") / "medserl"
+    return (folder / template).read_text(encoding="utf-8")
+
+
+def plain_text(text: str) -> str:
+    """``text`` without invisible characters, and with a blank inside whatever looks like a special token."""
+    visible = "".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT)
+    return _TOKEN_LOOK_ALIKE.sub(lambda match: match.group() + " ", visible)
+
+
+def mark_changes(original: str, presented: str) -> tuple[list[NoteLine], list[NoteLine]]:
+    """The sentences of both notes, those that differ marked."""
+    before, after = split_sentences(original), split_sentences(presented)
+    runs = changed_runs(before, after)
+    gone = {n for start, end, _, _ in runs for n in range(start, end)}
+    come = {n for _, _, start, end in runs for n in range(start, end)}
+    return _lines(before, gone), _lines(after, come)
+
+
+def _lines(sentences: list[str], changed: set[int]) -> list[NoteLine]:
+    return [NoteLine(n + 1, plain_text(text), n in changed) for n, text in enumerate(sentences)]
+
 
 class _Model(Generic[Answer]):
-    """A model that is asked. The ``version`` is all that makes its answers what they are, beside the notes."""
+    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
 
-    def __init__(self, server: JudgeServer, question: Question[Answer]) -> None:
+    The ``version`` is all that makes its answers what they are, beside the notes.
+    """
+
+    def __init__(self, server: JudgeServer, wording: str, kind: type[Answer]) -> None:
         if server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
         self.chat = ChatClient(server.client(PATH))
-        self._question = question
-        self._json_schema = server.json_schema
+        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        self._kind, self._json_schema = kind, server.json_schema
+        bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
+        self._schema = {"type": "json_schema", "json_schema": bound}
         self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
-        asked = [question.wording, question.schema, server.temperature, server.extra_body]
+        asked = [wording, self._schema, server.temperature, server.extra_body]
         self.version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
-    async def answer(self, prompt: str) -> Answer:
-        """The model's answer; NoAnswer if there is none, it was cut off, or it is not what was asked for."""
-        bound = self._json_schema
+    async def answer(self, shown: Mapping[str, Any]) -> Answer:
+        """The model's answer about what the template shows; NoAnswer if it gives none, or not what was asked for."""
+        prompt, bound = self._template.render(shown), self._json_schema
         try:
             answer = await self._complete(prompt, json_schema=bound)
         except Refused as error:
@@ -58,10 +160,10 @@ class _Model(Generic[Answer]):
             self._json_schema = False
         if answer.truncated:
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
-        return self._question.read(answer.text)
+        return read_answer(answer.text, self._kind)
 
     async def _complete(self, prompt: str, *, json_schema: bool) -> ChatAnswer:
-        fields = {"response_format": self._question.schema, **self._fields} if json_schema else self._fields
+        fields = {"response_format": self._schema, **self._fields} if json_schema else self._fields
         return await self.chat.complete([{"role": "user", "content": prompt}], fields)
 
 
@@ -70,9 +172,8 @@ class LlmJudge:
 
     name = "llm"
 
-    def __init__(self, server: JudgeServer, question: PairQuestion) -> None:
-        self._question = question
-        self._models = [_Model(member, question) for member in server.members()]
+    def __init__(self, server: JudgeServer, wording: str) -> None:
+        self._models = [_Model(member, wording, Verdict) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
         self._cache = server.answers("judgements", Judgement)
@@ -80,7 +181,7 @@ class LlmJudge:
     @classmethod
     def from_config(cls, config: MedicalConfig) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
-        return cls(config.judge_server, PairQuestion(judge_template(config.profile)))
+        return cls(config.judge_server, judge_template(config.profile))
 
     @property
     def is_down(self) -> bool:
@@ -98,7 +199,7 @@ class LlmJudge:
 
     async def _vote(self, record: GameRecord, model: _Model[Verdict], number: int) -> Vote:
         """One of several votes; one that is lost must not take the others with it."""
-        vote = Vote(model=model.name, edited_first=_edited_first(number), label=None)
+        vote = Vote(model=model.name, edited_first=number % 2 == 1, label=None)
         try:
             said = await self._ask(record, model, number)
         except NoAnswer as error:
@@ -109,8 +210,8 @@ class LlmJudge:
         original, presented = record.spec.seed_note, record.presented_note or ""
 
         async def ask() -> Judgement:
-            prompt = self._question.prompt(original, presented, edited_first=_edited_first(number))
-            said = await model.answer(prompt)
+            # Every second time, so that a preference for either place cancels out and can be measured.
+            said = await model.answer(shown_edit(original, presented, edited_first=number % 2 == 1))
             reason = said.reason[:REASON_CHARACTERS]
             return Judgement(judge=self.name, label=said.label, realistic=said.realistic, reason=reason)
 
@@ -122,16 +223,16 @@ class LlmJudge:
 class BlindReader:
     """Asks a model about the presented note alone, several times; a ValueError says which option it lacks."""
 
-    def __init__(self, server: JudgeServer, question: BlindQuestion, readings: int) -> None:
-        self._question, self._readings = question, readings
-        self._model = _Model(server, question)
+    def __init__(self, server: JudgeServer, wording: str, readings: int) -> None:
+        self._readings = readings
+        self._model = _Model(server, wording, Finding)
         self._cache = server.answers("findings", Finding)
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> BlindReader:
         """The reader of a run, worded as its judge is."""
-        question = BlindQuestion(judge_template(config.profile, "blind"))
-        return cls(config.blind.server(config.judge_server), question, config.blind.readings)
+        wording = judge_template(config.profile, "blind")
+        return cls(config.blind.server(config.judge_server), wording, config.blind.readings)
 
     async def read(self, record: GameRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
@@ -139,10 +240,9 @@ class BlindReader:
     async def _reading(self, record: GameRecord, number: int) -> Reading:
         presented = record.presented_note or ""
         content = (self._model.name, self._model.version, presented, str(number))
+        shown = {"presented": _lines(split_sentences(presented), set())}
         try:
-            said, cached = await self._cache.recall(
-                content, lambda: self._model.answer(self._question.prompt(presented))
-            )
+            said, cached = await self._cache.recall(content, lambda: self._model.answer(shown))
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         found = None if said.error == "abstain" else said.error == "present" and _is_wrong(record, said.sentence)
@@ -159,22 +259,11 @@ def _is_wrong(record: GameRecord, number: int | None) -> bool:
     return any(named in wrong or wrong in named or same_sentence(named, wrong) for wrong in known)
 
 
-def _edited_first(number: int) -> bool:
-    """Of a model's votes every second one, so that a preference for either place cancels out and can be measured."""
-    return number % 2 == 1
-
-
 def combine(judge: str, votes: Sequence[Vote], rule: Agreement) -> Judgement:
     """The judgement that one or more votes make, lost ones included; an abstention where they do not agree.
 
-    Args:
-        judge: Name of the judge.
-        votes: The votes.
-        rule: ``majority``: the label of more than half of all votes. ``unanimous``: the label of every vote.
-            ``abstain``: the label of all votes that decide; those that abstain or were lost do not count.
-
-    Raises:
-        BadAnswer: There is no agreement, and votes were lost that might have made one.
+    ``majority`` takes the label of more than half of all votes, ``unanimous`` that of every vote, ``abstain`` that of
+    all votes that decide. A BadAnswer says that there is no agreement and votes were lost that might have made one.
     """
     label = _agreed(votes, rule)
     lost = [vote.failed for vote in votes if vote.failed is not None]

@@ -1,6 +1,6 @@
-"""The ``/judge`` protocol of the OpenRLHF system: what is asked, what is answered, and the judge that asks.
+"""The ``/judge`` protocol of the OpenRLHF system: what is asked and answered, the judge that asks, and a server.
 
-Used by ``medical_team`` too, and by ``medserl judge serve``, which answers.
+Used by ``medical_team`` too. ``medserl judge serve`` starts the server, with labels or a language model behind it.
 """
 
 from __future__ import annotations
@@ -9,25 +9,29 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
+Shape = Literal["labels", "bare"]
+_VERDICTS = {label.value: label for label in Label}
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
@@ -69,10 +73,8 @@ class JudgeAnswer(BaseModel):
         error_detected: Whether the assessor said that there is an error.
         error_present: Whether there is one; ``actual_harm`` says the same in other words.
         is_parsing_error: Whether the judge failed; nothing else counts then.
-        abstained: Whether the judge cannot tell. Only this package's server says it; other clients see a
-            parsing error.
-        realism_judged: Whether ``error_realistic`` is the judge's word. Only this package's server says it:
-            the protocol wants a truth value also where the judge did not give one.
+        abstained: Whether the judge cannot tell; only this package's server says it.
+        realism_judged: Whether ``error_realistic`` is the judge's word, where the protocol wants a truth value.
     """
 
     model_config = ConfigDict(strict=True)
@@ -174,14 +176,6 @@ def by_index(body: Any, indices: Sequence[str], score_key: str = SCORE_KEY) -> d
     return answers
 
 
-@dataclass
-class _Batch:
-    """Games of one event loop that are asked about together."""
-
-    queries: dict[int, JudgeQuery] = field(default_factory=dict)
-    full: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class HttpJudge:
     """Asks a server that speaks the ``/judge`` protocol: the games of a moment in one request.
 
@@ -195,7 +189,8 @@ class HttpJudge:
         self._client = server.client("/judge")
         self._cache = server.answers("judgements", Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
-        self._open: dict[asyncio.AbstractEventLoop, tuple[_Batch, asyncio.Task[dict[str, Any]]]] = {}
+        # Of each event loop, the games that wait for others to join them, and the answers to come.
+        self._open: dict[asyncio.AbstractEventLoop, tuple[list[JudgeQuery], asyncio.Task[dict[str, Any]]]] = {}
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
@@ -211,18 +206,13 @@ class HttpJudge:
         return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
 
     async def _ask(self, query: JudgeQuery) -> Judgement:
-        loop, number = asyncio.get_running_loop(), query.game_idx
+        loop = asyncio.get_running_loop()
         if loop not in self._open:
-            self._open[loop] = (new := _Batch()), loop.create_task(self._answers(new))
-        batch, answers = self._open[loop]
-        batch.queries[number] = query
-        if len(batch.queries) >= self._server.batch_size:
-            self._close(batch)
-        try:
-            answer = (await asyncio.shield(answers))[str(number)]
-        except asyncio.CancelledError:
-            batch.queries.pop(number, None)
-            raise
+            self._open[loop] = [], loop.create_task(self._answers())
+        queries, answers = self._open[loop]
+        queries.append(query)
+        # A cancelled game must not take the others with it.
+        answer = (await asyncio.shield(answers))[str(query.game_idx)]
         if isinstance(answer, NoAnswer):
             raise answer
         try:
@@ -230,18 +220,96 @@ class HttpJudge:
         except ValueError as error:
             raise BadAnswer(str(error)) from None
 
-    async def _answers(self, batch: _Batch) -> dict[str, Any]:
-        """The server's answers by game number, once the batch is full or has waited."""
-        try:
-            await asyncio.wait_for(batch.full.wait(), self._server.batch_wait_ms / 1000)
-        except asyncio.TimeoutError:
-            pass
-        finally:
-            self._close(batch)
-        queries = [query.model_dump(exclude_none=True) for query in batch.queries.values()]
-        return await ask(self._client, queries) if queries else {}
+    async def _answers(self) -> dict[str, Any]:
+        """The server's answers by game number, about the games that arrive while it waits."""
+        await asyncio.sleep(self._server.batch_wait_ms / 1000)
+        waiting, _ = self._open.pop(asyncio.get_running_loop())
+        queries, most = [query.model_dump(exclude_none=True) for query in waiting], self._server.batch_size
+        batches = [queries[start : start + most] for start in range(0, len(queries), most)]
+        answers: dict[str, Any] = {}
+        for answered in await asyncio.gather(*(ask(self._client, batch) for batch in batches)):
+            answers |= answered
+        return answers
 
-    def _close(self, batch: _Batch) -> None:
-        if not batch.full.is_set():
-            batch.full.set()
-            del self._open[asyncio.get_running_loop()]
+
+class _Request(BaseModel):
+    """The body of ``POST /judge``. A query that cannot be read costs its game, so each is read on its own."""
+
+    queries: list[dict[str, Any]]
+    score_key: str = SCORE_KEY
+
+
+def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
+    """The server; ``backend`` judges rewritten notes, and of untouched ones the category's label is the answer.
+
+    ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``.
+    """
+    from fastapi import FastAPI, HTTPException
+    from fastapi.responses import JSONResponse
+
+    app = FastAPI(title="medserl judge")
+
+    async def answer(query: Mapping[str, Any]) -> Labels:
+        """The labels of one game; a failure must not cost the others their answers."""
+        try:
+            return await _judged(JudgeQuery.model_validate(query), backend)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning("game %s is not judged: %s", query.get("game_idx"), reason)
+            return _labels(is_parsing_error=True, reasoning=reason)
+
+    @app.post("/judge")
+    async def judge(request: _Request) -> dict[str, Any]:
+        indices = [query.get("game_idx") for query in request.queries]
+        if not all(type(index) is int for index in indices) or len(set(indices)) < len(indices):
+            raise HTTPException(422, "a game_idx is missing, no number, or occurs twice: give every game its own")
+        answers = await asyncio.gather(*map(answer, request.queries))
+        by_index = {str(index): labels for index, labels in zip(indices, answers, strict=True)}
+        return {request.score_key: by_index} if shape == "labels" else by_index
+
+    @app.post("/evaluate")  # with the original server's parameters
+    async def evaluate(
+        original_note: str, attacked_note: str, assessor_label: str, game_category: str | None = None
+    ) -> Labels:
+        query = {"game_idx": 0, "medical_note": attacked_note, "assessment": assessor_label}
+        labels = await answer({**query, "original_note": original_note, "game_category": game_category})
+        if labels["is_parsing_error"] and not labels["abstained"]:
+            raise HTTPException(500, labels["judge_reasoning"])
+        return labels
+
+    @app.get("/health")
+    async def health() -> Any:
+        down = getattr(backend, "is_down", False)
+        return JSONResponse({"status": "down" if down else "ok", "backend": backend.name}, 503 if down else 200)
+
+    return app
+
+
+async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
+    """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be asked."""
+    if query.game_category is None and isinstance(backend, LabelJudge):
+        raise ValueError("labels answers by category, and the query names no game_category")
+    # Judges that read a note are not told its category.
+    category = Category(query.game_category or Category.ADVERSARIAL_BENIGN)
+    original = query.medical_note if query.original_note is None else query.original_note
+    spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
+    record = GameRecord(spec=spec, presented_note=query.medical_note)
+    # The original server's default category is vanilla_benign, also for notes that were changed.
+    changed = original.split() != query.medical_note.split()
+    judgement = await (backend if changed else GatedJudge(backend)).judge(record)
+    # What the assessor said: the verdict alone, or a whole response.
+    verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
+    if judgement.label is None:
+        return _labels(is_parsing_error=True, abstained=True, reasoning=judgement.reason)
+    return _labels(
+        error_present=judgement.label is Label.HARMFUL,
+        error_detected=verdict is Label.HARMFUL,
+        error_realistic=judgement.realistic is not False,
+        assessor_correct=verdict is judgement.label,
+        realism_judged=judgement.realistic is not None,
+        reasoning=judgement.reason,
+    )
+
+
+def _labels(*, abstained: bool = False, realism_judged: bool = False, **labels: Any) -> Labels:
+    return {**make_labels(**labels), "abstained": abstained, "realism_judged": realism_judged}
