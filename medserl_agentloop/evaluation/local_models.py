@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
@@ -25,6 +26,7 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.manifest import sha256_of
@@ -83,7 +85,19 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and its tokenizer; a ValueError if the folder does not hold all of a model."""
+    """The model, in evaluation mode, and its tokenizer; a ValueError if the folder does not hold all of a model.
+
+    With an adapter for each role it is a ``PeftModel`` whose adapters have the roles' names.
+    """
+    own = {role.value: weights / ADAPTERS_FOLDER / role.value for role in Role}
+    if all(folder.is_dir() for folder in own.values()):
+        model, tokenizer = load_model(Path(str(base_of(own[Role.ATTACKER.value]))))
+        for name, folder in own.items():
+            if isinstance(model, PeftModel):
+                model.load_adapter(folder, adapter_name=name)
+            else:
+                model = PeftModel.from_pretrained(model, folder, adapter_name=name)
+        return model.eval(), tokenizer
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
@@ -100,8 +114,6 @@ def load_model(weights: Path) -> tuple[Any, Any]:
                 "such a folder for LoRA with hf_model in checkpoint.save_contents: take the checkpoint above it"
             )
         if adapter is not None:
-            from peft import PeftModel
-
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
 
@@ -175,6 +187,8 @@ class Player:
         for start in range(0, len(waiting), self.batch):
             part = waiting[start : start + self.batch]
             role = Role(turns[part[0]].role)
+            if role.value in getattr(self.model, "peft_config", ()):
+                self.model.set_adapter(role.value)
             stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
             ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
             requests: dict[int, SamplingRequest] = {}

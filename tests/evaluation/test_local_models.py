@@ -1,5 +1,6 @@
 """Whatever folder a model is in, its very weights are what is evaluated."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,17 @@ import pytest
 import torch
 from evaluation.shards import save_shards
 from peft import LoraConfig, get_peft_model
+from support import extra_info
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-from medserl_agentloop.evaluation.local_models import find_weights, fingerprint, load_model
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.evaluation.local_models import Player, find_weights, fingerprint, load_model, load_player
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -27,13 +35,12 @@ def same(one: Any, other: Any) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def with_adapter(seed: int = 1) -> Any:
-    torch.manual_seed(seed)
+def with_adapter(std: float = 0.1) -> Any:
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(tiny_model(len(TOKENIZER)), config)
     for name, weight in model.named_parameters():
         if "lora_" in name:
-            torch.nn.init.normal_(weight, std=0.1)
+            torch.nn.init.normal_(weight, std=std)
     return model
 
 
@@ -158,3 +165,30 @@ def test_other_weights_or_another_template_have_another_fingerprint(tmp_path: Pa
     assert a == b != c
     (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
     assert fingerprint(tmp_path / "b") != a
+
+
+def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own(tmp_path: Path) -> None:
+    tiny_model(len(TOKENIZER)).save_pretrained(tmp_path / "base")
+    TOKENIZER.save_pretrained(tmp_path / "base")
+    alone = {}
+    for role, std in zip(Role, (0.1, 0.2), strict=True):
+        model = with_adapter(std)
+        model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+        model.save_pretrained(tmp_path / "actor" / ADAPTERS_FOLDER / role.value)
+        alone[role] = load_model(tmp_path / "actor" / ADAPTERS_FOLDER / role.value)[0]
+    sharded(tmp_path / "actor")
+    player = load_player(tmp_path, load_profile("brief"))
+    game = MedicalGameInteraction(MedicalConfig(profile="brief"))
+    for turn in game.sample_turns(extra_info("adversarial_benign")):
+        role = Role(turn.role)
+        asyncio.run(collect(player, turn))
+        ids = torch.tensor([player.encoder.opening(turn).ids])
+        with torch.inference_mode():
+            found = player.model(ids).logits
+            assert (found - alone[role](ids).logits).abs().max() < 1e-4
+            others = [alone[other](ids).logits for other in Role if other is not role]
+        assert all((found - other).abs().max() > 1e-2 for other in others)
+
+
+async def collect(player: Player, turn: Turn) -> list[Any]:
+    return [reply async for reply in player.answers({0: turn}, budget=2, temperature=0.0, seed=0)]
