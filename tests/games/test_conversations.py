@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from support import TOKENIZER, judge
 
-from medserl_agentloop.core.certificate import _pair
+from medserl_agentloop.core.certificate import CertificateError, _short_samples
 from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -87,6 +89,16 @@ def test_a_turn_s_reward_stands_on_its_own_last_token() -> None:
 
 def test_the_certificate_takes_conversations_of_two_roles_where_there_are_two() -> None:
     one, same, other = (Turn(role, Prompt(({"role": "user", "content": role},)), 1) for role in ("a", "a", "b"))
-    assert _pair([one, same, other]) == [one, other]
-    assert _pair([one, same]) == [one, same]
-    assert _pair([one]) == [one]
+    assert pair_of([one, same, other]) == [one, other]
+    assert pair_of([one, same]) == [one, same]
+    with pytest.raises(CertificateError, match="fewer than two conversations"):
+        pair_of([one])
+
+
+def pair_of(turns: list[Turn]) -> list[Turn]:
+    interaction: Any = SimpleNamespace(
+        sample_turns=lambda facts: turns, new_game=lambda facts: SimpleNamespace(record=None)
+    )
+    dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
+    _, (pair,) = _short_samples(interaction, dataset, 1)
+    return pair
