@@ -17,7 +17,15 @@ from medserl_agentloop.testing.tiny import compose_run
 # Those of verl's SFT trainer are in test_warm_start_recipes.py.
 RECIPES = sorted(p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start"))
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
-PARTS = {"base", "core", "cpu", "medical", "sglang_cpu", "tiny"}  # included by others, no runs of their own
+PARTS = {
+    "base",
+    "colocate_async",
+    "core",
+    "cpu",
+    "medical",
+    "sglang_cpu",
+    "tiny",
+}  # included by others, no runs of their own
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -21,7 +21,7 @@ from experiments.learning.results import (
     ESTIMATORS,
     FIGURES,
     KINDS,
-    PAGE,
+    PAGES,
     Rates,
     Share,
     chosen,
@@ -155,7 +155,8 @@ def main(
     for name in pictures or PICTURES:
         PICTURES[name](results)
     if results.resolve() == FIGURES.resolve() and not pictures:
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
 
 

@@ -10,12 +10,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from medserl_agentloop.core.metrics import wilson_interval
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "learning.md"
+PAGES = (PAGE, ROOT / "docs" / "adapters.md")
 FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
@@ -243,12 +245,13 @@ TABLES: dict[str, Callable[..., Table]] = {
     "kinds": kinds_table,
     "runs": runs_table,
     "estimators": estimators_table,
+    "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_tables(page: str, folder: Path = FIGURES) -> str:
-    """``docs/learning.md`` with every table made anew from the files."""
+    """One of ``PAGES`` with every table made anew from the files."""
     return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder=folder))}\n{found[3]}", page)
 
 

@@ -111,11 +111,19 @@ def _one_role(estimator: str, role: str) -> Experiment:
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 ABLATION_STEPS = 20
+# An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
+LORA = (
+    *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=16", "lora_alpha=32", "target_modules=all-linear")),
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]",
+)
 EXPERIMENTS = {
     "headline": Experiment(measured=(20,), temperatures=(1.0, 0.0)),
     "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "shared": _ablation("selfplay.context=shared"),
+    "adapter_shared": Experiment((*LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
+    "adapter_per_role": Experiment((*LORA, "selfplay.adapters=per_role"), measured=(20,)),
     "rules_alone": Experiment(("selfplay.judge=labels",), data="data/learn_unchecked", measured=(ABLATION_STEPS,)),
     "unchecked": Experiment(
         (
@@ -205,8 +213,7 @@ def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) 
     folder = RUNS / experiment / str(seed)
     last = max(int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines())
     for step in sorted({last, *(step for step in kind.measured if step < last)}):
-        checkpoint = folder / f"global_step_{step}" / "actor" / "huggingface"
-        _measured_once(folder / f"rates_{step}.csv", checkpoint, seed, kind, cases)
+        _measured_once(folder / f"rates_{step}.csv", folder / f"global_step_{step}", seed, kind, cases)
 
 
 def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:

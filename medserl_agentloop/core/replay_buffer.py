@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 POLL_INTERVAL_S = 0.1
 """verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step."""
@@ -18,7 +18,7 @@ CHECK_INTERVAL_S = 5.0
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
-    """verl's replay buffer for ``trainer_mode`` "sync", with a check of the run while it waits for games.
+    """verl's replay buffer of synchronous training, with a check of the run while it waits for games.
 
     verl does not tell custom samplers about ``algorithm.filter_groups`` and
     ``trainer.v1.sampler.sync_refill_failed_groups`` (trainer_base.py, _build_replay_buffer), so neither has an effect
@@ -36,3 +36,7 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
             self._next_check = time.monotonic() + CHECK_INTERVAL_S
         result: float = super()._wait_for_next_poll(partition_id, last_debug_time)
         return result
+
+
+class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
+    """The same for asynchronous training."""

@@ -20,7 +20,7 @@ from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
@@ -48,6 +48,7 @@ from medserl_agentloop.core.metrics import (
     finish_loggers,
     log_games,
     lost_games_metrics,
+    mean,
     opponent_metrics,
     step_line,
     step_numbers,
@@ -74,12 +75,11 @@ _CREDIT_COLUMNS = (
 )
 
 
-@register_trainer("selfplay_sync")
-class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
-    """Self-play on verl's synchronous trainer."""
+class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
+    """Self-play on one of verl's trainers; the registered classes below say which."""
 
-    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
-    trainer_mode = property(lambda self: "sync", lambda self, _: None)
+    on_policy: bool
+    """Whether every game of a step was played by the weights that the step trains."""
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -208,9 +208,10 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
         self._check_processes()
-        # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
-        self.checkpoint_manager.abort_replicas()
-        self.checkpoint_manager.resume_generation_replicas()
+        if self.on_policy:
+            # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
+            self.checkpoint_manager.abort_replicas()
+            self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
 
     def _check_processes(self, cause: Exception | None = None, answer_within_s: float = ANSWER_WITHIN_S) -> None:
@@ -235,7 +236,7 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
         found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        if "rollout_log_probs" in found:
+        if self.on_policy and "rollout_log_probs" in found:
             columns = found.to_padded_tensor(0)
             metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
         return batch
@@ -337,6 +338,8 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         # First, because a game's own metrics may count its turns in another way.
         metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
+        if not self.on_policy:
+            metrics["selfplay/staleness"] = mean([self.global_steps - 1 - r.policy_version for r in records])
         results = [self.interaction.trained_role_won(record) for record in records]
         metrics.update(opponent_metrics(records, results))
         if self.pool is not None:
@@ -366,7 +369,9 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
-        health = self.health.observe(numbers)
+        # Where games are older than the weights, rollout and actor differ without being wrong.
+        stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
+        health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})
         metrics.update(health.metrics)
         self.metrics_file.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
@@ -379,3 +384,20 @@ class SelfPlayTrainerSync(PPOTrainerSync):  # type: ignore[misc]  # verl is unty
         if health.firing and self.selfplay.on_alarm == "stop":
             self.stop_reason = stop_message(health.firing, step)
         return batch
+
+
+@register_trainer("selfplay_sync")
+class SelfPlayTrainerSync(SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc]
+    """On verl's synchronous trainer."""
+
+    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
+    trainer_mode = property(lambda self: "sync", lambda self, _: None)
+    on_policy = True
+
+
+@register_trainer("selfplay_colocate_async")
+class SelfPlayTrainerColocateAsync(SelfPlayTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
+    """On verl's asynchronous trainer, whose games go on while the weights change."""
+
+    trainer_mode = property(lambda self: "colocate_async", lambda self, _: None)
+    on_policy = False

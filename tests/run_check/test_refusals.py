@@ -12,6 +12,9 @@ CORRECTION = "algorithm.rollout_correction"
 KL = {f"{ACTOR}.use_kl_loss": True}
 GAE = {"algorithm.adv_estimator": "role_gae"}
 SHARED = {"selfplay.context": "shared"}
+SAMPLER = "trainer.v1.sampler"
+ASYNC = {"trainer.v1.trainer_mode": "selfplay_colocate_async", f"{SAMPLER}.max_off_policy_strategy": "drop"}
+POOL = {"selfplay.opponent.kind": "pool", "selfplay.opponent.url": "http://a:1", "selfplay.train": "assessor"}
 MODEL = "actor_rollout_ref.model"
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
 PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
@@ -80,6 +83,11 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path=None: verl reads the step from the path"),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
         ({**SHARED, f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.router_replay.mode": "R3"}, "Set it to disabl"),
+        # asynchronous training
+        (ASYNC, f"{SAMPLER}.custom_sampler.name=SelfPlayReplayBufferAsync"),
+        (ASYNC, f"long ones would be dropped or never be trained on. Set {SAMPLER}.max_off_policy_strategy=wait"),
+        (ASYNC, f"{CORRECTION}.rollout_is=None does not correct for them. Set {CORRECTION}.rollout_is=token"),
+        ({**ASYNC, **POOL}, "a game would go on while its opponent changes"),
         # adapters
         ({f"{MODEL}.lora_rank": 8}, f"rollout cpu_hf loads whole weights. Set {MODEL}.lora.merge=True"),
         ({f"{MODEL}.lora_rank": 8, f"{ROLLOUT}.name": "sglang"}, "an argument name that SGLang does not have"),

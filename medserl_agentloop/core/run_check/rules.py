@@ -34,6 +34,7 @@ CORRECTION = "algorithm.rollout_correction"
 WEIGHTS, REJECTION = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_rs"
 NORMALIZED = f"{CORRECTION}.rollout_is_batch_normalize"
 SAMPLER = "trainer.v1.sampler"
+TRAINER_MODES = ("selfplay_sync", "selfplay_colocate_async")
 
 _PER_ROW = "takes one number from all tokens of a row"
 _PER_BATCH = "picks tokens by comparing them with all of a micro-batch"
@@ -74,8 +75,8 @@ _REFUSED_IF_ON = {
 
 def refusals(run: Run) -> Iterator[str]:
     """One sentence for each rule that the run breaks."""
-    tables = (_roles, _estimator, _opponents, _contexts, _adapters, _coupling, _correction, _rollout, _batches)
-    for table in (*tables, _checkpoints):
+    first = (_roles, _estimator, _opponents, _contexts, _adapters, _asynchronous)
+    for table in (*first, _coupling, _correction, _rollout, _batches, _checkpoints):
         yield from (sentence for broken, sentence in table(run) if broken)
 
 
@@ -87,7 +88,7 @@ def warnings(run: Run) -> Iterator[str]:
 def _roles(run: Run) -> Rules:
     mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
     yield (
-        not v1 or mode != "selfplay_sync",
+        not v1 or mode not in TRAINER_MODES,
         f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. Set "
         "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync.",
     )
@@ -211,6 +212,33 @@ def _contexts(run: Run) -> Rules:
             f"attn_implementation={attention} each worker would attend to its own part of a row alone. Set "
             f"ulysses_sequence_parallel_size=1, or {MODEL}.override_config.attn_implementation=flash_attention_2.",
         )
+
+
+def _asynchronous(run: Run) -> Rules:
+    """Games that are older than the weights are corrected for, and long ones are not left behind."""
+    mode = f"trainer.v1.trainer_mode={run['trainer.v1.trainer_mode']}"
+    if run["trainer.v1.trainer_mode"] != "selfplay_colocate_async":
+        return
+    strategy, threshold = f"{SAMPLER}.max_off_policy_strategy", f"{SAMPLER}.max_off_policy_threshold"
+    yield (
+        run[f"{SAMPLER}.custom_sampler.name"] == "SelfPlayReplayBuffer",
+        f"{mode} needs {SAMPLER}.custom_sampler.name=SelfPlayReplayBufferAsync (or a subclass of yours).",
+    )
+    yield (
+        run[strategy] != "wait" or run[threshold] is None,
+        f"{mode} with {strategy}={run[strategy]} and max_off_policy_threshold={run[threshold]}: short games finish "
+        f"first, and long ones would be dropped or never be trained on. Set {strategy}=wait and {threshold}=2.",
+    )
+    yield (
+        run[WEIGHTS] != "token",
+        f"{mode} trains on games of earlier weights, and {WEIGHTS}={run[WEIGHTS]} does not correct for them. Set "
+        f"{WEIGHTS}=token.",
+    )
+    yield (
+        run.selfplay.opponent.kind == "pool",
+        f"{mode} with selfplay.opponent.kind=pool: a game would go on while its opponent changes. Set "
+        "trainer.v1.trainer_mode=selfplay_sync.",
+    )
 
 
 def _adapters(run: Run) -> Rules:
