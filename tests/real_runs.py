@@ -23,6 +23,7 @@ REPOSITORY = PACKAGE.parent
 SAMPLE = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
 GAMES_PER_STEP = 16
 SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2")
+SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)
 # Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
 RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 NO_CHECKPOINT = "trainer.save_freq=-1"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from game.builders import finished
-from real_runs import AGREEMENT, REPOSITORY, SAMPLE, environment
+from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SAMPLE, SMALL_EXPERIMENT, environment
 from support import extra_info
 
 from experiments.learning import context_leak, pictures
@@ -58,6 +58,7 @@ def test_a_short_run_is_trained_measured_and_written(
         str(results),
         "--override",
         "trainer.total_training_steps=2",
+        *SMALL_EXPERIMENT,
     ]
     command = [sys.executable, "-m", learning.__name__, "headline", *options]
     process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
@@ -68,7 +69,7 @@ def test_a_short_run_is_trained_measured_and_written(
     for step, temperature in product((0, 2), (0.0, 1.0)):
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
-    assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == 128
+    assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == 2 * GAMES_PER_STEP
     with (results / "headline_steps.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             assert float(row["training/rollout_probs_diff_max"]) < AGREEMENT

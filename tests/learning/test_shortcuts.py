@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_runs import REPOSITORY, environment
+from real_runs import REPOSITORY, SMALL_EXPERIMENT, environment
 
 from experiments.incentives.payoffs import with_table
 from experiments.learning.results import markdown
@@ -108,6 +108,7 @@ def test_a_short_run_is_taught_trained_and_measured(tmp_path: Path) -> None:
         "--lessons=3",
         f"--results={results}",
         "--override=trainer.total_training_steps=1",
+        *SMALL_EXPERIMENT,
     ]
     command = [sys.executable, "-m", shortcuts.__name__, "decoys_gate", *options]
     process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
