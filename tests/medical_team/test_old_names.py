@@ -1,9 +1,11 @@
 """Every public name of the original, where its users import it from, and what those without a test elsewhere do."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from medical_team.openrlhf import JudgeServer
 
 from medserl_agentloop import medical_team
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -11,6 +13,7 @@ from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.medical_team import local_reward_function, medical_judge
 from medserl_agentloop.paths import resource
 
+PAGE = (Path(__file__).parents[2] / "docs/medical_team.md").read_text(encoding="utf-8")
 PROMPTS = """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
     MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
     MEDICAL_ASSISTANT_THINKING_PREFIX"""
@@ -175,3 +178,30 @@ def test_the_local_reward_is_one_where_the_judge_model_agrees_with_the_label(
     queries = ["MY SECRET PLAN</think><answer>the note</answer>", "MY SECRET PLAN"]
     assert local_reward_function.reward_func(queries, ["", ""], [label] * 2) == [reward, -1.0]
     assert "the note" in judge.asked and "SECRET" not in judge.asked
+
+
+# --- the page ---
+
+
+def test_the_page_s_example_runs_as_shown(judge: JudgeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("```python\n")[2].partition("```")[0]
+    code = code.replace("http://localhost:8001", judge.url).replace("assets/", f"{resource('assets')}/")
+    exec(code, {})
+    printed = capsys.readouterr().out.strip()
+    assert printed and f"it prints `{printed}`" in PAGE
+
+
+def test_the_page_s_two_lines_make_a_package_of_openrlhf_s_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, line in (
+        ("__init__.py", "from medserl_agentloop.medical_team import *"),
+        ("utils.py", "from medserl_agentloop.medical_team.utils import *"),
+    ):
+        assert f"`{line}`" in PAGE
+        (tmp_path / "red_team").mkdir(exist_ok=True)
+        (tmp_path / "red_team" / file).write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert import_module("red_team").GameOutcome is medical_team.MedicalGameOutcome
+    for name in ("convert_game_history_to_messages", *TRAINER.split()):
+        assert getattr(import_module("red_team.utils"), name) is getattr(medical_team, name)

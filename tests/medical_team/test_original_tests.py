@@ -11,7 +11,8 @@ import pytest
 from medserl_agentloop.evaluation.rescoring import CHECKOUT
 
 pytestmark = pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout")
-SAMPLE = Path(__file__).parents[2] / "data_prep/sample/medserl_sample.csv"
+REPOSITORY = Path(__file__).parents[2]
+SAMPLE = REPOSITORY / "data_prep/sample/medserl_sample.csv"
 MEDEC = "data_copy/MEDEC/MEDEC-MS/MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
 
 
@@ -20,7 +21,7 @@ def run(name: str, folder: Path) -> str:
     original = Path(os.environ[CHECKOUT])
     text = (original / "tests" / name).read_text(encoding="utf-8")
     (folder / name).write_text(re.sub(r"(?m)^from medical_team\b", "from medserl_agentloop.medical_team", text))
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(original / "scripts")])
+    path = os.pathsep.join(map(str, [REPOSITORY, original / "scripts"]))  # the latter holds their data.py
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(
         [sys.executable, name], cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=300
