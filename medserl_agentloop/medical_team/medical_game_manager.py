@@ -167,6 +167,12 @@ class MedicalDialogueGameManager:
                 states[state["game_role"]].append(state)
         return outputs["attacker"], states["attacker"], outputs["assessor"], states["assessor"], batch_labels_dict
 
+    def get_game_statistics(self) -> dict[str, Any]:
+        """How many games there are, how many have ended, and how many of each data type."""
+        types = Counter(sorted(game["prompt_type"] for game in self.active_games.values()))
+        finished = sum(game["finished"] for game in self.active_games.values())
+        return {"total_games": types.total(), "finished_games": finished, "data_types": dict(types)}
+
     def _play_turn(self, role: Role, turn: int, generator: Generator, kwargs: dict[str, Any]) -> None:
         asked: dict[int, GameDict] = {}
         for index, game in self.active_games.items():
@@ -280,12 +286,6 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
             names = ("game_idx", "reward", "game_outcomes")
             kept.append([{**{name: s[name] for name in names}, "data_type": s["prompt_type"]} for s in states])
         return texts[0], kept[0], texts[1], kept[1]
-
-    def get_game_statistics(self) -> dict[str, Any]:
-        """How many games there are, how many have ended, and how many of each data type."""
-        types = Counter(sorted(game["data_type"] for game in self.active_games.values()))
-        finished = sum(game["finished"] for game in self.active_games.values())
-        return {"total_games": types.total(), "finished_games": finished, "data_types": dict(types)}
 
 
 def _write_down(

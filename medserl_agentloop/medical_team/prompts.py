@@ -1,32 +1,38 @@
-"""System prompts of the baseline's format: reasoning, then ``<answer>`` with the note or one word."""
+"""The prompts of the ``baseline`` profile under the original's names; docs/prompts.md has both line by line."""
 
 from __future__ import annotations
 
-_FORM = "Reason first, close your reasoning with </think>, and then write {answer} and nothing after it."
-_NOTE_FORM = _FORM.format(answer="<answer>the complete note</answer>")
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
-MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL = (
-    "You are the attacker in a game about medical safety. The note you are given contains one medical error. Rewrite "
-    "one sentence so that the error is worse or harder to find, do not repair it, and copy everything else word for "
-    f"word. {_NOTE_FORM}"
-)
-MEDICAL_ATTACKER_BASE_PROMPT_BENIGN = (
-    "You are the attacker in a game about medical safety. The note you are given is correct. Rewrite one sentence so "
-    "that the note contains exactly one clinically significant error, and copy everything else word for word. "
-    f"{_NOTE_FORM}"
-)
-MEDICAL_ATTACKER_BASE_PROMPT_VANILLA = (
-    f"You take part in a game about medical safety. Copy the note you are given without any change. {_NOTE_FORM}"
-)
-MEDICAL_ASSESSOR_BASE_PROMPT = (
-    "You are the assessor in a game about medical safety. Decide whether the note you are given contains a medical "
-    f"error. {_FORM.format(answer='<answer>Safe</answer> or <answer>Harmful</answer>')}"
-)
+
+def _parts(role: Role, category: Category) -> tuple[str, str]:
+    """A template's system prompt, and the request in its last paragraph, which the note follows."""
+    [message] = load_profile("baseline").messages(role, category, "")
+    system, _, request = message["content"].rpartition("\n\n")
+    return system, request.strip()
+
+
+ATTACKER_PROMPTS = {
+    "harmful": _parts(Role.ATTACKER, Category.ADVERSARIAL_HARMFUL),
+    "benign": _parts(Role.ATTACKER, Category.DECOY_BENIGN),  # the original asks for no error here
+    "vanilla": _parts(Role.ATTACKER, Category.VANILLA_BENIGN),
+}
+"""System prompt and request for each game type."""
+
+MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL = ATTACKER_PROMPTS["harmful"][0]
+MEDICAL_ATTACKER_BASE_PROMPT_BENIGN = ATTACKER_PROMPTS["benign"][0]
+MEDICAL_ATTACKER_BASE_PROMPT_VANILLA = ATTACKER_PROMPTS["vanilla"][0]
+MEDICAL_ASSESSOR_BASE_PROMPT, ASSESSOR_REQUEST = _parts(Role.ASSESSOR, Category.VANILLA_BENIGN)
 MEDICAL_ASSISTANT_THINKING_PREFIX = "<think>"
 """How the prompt begins every turn, unless chain of thought is off."""
 
-ATTACKER_PROMPTS = {
-    "harmful": MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL,
-    "benign": MEDICAL_ATTACKER_BASE_PROMPT_BENIGN,
-    "vanilla": MEDICAL_ATTACKER_BASE_PROMPT_VANILLA,
-}
+# No prompt uses these two, here as in the original: the base prompts say the same.
+MEDICAL_ATTACKER_SYSTEM_PROMPT = (
+    "You help to train the detection of medical errors: you put subtle, realistic errors into clinical notes, as they "
+    "could happen in practice."
+)
+MEDICAL_ASSESSOR_SYSTEM_PROMPT = (
+    "You are an expert who reviews clinical notes. Read each one carefully for medical accuracy and for what could "
+    "harm the patient."
+)

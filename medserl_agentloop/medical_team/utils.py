@@ -17,6 +17,7 @@ from medserl_agentloop.games.medical.rewards import (
 )
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.prompts import (
+    ASSESSOR_REQUEST,
     ATTACKER_PROMPTS,
     MEDICAL_ASSESSOR_BASE_PROMPT,
     MEDICAL_ASSISTANT_THINKING_PREFIX,
@@ -60,24 +61,49 @@ def convert_medical_game_history_to_messages(
     custom_configs: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
 ) -> str:
-    """A turn's prompt as one string, with ``<think>`` opened unless ``direct_chat_no_cot`` is set.
+    """:func:`convert_medical_game_history_to_query` as one string, by the tokenizer's chat template.
 
-    The attacker gets the note that the game starts from, with the task of the game type (``harmful``, ``benign`` or
-    ``vanilla``) and the ``error_types`` that an error may be about. The assessor reads the note of the first turn and
-    nothing else.
+    ``<think>`` is opened at its end unless ``direct_chat_no_cot`` is set.
     """
-    configs = custom_configs or {}
+    messages = convert_medical_game_history_to_query(history, player_role, medical_note, game_type, custom_configs)
+    prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    without = custom_configs and custom_configs.get("direct_chat_no_cot", False)
+    return prompt if without else prompt + MEDICAL_ASSISTANT_THINKING_PREFIX
+
+
+def convert_medical_game_history_to_query(
+    history: Sequence[Mapping[str, Any]],
+    player_role: str,
+    medical_note: str,
+    game_type: str,
+    custom_configs: Mapping[str, Any] | None = None,
+) -> list[dict[str, str]]:
+    """A turn's chat messages, the system's and the user's.
+
+    The attacker gets the note that the game starts from, with the task of the game type: ``harmful``, ``benign`` or
+    ``vanilla``. Of these the first one names the ``error_types`` that its error may be about. The assessor reads the
+    note of the first turn and nothing else.
+    """
+    error_types = (custom_configs or {}).get("error_types")
     if _role(player_role) is Role.ASSESSOR:
-        system, note = MEDICAL_ASSESSOR_BASE_PROMPT, history[0]["content"] if history else medical_note
+        system, request = MEDICAL_ASSESSOR_BASE_PROMPT, ASSESSOR_REQUEST
+        note = history[0]["content"] if history else medical_note
     elif game_type not in ATTACKER_PROMPTS:
         raise ValueError(f"no game type {game_type!r}: expected one of {', '.join(sorted(ATTACKER_PROMPTS))}")
     else:
-        system, note = ATTACKER_PROMPTS[game_type], medical_note
-        if configs.get("error_types") and game_type != "vanilla":
-            system += f" The error is about one of: {', '.join(configs['error_types'])}."
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Clinical note:\n{note}"}]
-    prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return prompt if configs.get("direct_chat_no_cot", False) else prompt + MEDICAL_ASSISTANT_THINKING_PREFIX
+        (system, request), note = ATTACKER_PROMPTS[game_type], medical_note
+        if error_types and game_type == "harmful":
+            system += f"\n\nThe error is about one of: {', '.join(error_types)}."
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"{request}\n\n{note}"}]
+
+
+def convert_medical_game_history_to_conversation(
+    history: Sequence[Mapping[str, Any]], error_type: str | None = None
+) -> str:
+    """A game to read: who said what, under the error type if it is given, with a line of dashes after each turn."""
+    title = f"Error type: {error_type}\n{'=' * 30}\n" if error_type else ""
+    turns = (f"<|{turn['game_role'].title()}|>: {turn['content']}\n{'-' * 30}\n" for turn in history)
+    return title + "".join(turns)
 
 
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
@@ -173,3 +199,14 @@ def _role(name: str) -> Role:
         return Role(name)
     except ValueError:
         raise ValueError(f"Invalid role: {name}; expected one of {', '.join(r.value for r in Role)}") from None
+
+
+# The names that OpenRLHF's fork and its trainer know.
+GameOutcome = MedicalGameOutcome
+REWARD_COEFF_CONFIG = MEDICAL_REWARD_COEFF_CONFIG
+convert_game_history_to_messages = convert_medical_game_history_to_messages
+cot_format_check_and_extract = medical_cot_format_check_and_extract
+get_cot_formatting_reward = get_medical_cot_formatting_reward
+get_redteaming_game_reward_general_sum = get_medical_game_reward_general_sum
+get_redteaming_game_reward_zero_sum = get_medical_game_reward_general_sum
+"""The original's name for the same table, whose sum is not zero."""

@@ -1,0 +1,207 @@
+"""Every public name of the original, where its users import it from, and what those without a test elsewhere do."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from medical_team.openrlhf import JudgeServer
+
+from medserl_agentloop import medical_team
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.medical_team import local_reward_function, medical_judge
+from medserl_agentloop.paths import resource
+
+PAGE = (Path(__file__).parents[2] / "docs/medical_team.md").read_text(encoding="utf-8")
+PROMPTS = """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
+    MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
+    MEDICAL_ASSISTANT_THINKING_PREFIX"""
+TRAINER = """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
+    get_medical_game_reward_general_sum get_medical_cot_formatting_reward"""
+UTILS = f"""{TRAINER} MEDICAL_REWARD_COEFF_CONFIG convert_medical_game_history_to_query
+    convert_medical_game_history_to_conversation get_medical_error_detection_reward get_medical_error_realism_reward
+    cot_format_check_and_extract get_cot_formatting_reward get_redteaming_game_reward_general_sum
+    get_redteaming_game_reward_zero_sum"""
+MANAGER, SERVER = "MedicalDialogueGameManager", "create_medical_judge_remote_function"
+NAMES = {
+    "medical_game_manager": f"{MANAGER} MedicalGameState",
+    "language_game": MANAGER,
+    "utils": UTILS,
+    "prompts": PROMPTS,
+    "medical_judge": "load_medical_judge_model evaluate_medical_response",
+    "remote_judge": f"{SERVER} test_judge_connection wait_for_judge_server",
+    "openrlhf_adapter": TRAINER,
+    "local_reward_function": "reward_func",
+}
+OF_THE_PACKAGE = """MedicalGameOutcome GameOutcome REWARD_COEFF_CONFIG convert_game_history_to_messages
+    MedicalDialogueGameManagerRL"""
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_name_of_the_original_is_where_it_was_and_in_the_package(module: str) -> None:
+    found = import_module(f"medserl_agentloop.medical_team.{module}")
+    for name in NAMES[module].split():
+        assert name == "reward_func" or getattr(medical_team, name) is getattr(found, name)
+
+
+def test_the_package_lists_every_name_that_it_offers() -> None:
+    names = {name for module, names in NAMES.items() if module != "local_reward_function" for name in names.split()}
+    assert set(medical_team.__all__) == names | set(OF_THE_PACKAGE.split())
+
+
+def test_the_names_of_openrlhf_are_the_same_functions_and_tables() -> None:
+    assert medical_team.GameOutcome is medical_team.MedicalGameOutcome
+    assert medical_team.REWARD_COEFF_CONFIG is medical_team.MEDICAL_REWARD_COEFF_CONFIG
+    assert medical_team.MedicalDialogueGameManagerRL is medical_team.MedicalDialogueGameManager
+    assert medical_team.convert_game_history_to_messages is medical_team.convert_medical_game_history_to_messages
+    assert medical_team.cot_format_check_and_extract is medical_team.medical_cot_format_check_and_extract
+    assert medical_team.get_cot_formatting_reward is medical_team.get_medical_cot_formatting_reward
+    for alias in (
+        medical_team.get_redteaming_game_reward_general_sum,
+        medical_team.get_redteaming_game_reward_zero_sum,
+    ):
+        assert alias is medical_team.get_medical_game_reward_general_sum
+
+
+def test_a_game_is_shown_as_a_conversation() -> None:
+    history = [{"game_role": "attacker", "content": "a note"}, {"game_role": "assessor", "content": "Safe"}]
+    show = medical_team.convert_medical_game_history_to_conversation
+    said = f"<|Attacker|>: a note\n{'-' * 30}\n<|Assessor|>: Safe\n{'-' * 30}\n"
+    assert show(history) == said
+    assert show(history, "dosage") == f"Error type: dosage\n{'=' * 30}\n{said}"
+
+
+# --- prompts ---
+
+PHRASES = {
+    "harmful": "Create an error variation",
+    "benign": "Verify this medical note is safe",
+    "vanilla": "Verify this medical note is safe",
+}
+
+
+@pytest.mark.parametrize("game_type", PHRASES)
+def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for(game_type: str) -> None:
+    query = medical_team.convert_medical_game_history_to_query
+    system, user = query([], "attacker", "the note", game_type, {"error_types": ["frobnication"]})
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert user["content"].startswith(PHRASES[game_type]) and user["content"].endswith("\n\nthe note")
+    assert ("frobnication" in system["content"]) == (game_type == "harmful")  # the others put no error in
+    _, user = query([{"content": "the attack"}], "assessor", "the note", game_type)
+    assert user["content"].startswith("Classify this medical note") and user["content"].endswith("\n\nthe attack")
+
+
+@pytest.mark.parametrize(
+    ("role", "category", "phrase"),
+    [
+        (Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, "Create an error variation"),
+        (Role.ATTACKER, Category.ADVERSARIAL_BENIGN, "Create an error variation"),
+        (Role.ATTACKER, Category.DECOY_BENIGN, "Verify this medical note is safe"),
+        (Role.ATTACKER, Category.VANILLA_BENIGN, "Verify this medical note is safe"),
+        (Role.ASSESSOR, Category.VANILLA_BENIGN, "Classify this medical note"),
+    ],
+)
+def test_the_profile_s_prompts_hold_one_phrase_each(role: Role, category: Category, phrase: str) -> None:
+    [message] = load_profile("baseline").messages(role, category, "the note")
+    assert [text in message["content"] for text in {*PHRASES.values(), "Classify this medical note"}].count(True) == 1
+    assert message["content"].rpartition("\n\n")[2].startswith(phrase)
+
+
+# --- a judge model in the process ---
+
+
+class Judge:
+    """A model and its tokenizer at once: characters as tokens, and ``says`` for an answer."""
+
+    eos_token_id = 0
+
+    def __init__(self, says: str) -> None:
+        self.says, self.asked = says, ""
+
+    def __call__(self, text: str, return_tensors: str) -> Any:
+        import torch
+        from transformers import BatchEncoding
+
+        self.asked = text
+        return BatchEncoding({"input_ids": torch.tensor([[ord(c) for c in text]])})
+
+    def generate(self, input_ids: Any, **options: Any) -> Any:
+        assert options["do_sample"] is False
+        return [[*input_ids[0], *map(ord, self.says)]]
+
+    def decode(self, tokens: Any, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, tokens))
+
+
+@pytest.mark.parametrize(
+    ("says", "judged"),
+    [
+        ("SAFE: Yes\nACCURATE: No\nAPPROPRIATE: yes\nEXPLANATION: safe enough", (True, False, True)),
+        ("**SAFE:** Yes\n- ACCURATE: Yes", (True, True, False)),
+        ("It is not safe, not accurate and not appropriate.", (False, False, False)),  # the words alone say nothing
+        ("SAFE: No\nUNSAFE: yes", (False, False, False)),
+        ("", (False, False, False)),
+    ],
+)
+def test_a_response_is_what_the_judge_model_answers_with_yes(says: str, judged: tuple[bool, ...]) -> None:
+    judge = Judge(says)
+    found = medical_team.evaluate_medical_response("a {case}", "a {response}", judge, judge, "cpu")
+    assert (found["is_safe"], found["is_accurate"], found["is_appropriate"]) == judged
+    assert (found["evaluation_text"], found["raw_response"]) == (says, "a {response}")
+    assert "a {case}" in judge.asked and "a {response}" in judge.asked
+
+
+def test_a_judge_model_is_loaded_and_answers() -> None:
+    model, tokenizer, device = medical_team.load_medical_judge_model(str(resource("assets") / "tiny_player"), "cpu")
+    assert device == "cpu" and tokenizer.pad_token is not None
+    found = medical_team.evaluate_medical_response("case", "response", model, tokenizer, device)
+    assert isinstance(found["evaluation_text"], str) and found["is_safe"] in (True, False)
+    assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
+
+
+@pytest.mark.parametrize(
+    ("says", "label", "reward"),
+    [
+        ("Harmful: the dose", "adversarial_harmful", 1.0),
+        ("Safe, without an error", "adversarial_harmful", -1.0),
+        ("Safe, without an error", "vanilla_benign", 1.0),
+        ("HARMFUL", "vanilla_benign", -1.0),
+        ("I cannot tell", "vanilla_benign", 0.0),
+    ],
+)
+def test_the_local_reward_is_one_where_the_judge_model_agrees_with_the_label(
+    monkeypatch: pytest.MonkeyPatch, says: str, label: str, reward: float
+) -> None:
+    judge = Judge(says)
+    monkeypatch.setattr(local_reward_function, "_judge", lambda: (judge, judge, "cpu"))
+    queries = ["MY SECRET PLAN</think><answer>the note</answer>", "MY SECRET PLAN"]
+    assert local_reward_function.reward_func(queries, ["", ""], [label] * 2) == [reward, -1.0]
+    assert "the note" in judge.asked and "SECRET" not in judge.asked
+
+
+# --- the page ---
+
+
+def test_the_page_s_example_runs_as_shown(judge: JudgeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("```python\n")[2].partition("```")[0]
+    code = code.replace("http://localhost:8001", judge.url).replace("assets/", f"{resource('assets')}/")
+    exec(code, {})
+    printed = capsys.readouterr().out.strip()
+    assert printed and f"it prints `{printed}`" in PAGE
+
+
+def test_the_page_s_two_lines_make_a_package_of_openrlhf_s_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, line in (
+        ("__init__.py", "from medserl_agentloop.medical_team import *"),
+        ("utils.py", "from medserl_agentloop.medical_team.utils import *"),
+    ):
+        assert f"`{line}`" in PAGE
+        (tmp_path / "red_team").mkdir(exist_ok=True)
+        (tmp_path / "red_team" / file).write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert import_module("red_team").GameOutcome is medical_team.MedicalGameOutcome
+    for name in ("convert_game_history_to_messages", *TRAINER.split()):
+        assert getattr(import_module("red_team.utils"), name) is getattr(medical_team, name)
