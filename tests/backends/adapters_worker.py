@@ -51,7 +51,7 @@ def engine(trained: dict[str, bool]) -> Any:
     return worker
 
 
-def row(trained_roles: tuple[int, ...] = (1, 2)) -> TensorDict:
+def row(trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float = 1.0) -> TensorDict:
     ids = torch.randint(10, 90, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
     first, answer, second, last = LENGTHS
     role_ids = torch.cat([torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))])
@@ -66,7 +66,7 @@ def row(trained_roles: tuple[int, ...] = (1, 2)) -> TensorDict:
         "response_mask": mask,
         "loss_mask": mask,
         "old_log_probs": torch.full(mask.shape, -3.0),
-        "advantages": torch.ones(mask.shape),
+        "advantages": torch.where(role_ids == 2, advantage_of_the_second, 1.0),
     }
     nested = {name: torch.nested.as_nested_tensor([column], layout=torch.jagged) for name, column in columns.items()}
     batch = TensorDict(nested, batch_size=1)
@@ -88,6 +88,23 @@ def adapters(worker: Any) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in worker.actor.engine._adapters()}
 
 
+def gradients(worker: Any, batch: TensorDict) -> dict[str, float]:
+    """By adapter: the largest gradient, after clipping, of one update."""
+    found: dict[str, float] = {"default": 0.0, "assessor": 0.0}
+    step = worker.actor.engine.optimizer.step
+
+    def watched() -> None:
+        for name, weight in worker.actor.engine.module.named_parameters():
+            if weight.grad is not None:
+                adapter = "assessor" if ".assessor." in name else "default"
+                found[adapter] = max(found[adapter], float(weight.grad.full_tensor().abs().max()))
+        step()
+
+    worker.actor.engine.optimizer.step = watched
+    worker.update_actor(batch)
+    return found
+
+
 def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
     """By adapter: the largest change of a weight in one update on the tokens of these roles."""
     before = adapters(worker)
@@ -103,26 +120,17 @@ def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    worker = engine({"attacker": True, "assessor": True})
+    both = {"attacker": True, "assessor": True}
+    worker = engine(both)
     worker.save_checkpoint(f"{folder}/actor", global_step=1)
     found: dict[str, Any] = {"ids": row()["input_ids"].unbind()[0].tolist()}
     found["log_probs"] = worker.compute_log_prob(row())["log_probs"].unbind()[0].tolist()
     base = row()
     tensordict_utils.assign_non_tensor(base, no_lora_adapter=True, compute_loss=False)
     found["of_base"] = worker.compute_log_prob(base)["log_probs"].unbind()[0].tolist()
-    gradients: dict[str, float] = {"default": 0.0, "assessor": 0.0}
-    step = worker.actor.engine.optimizer.step
-
-    def watched() -> None:
-        for name, weight in worker.actor.engine.module.named_parameters():
-            if weight.grad is not None:
-                adapter = "assessor" if ".assessor." in name else "default"
-                gradients[adapter] = max(gradients[adapter], float(weight.grad.full_tensor().abs().max()))
-        step()
-
-    worker.actor.engine.optimizer.step = watched
-    changed(worker, (1,))
-    found["gradients_of_the_first_alone"] = gradients
+    found["gradients_of_the_first_alone"] = gradients(engine(both), row((1,)))
+    found["gradients"] = gradients(engine(both), row())
+    found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
     found["frozen"] = changed(engine({"attacker": True, "assessor": False}), (1, 2))
     (folder / "found.json").write_text(json.dumps(found))
 

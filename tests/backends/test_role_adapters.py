@@ -79,6 +79,14 @@ def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_st
     assert found["frozen"]["default"] > 0 == found["frozen"]["assessor"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, Any]) -> None:
+    alone, beside = found["gradients"], found["gradients_beside_a_huge_one"]
+    assert beside["assessor"] > 5 * alone["assessor"]  # it is at the limit of clip_grad
+    assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)
+
+
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:
     roles = token_roles(torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0]))
     assert roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
