@@ -117,7 +117,7 @@ def _messages(game: GameRecord, prompts: Prompts, role: Role, note: str) -> list
     key = (role.value, template_name(role, game.spec.task))
     for row in prompts:
         if (row["role"], row["template"]) == key and row["step"] <= game.step:
-            return Prompt(tuple(row["messages"]), {"note": note}).filled()
+            return Prompt(tuple(row["messages"]), {"note": note}).filled(str)
     try:  # an older run, or games of `medserl play`: as the profile is now
         return load_profile(game.profile).messages(role, game.spec.task, note)
     except ValueError:  # a user's own folder, which is not here

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
@@ -139,7 +140,8 @@ class _Model(Generic[Answer]):
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
         self.chat = ChatClient(server.client(PATH))
-        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+        self._template = jinja.from_string(wording)
         self._kind, self._json_schema = kind, server.json_schema
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
         self._schema = {"type": "json_schema", "json_schema": bound}
