@@ -21,7 +21,7 @@ from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.manifest import sha256_of
-from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -150,7 +150,8 @@ def tournament(
             _begin(output, asked)
             matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
             served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-            asyncio.run(_play(matches, asked, config, output, served, console))
+            with lock_folder(output, wait_s=0):
+                asyncio.run(_play(matches, asked, config, output, served, console))
             _conclude(output, asked, everyone, console)
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)

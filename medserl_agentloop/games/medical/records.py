@@ -276,6 +276,6 @@ def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count:
             try:
                 # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
                 yield GameRecord.model_validate(json.loads(line))
-            except ValueError as error:  # not UTF-8, not JSON, or not a record
+            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or not a record
                 raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
             on_bytes(len(line))
