@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,8 +76,8 @@ class StepFile:
         with self.path.open("rb+") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    keeps = removed == 0 and line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
-                except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                    keeps = removed == 0 and line.endswith(b"\n") and int(from_line(line)["step"]) <= step
+                except (ValueError, TypeError, KeyError, OverflowError):
                     raise ValueError(
                         f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
                         "mend the line, or move the file away"
@@ -105,20 +106,38 @@ class StepFile:
         """The objects, in order.
 
         Raises:
-            ValueError: A line is not JSON; names file and line.
+            ValueError: A line is no JSON object; names file and line.
         """
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
+                    found = from_line(line)
+                except ValueError as error:
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
+                if not isinstance(found, dict):
+                    raise ValueError(f"{self.path}, line {number} is no JSON object")
+                yield found
 
 
 def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def from_line(line: bytes) -> Any:
+    """What a line of a file holds; a ValueError if that is no JSON, or has a number that no table takes."""
+    try:
+        return json.loads(line, parse_int=_number, parse_float=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _number(text: str) -> float:
+    number = int(text) if text.lstrip("-").isdecimal() else float(text)
+    if abs(number) >= (2**63 if isinstance(number, int) else math.inf):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:

@@ -87,6 +87,13 @@ def test_any_text_is_read_back(tmp_path_factory: pytest.TempPathFactory, text: s
     assert [o["text"] for o in file.read()] == [text]
 
 
+@pytest.mark.parametrize("line", [b"[1]", b"[" * 100_000, b'{"step": 1e400}', b'{"step": 1' + b"0" * 20 + b"}"])
+def test_a_line_that_no_table_can_hold_is_named(file: StepFile, line: bytes) -> None:
+    file.path.write_bytes(raw(1) + line + b"\n")
+    with pytest.raises(ValueError, match=r"games\.jsonl, line 2 is no"):
+        list(file.read())
+
+
 # --- cutting ---
 
 
@@ -195,7 +202,11 @@ def test_games_are_read_back_as_records(file: StepFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st', b"[" * 100_000]
+    "line",
+    [
+        *(b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st', b"[" * 100_000),
+        *(b'{"step": 1e400}\n', b'{"step": 9223372036854775808}\n'),
+    ],
 )
 def test_a_line_that_is_no_game_is_refused_with_file_and_line(file: StepFile, line: bytes) -> None:
     file.append([finished(Outcome.MISSED_ERROR).to_json()])

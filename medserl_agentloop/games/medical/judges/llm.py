@@ -17,11 +17,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
@@ -54,6 +54,10 @@ class NoteLine(NamedTuple):
     changed: bool
 
 
+Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
+"""Text without the lone surrogates that JSON may hold, and no cache."""
+
+
 class Verdict(BaseModel):
     """All that the model is asked to write. The reason comes first: it is written before the verdict."""
 
@@ -61,7 +65,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    reason: str
+    reason: Words
     error: Literal["present", "absent", "abstain"]
     realistic: bool | None
 
@@ -76,7 +80,7 @@ class Finding(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    reason: str
+    reason: Words
     error: Literal["present", "absent", "abstain"]
     sentence: int | None
 
