@@ -363,6 +363,11 @@ class Credentials:
         return {clean(k): clean(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
 
 
+def without_credentials(place: str) -> str:
+    """What was given as an address, for a message: what stands before an @ may be a password."""
+    return "***" + "".join(place.rpartition("@")[1:]) if "@" in place else place
+
+
 def decoded(authorization: str) -> str:
     """``user:password`` of a header of basic authentication; nothing of another one."""
     scheme, _, value = authorization.partition(" ")

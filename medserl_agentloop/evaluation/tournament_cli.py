@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.manifest import sha256_of
@@ -66,7 +67,9 @@ def entries(text: str) -> list[Entry]:
         return [Entry(name or served, f"http{address}", served)]
     folder = Path(place)
     if not folder.is_dir():
-        raise ValueError(f"{place} is neither a folder nor a served model, as MODEL@http://host:port")
+        raise ValueError(
+            f"{without_credentials(place)} is neither a folder nor a served model, as MODEL@http://host:port"
+        )
     name = name or folder.resolve().name
     # verl deletes old checkpoints' weights and leaves what it did not write.
     steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
