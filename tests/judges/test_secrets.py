@@ -167,7 +167,16 @@ COMMANDS = {
     ],
     "evaluate": lambda url, rows: ["evaluate", url, "--model", "m", "--notes", NOTES, "--output", rows + ".answers"],
     "evaluate a folder": lambda url, rows: ["evaluate", url, "--notes", NOTES, "--output", rows + ".answers"],
-    "tournament": lambda url, rows: ["tournament", f"m@{url}", "--data", rows, "--output", rows + ".games"],
+    "tournament": lambda url, rows: [
+        "tournament",
+        f"m@{url}",
+        "--data",
+        rows,
+        "--games",
+        "2",
+        "--output",
+        rows + ".games",
+    ],
 }
 
 
