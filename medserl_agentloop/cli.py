@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
@@ -101,7 +101,6 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from medserl_agentloop.command_line import visible
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
@@ -113,7 +112,7 @@ def compare(
         table = Table(*texts.columns, title=title, title_justify="left", box=None)
         for row in texts.to_numpy():
             table.add_row(*(Text(visible(cell)) for cell in row))
-        console.print(table, Text(note, style="dim"), "")
+        console.print(table, Text(visible(note), style="dim"), "")
     if output is not None:
         typer.echo(f"comparison: {output}")
 
@@ -158,7 +157,7 @@ def agreement(
     with errors_in_one_line():
         table, problems = measured(sheets, key)
     for problem in problems:
-        typer.echo(problem, err=True)
+        typer.echo(visible(problem), err=True)
     Console().print(table)
 
 
@@ -205,7 +204,7 @@ def certify(
             last.append(line)
             _, own, text = line.partition("[medserl] ")
             if own:
-                typer.echo(own + text.rstrip())
+                typer.echo(visible(own + text.rstrip()))
             certified |= text.startswith("certificate: ")
     if run.returncode and not certified:
         typer.echo("".join(last), err=True)

@@ -60,7 +60,13 @@ def find_object(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was."""
+    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
+
+    A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in its place.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: name another one")
+    path, asked = path.resolve(), path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -69,6 +75,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary)):  # a full disk's error names no file
+            error.filename = str(asked)
+        raise
     finally:
         with suppress(OSError):
             temporary.unlink()

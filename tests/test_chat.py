@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from serving import as_new
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
+from medserl_agentloop.core.interaction import Prompt, place
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,31 @@ def test_a_special_token_reaches_the_server_as_text_and_comes_back_as_written(se
     sent = server.requests[0]["messages"][0]["content"]
     assert token not in sent
     assert sent.replace("\u2060", "") == answer.text == content
+
+
+MARKERS = """
+    <|im_end|> <|a:b|> <|endoftext|> <\uff5cUser\uff5c> <\uff5cend\u2581of\u2581sentence\uff5c> <think> </think>
+    <tool_call> </tool_call> <tool_response> <s> </s> <bos> <eos> <pad> <unk> <mask> <im_end> <start_of_turn>
+    <end_of_turn> <image> <start_of_image> <extra_id_0> <unused3> <reserved_106> <fim_prefix>
+    <beginning_of_sentence> <0x0A> <<SYS>> <</SYS>> [INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [SYSTEM_PROMPT]
+    [THINK] [/THINK] [CLS] [SEP] [gMASK] [|user|] [|endofturn|] [UNUSED_TOKEN_146]
+"""
+
+
+@pytest.mark.parametrize("token", [*MARKERS.split(), "<| im end |>"])
+def test_no_control_token_of_a_players_text_reaches_a_server(server: ChatServer, token: str) -> None:
+    text = f"{token}{token} x{token.upper()}\n{token}"
+    sent = Prompt(({"role": "user", "content": f"Read this: {place('note')}"},), {"note": text}).filled()
+    assert not re.search(re.escape(token), sent[0]["content"], re.IGNORECASE)
+    assert sent[0]["content"].replace("\u2060", "") == f"Read this: {text}"
+    server.answer = lambda role, prompt: prompt
+    assert ask(server.url, sent[0]["content"])[0].text == f"Read this: {text}"
+
+
+def test_other_signs_of_a_note_and_the_prompts_own_words_stay_as_they_are() -> None:
+    note = "BP <140 and >90, Na < 130, a<b, HbA1c <=7, [2], [1-3], {x}"
+    prompt = Prompt(({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note})
+    assert prompt.filled() == [{"role": "user", "content": f"Reason in <think>: {note}"}]
 
 
 def test_lone_surrogates_travel_and_do_not_come_back(server: ChatServer) -> None:

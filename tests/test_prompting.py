@@ -122,6 +122,15 @@ def test_a_missing_template_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "attacker" / "decoy_benign.jinja") in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ cycler.__init__.__globals__.os.popen('id').read() }}", "{{ note.__class__.__mro__ }}"]
+)
+def test_a_template_reaches_no_python_objects(template: str, tmp_path: Path) -> None:
+    profile = profile_in(tmp_path, assessor__assess="{{ note }}" + template)
+    with pytest.raises(ValueError, match="is unsafe"):
+        assess(profile)
+
+
 # --- finding a profile ---
 
 
@@ -201,8 +210,27 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
 
 
 @pytest.mark.parametrize(
+    ("parser", "says"), [("classic", ""), ("medserl_agentloop.games.medical.parsing:CLASSIC", "imports a module")]
+)
+def test_a_profile_says_that_its_parser_imports_a_module(
+    tmp_path: Path, parser: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "profile.yaml").write_text(f"parser: {parser}")
+    PromptProfile(tmp_path)
+    assert says in caplog.text and bool(says) == (parser in caplog.text)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
-    [("parsr: medserl", "parsr"), ("parser: nonesuch", "no parser 'nonesuch'"), ("stop: {judge: [x]}", "stop")],
+    [
+        ("parsr: medserl", "parsr"),
+        ("parser: nonesuch", "no parser 'nonesuch'"),
+        ("stop: {judge: [x]}", "stop"),
+        ("parser: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+        ("parser: [", "expected the node content"),
+        ("parser: " + "[" * 2000, "recursion"),
+        ("parser: ${broken", "no viable alternative"),
+    ],
 )
 def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "profile.yaml").write_text(text)

@@ -126,6 +126,31 @@ def test_an_unknown_scheme_is_named(games: Path, tmp_path: Path) -> None:
     assert "no reward scheme 'medsrl'" in rescore(games, tmp_path / "new.jsonl", "medsrl").output
 
 
+def test_only_a_regular_file_is_replaced(games: Path, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "linked")
+    for output in (pipe, tmp_path, Path("/dev/null")):
+        result = rescore(games, output)
+        assert result.exit_code == 2 and f"{output} is no regular file" in result.output
+    assert pipe.is_fifo() and Path("/dev/null").is_char_device()
+    assert rescore(games, link).exit_code == 0
+    assert link.is_symlink() and (tmp_path / "linked").is_file()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_said_of_the_output(
+    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"os.{call}", full)
+    result = rescore(games, tmp_path / "new.jsonl")
+    assert result.exit_code == 2 and f"{tmp_path / 'new.jsonl'}: No space left on device" in result.output
+    assert list(tmp_path.iterdir()) == [games]
+
+
 # --- two schemes compared ---
 
 

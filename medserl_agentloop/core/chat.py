@@ -25,10 +25,23 @@ CONTROL_TOKEN = "|".join(
 )
 """Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
 
+# What some tokenizer may have a token for: <think>, <|a b|>, [TOOL_CALLS], [|user|]; not "BP <140" or "[2]".
+_MARKER = re.compile(r"<(?=[|\uff5c][^<>\n]{0,64}>|[^\s<>]{1,64}>)|\[(?=[|/]?[A-Za-z_][\w|/]{0,64}\])")
+
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
 
 _JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
+
+
+def as_data(text: str) -> str:
+    """Untrusted text as a chat server may get it: nothing in it becomes a token of a chat template, whatever model is
+    served. It still reads the same."""
+    return _MARKER.sub(_broken, text)
+
+
+def _broken(found: re.Match[str]) -> str:
+    return found[0][0] + _JOINER + found[0][1:]
 
 
 def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
@@ -55,7 +68,7 @@ class ChatClient:
     """Asks one model at ``http``, whose address is the base of the API, e.g. ``http://host:30000/v1``.
 
     Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor those of common
-    templates.
+    templates, also in a player's own earlier turns. Other players' texts come through :func:`as_data`.
     """
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
@@ -87,7 +100,7 @@ class ChatClient:
 
         Without this, a player would learn to end another one's turn by writing ``<|im_end|>`` into its own.
         """
-        return self._special.sub(lambda found: found[0][0] + _JOINER + found[0][1:], content)
+        return self._special.sub(_broken, content)
 
     def _read(self, answer: Any, prefix: str) -> ChatAnswer:
         """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""

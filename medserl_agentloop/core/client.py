@@ -35,7 +35,8 @@ for _library in ("httpx", "httpcore"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 MAX_BYTES = 8 * 2**20
-"""Longest answer that is read. A thousand games with a page of reasoning each fit."""
+"""Longest answer, and in a server's place longest request, that is read. A thousand games with a page of reasoning each
+fit."""
 
 _READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at for a message, and in it
 _SHORTEST_SECRET = 6  # Of shorter ones only whole credentials are looked for in answers: "none" is also a word.
@@ -343,8 +344,8 @@ class Credentials:
         value = value if not value or " " in value else f"Bearer {value}"
         self.headers = {"authorization": value} if value else {}
         # As they stand in the address, decoded, and as they travel: a server may repeat any of them.
-        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", _decoded(value)}
-        parted = {value.rpartition(" ")[2], password or user, parts.password or "", _decoded(value).partition(":")[2]}
+        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", decoded(value)}
+        parted = {value.rpartition(" ")[2], password or user, parts.password or "", decoded(value).partition(":")[2]}
         self._in_messages = _any_of(whole | parted)
         self._in_answers = _any_of(whole | {part for part in parted if len(part) >= _SHORTEST_SECRET})
 
@@ -362,7 +363,12 @@ class Credentials:
         return {clean(k): clean(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
 
 
-def _decoded(authorization: str) -> str:
+def without_credentials(place: str) -> str:
+    """What was given as an address, for a message: what stands before an @ may be a password."""
+    return "***" + "".join(place.rpartition("@")[1:]) if "@" in place else place
+
+
+def decoded(authorization: str) -> str:
     """``user:password`` of a header of basic authentication; nothing of another one."""
     scheme, _, value = authorization.partition(" ")
     try:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.chat import as_data
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.records import GameRecord
@@ -46,17 +47,17 @@ def split_at_places(text: str) -> list[str]:
 class Prompt:
     """Chat messages, with untrusted text kept apart from them.
 
-    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. The encoder tokenises these texts so that
-    no control token comes out.
+    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. No control token comes out of these texts:
+    neither of the encoder, nor of a chat server that gets them filled in.
     """
 
     messages: tuple[Message, ...]
     data: Mapping[str, str] = field(default_factory=dict)
 
-    def filled(self) -> list[Message]:
-        """The messages with the texts in their places."""
+    def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
+        """The messages with the texts in their places, each as it is ``shown``: for a chat server."""
         return [
-            {**message, "content": _PLACE.sub(lambda found: self.data[found[1]], message["content"])}
+            {**message, "content": _PLACE.sub(lambda found: shown(self.data[found[1]]), message["content"])}
             for message in self.messages
         ]
 

@@ -1,18 +1,21 @@
 """What a run writes so that a resumed one goes on with it as it was; used by the trainer.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
-again, so a file holds every step once whatever killed the run (verl's own ``file`` logger starts from nothing on a
-resume). Baselines, alarms and opponents have a little state of their own, kept in each of verl's checkpoints. The run's
-whole config stands beside its games, for who plays its checkpoints later.
+again, so a file holds every step once whatever killed the run; one process writes a folder at a time (verl's own
+``file`` logger starts from nothing on a resume). Baselines, alarms and opponents have a little state of their own, kept
+in each of verl's checkpoints. The run's whole config stands beside its games, for who plays its checkpoints later.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from medserl_agentloop.paths import replacing
 
@@ -21,6 +24,35 @@ METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "run_config.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
+LOCK_FILE = ".lock"
+
+
+def lock_folder(folder: str | Path, wait_s: float = 30.0) -> IO[bytes]:
+    """Make ``folder`` and keep other processes from locking it as long as the returned file is open.
+
+    A process that was killed may take a while to die, so it is waited for.
+
+    Raises:
+        ValueError: Another process has the folder.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    file = (Path(folder) / LOCK_FILE).open("ab")
+    give_up = time.monotonic() + wait_s
+    while True:
+        try:
+            # Not flock: a forked data loader would go on holding it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > give_up:
+                file.close()
+                raise ValueError(
+                    f"another process writes to {folder}: end it, or give this one a folder of its own"
+                ) from None
+            time.sleep(0.2)
+        except OSError as error:  # a file system without locks
+            print(f"[medserl] warning: {folder} cannot be locked ({error}): let no second run write to it", flush=True)
+            return file
 
 
 class StepFile:
@@ -33,6 +65,8 @@ class StepFile:
     def cut_after(self, step: int) -> int:
         """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
 
+        A file of which nothing would be left is moved aside, to the same name with a number.
+
         Raises:
             ValueError: A whole line is not an object with a step; names file and line.
         """
@@ -42,15 +76,22 @@ class StepFile:
         with self.path.open("rb+") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    keeps = removed == 0 and line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
-                except (ValueError, TypeError, KeyError):
+                    keeps = removed == 0 and line.endswith(b"\n") and int(from_line(line)["step"]) <= step
+                except (ValueError, TypeError, KeyError, OverflowError):
                     raise ValueError(
                         f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
                         "mend the line, or move the file away"
                     ) from None
                 kept += len(line) if keeps else 0
                 removed += not keeps
-            file.truncate(kept)
+            if kept:
+                file.truncate(kept)
+        if removed and not kept:
+            number = 1
+            while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+                number += 1
+            self.path.rename(aside)
+            self.path.touch()
         return removed
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
@@ -65,20 +106,38 @@ class StepFile:
         """The objects, in order.
 
         Raises:
-            ValueError: A line is not JSON; names file and line.
+            ValueError: A line is no JSON object; names file and line.
         """
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield json.loads(line)
+                    found = from_line(line)
                 except ValueError as error:
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
+                if not isinstance(found, dict):
+                    raise ValueError(f"{self.path}, line {number} is no JSON object")
+                yield found
 
 
 def to_line(values: dict[str, Any]) -> bytes:
     """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def from_line(line: bytes) -> Any:
+    """What a line of a file holds; a ValueError if that is no JSON, or has a number that no table takes."""
+    try:
+        return json.loads(line, parse_int=_number, parse_float=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _number(text: str) -> float:
+    number = int(text) if text.lstrip("-").isdecimal() else float(text)
+    if abs(number) >= (2**63 if isinstance(number, int) else math.inf):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:

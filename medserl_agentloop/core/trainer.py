@@ -64,6 +64,7 @@ from medserl_agentloop.core.step_file import (
     HasState,
     StepFile,
     load_state,
+    lock_folder,
     save_state,
     write_prompts,
 )
@@ -97,7 +98,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
         if self.selfplay.certify != "only":
             folder = Path(self.selfplay.records)
-            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(folder)
             (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
         self.pool: CheckpointPool | None = None
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
@@ -180,7 +181,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         for file in (self.games_file, self.metrics_file) if self.selfplay.certify != "only" else ():
             if removed := file.cut_after(step):
-                print(f"[medserl] {file.path}: removed {removed} lines of steps after {step}", flush=True)
+                done = "removed" if file.path.stat().st_size else "moved aside"
+                print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
         if self.selfplay.certify != "only" and step < total:
             write_prompts(records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.core.step_file import lock_folder
 from medserl_agentloop.evaluation import evaluate as evaluation
 from medserl_agentloop.evaluation.tournament import seat_of
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -175,7 +176,8 @@ def evaluate(
             ]
             cache = output / evaluation.CACHE
             answers = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
-            replies, failed = asyncio.run(answers)
+            with lock_folder(output, wait_s=0):
+                replies, failed = asyncio.run(answers)
             if failed and not allow_missing:
                 raise ValueError(
                     f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "

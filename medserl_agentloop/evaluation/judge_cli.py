@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,8 +36,11 @@ def serve(
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
     settings: Annotated[list[str] | None, typer.Option("--set", help="llm: a key of selfplay.judge_server.")] = None,
     shape: Annotated[Literal["labels", "bare"], typer.Option(help="Answers bare, or under score_key.")] = "bare",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this need --token-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    token_env: Annotated[
+        str | None, typer.Option(help="Environment variable with a key that all requests must bring.")
+    ] = None,
 ) -> None:
     """Offer POST /judge and GET /health until interrupted.
 
@@ -46,15 +51,30 @@ def serve(
     from medserl_agentloop.games.medical.judges.protocol import create_app
 
     judge: Judge = LabelJudge()
-    if backend == "llm":
-        with errors_in_one_line():
+    token = os.environ.get(token_env or "", "")
+    with errors_in_one_line():
+        if token_env and not token:
+            raise ValueError("--token-env names an environment variable that is not set")
+        if not token and not _is_loopback(host):
+            raise ValueError(
+                f"--host {host} lets other machines in: name an environment variable that holds a key in --token-env, "
+                "and give clients the same key, in judge_server.api_key_env or as the password of the address"
+            )
+        if backend == "llm":
             if url is None or model is None:
                 raise ValueError("--backend llm needs --url and --model")
             named = {"judge": backend, "profile": profile, "judge_server": {"url": url, "model": model}}
             config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
             config.judge_server.check_votes()
             judge = LlmJudge.from_config(config)
-    uvicorn.run(create_app(judge, shape), host=host, port=port)
+    uvicorn.run(create_app(judge, shape, token), host=host, port=port, timeout_graceful_shutdown=3)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @app.command()

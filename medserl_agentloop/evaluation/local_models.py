@@ -27,6 +27,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 
 from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.manifest import sha256_of
@@ -221,7 +222,8 @@ def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dic
     """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is neither a folder nor an address that begins with http:// or https://")
+        place = without_credentials(str(folder))
+        raise ValueError(f"{place} is neither a folder nor an address that begins with http:// or https://")
     # Bars and advice of no use to who evaluates.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

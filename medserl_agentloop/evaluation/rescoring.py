@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
@@ -92,11 +92,11 @@ def replay(
         names = [*scheme, RECORDED][:2]
         compared, found = disagreements(games, names)
         if output is not None:
-            with output.open("w", newline="", encoding="utf-8") as file:
+            with output.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 csv.writer(file).writerows([Disagreement._fields, *found])
     table = Table("outcome", "role", "components", "rewards", box=None)
     for kind, count in Counter((each.outcome, each.role, each.components) for each in found).most_common():
-        table.add_row(*map(Text, kind), str(count))
+        table.add_row(*(Text(visible(part)) for part in kind), str(count))
     if found:
         Console().print(table)
     typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")

@@ -36,7 +36,7 @@ def seat_of(
             raise ValueError("a server needs --model, the name of the model it serves")
         return EndpointPlayer(EndpointOptions(url=model, model=served, template_kwargs=template_kwargs, **options))
     if served is not None:
-        raise ValueError(f"--model names the model of a server, and {model} is no address of one")
+        raise ValueError("--model names the model of a server, whose address begins with http:// or https://")
     from medserl_agentloop.evaluation.local_models import load_player  # loads verl
 
     return load_player(model, prompts, template_kwargs)

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.manifest import sha256_of
-from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -66,7 +67,9 @@ def entries(text: str) -> list[Entry]:
         return [Entry(name or served, f"http{address}", served)]
     folder = Path(place)
     if not folder.is_dir():
-        raise ValueError(f"{place} is neither a folder nor a served model, as MODEL@http://host:port")
+        raise ValueError(
+            f"{without_credentials(place)} is neither a folder nor a served model, as MODEL@http://host:port"
+        )
     name = name or folder.resolve().name
     # verl deletes old checkpoints' weights and leaves what it did not write.
     steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
@@ -150,7 +153,8 @@ def tournament(
             _begin(output, asked)
             matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
             served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-            asyncio.run(_play(matches, asked, config, output, served, console))
+            with lock_folder(output, wait_s=0):
+                asyncio.run(_play(matches, asked, config, output, served, console))
             _conclude(output, asked, everyone, console)
     except KeyboardInterrupt:
         typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
@@ -258,10 +262,10 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], co
             for lost in result["forgotten"]
         ]
         said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
-        console.print(Text("; ".join(said)), soft_wrap=True)
+        console.print(Text(visible("; ".join(said))), soft_wrap=True)
     lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
     for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(visible(line)), soft_wrap=True)
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ def agreement(sheets: Sequence[Path], key: Path) -> tuple[Table, list[str]]:
             same = [len({rater[item] for rater in compared}) == 1 for item in items]
             share = f"{fmean(same):.1%}" if items else ""
             shown = "not defined" if math.isnan(kappa) else f"{kappa:.3f}"
-            table.add_row(question, Text(who), shown, share, str(len(items)))
+            table.add_row(question, Text(visible(who)), shown, share, str(len(items)))
         table.add_section()
     problems = [problem for sheet in read for problem in sheet.problems]
     without = len(original) - len(judge)

@@ -163,7 +163,7 @@ def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     )
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
-        frame[f"reward/{role}/{part}"] = pd.array(values, dtype="Float64")
+        frame[f"reward/{role}/{_storable(part)}"] = pd.array(values, dtype="Float64")
     rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
     different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
     frame["signal"] = different.any(axis=1).astype("boolean")
@@ -175,7 +175,12 @@ def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.Dat
     columns = {}
     for name, column in schema.items():
         values = [row.get(name) for row in rows]
-        if column.dtype == "string":  # a model may write half of a surrogate pair, which Arrow cannot hold
-            values = [text and text.encode("utf-8", errors="backslashreplace").decode() for text in values]
+        if column.dtype == "string":
+            values = [text and _storable(text) for text in values]
         columns[name] = pd.array(values, dtype=column.dtype)
     return pd.DataFrame(columns)
+
+
+def _storable(text: str) -> str:
+    """Text of a model, or a name of a user's, without halves of surrogate pairs, which Arrow and UTF-8 cannot hold."""
+    return text.encode("utf-8", errors="backslashreplace").decode()

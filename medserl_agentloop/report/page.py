@@ -116,8 +116,8 @@ def reads(game: GameRecord, prompts: Prompts) -> dict[str, Any]:
 def _messages(game: GameRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
     key = (role.value, template_name(role, game.spec.task))
     for row in prompts:
-        if (row["role"], row["template"]) == key and row["step"] <= game.step:
-            return Prompt(tuple(row["messages"]), {"note": note}).filled()
+        if (row.get("role"), row.get("template")) == key and row["step"] <= game.step:
+            return Prompt(tuple(row["messages"]), {"note": note}).filled(str)
     try:  # an older run, or games of `medserl play`: as the profile is now
         return load_profile(game.profile).messages(role, game.spec.task, note)
     except ValueError:  # a user's own folder, which is not here

@@ -5,7 +5,6 @@ Reads nothing but the run's files, so it works beside the run, or on a copy of i
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.alarms import METRIC_PREFIX
-from medserl_agentloop.core.step_file import METRICS_FILE
+from medserl_agentloop.core.step_file import METRICS_FILE, from_line
 
 CURVES = (
     r"selfplay/[^/]+/reward",
@@ -66,9 +65,9 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
         return []
     for line in lines:
         try:
-            row = json.loads(line)
+            row = from_line(line)
             by_step[int(row["step"])].update(row)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue
     return [by_step[step] for step in sorted(by_step)]
 

@@ -1,5 +1,7 @@
 """Answers on disk: given once per content, shared by processes, and never in the way of a game."""
 
+import asyncio
+import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,11 @@ from typing import Any
 import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, by_index, harmful, serving
+from judges.test_llm import PAIR, completion, options
 
 from medserl_agentloop.core.answer_cache import AnswerCache, cache_key
 from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge, judge_template
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label
 
@@ -50,6 +54,22 @@ def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
         manager = reward_manager("http", server.options(cache=str(tmp_path)))
         assert reward_all(manager, [played()])[0].outcome is Outcome.VOID
         assert reward_all(manager, [played()])[0].outcome is Outcome.CORRECT_DETECTION
+
+
+def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(tmp_path: Path) -> None:
+    found = {"reason": "too \ud800 high", "error": "present", "realistic": True}
+    blind = {"reason": "too \ud800 high", "error": "present", "sentence": 1}
+
+    def reply(number: int, body: Any) -> Any:
+        return completion(json.dumps(blind if "finding" in str(body["response_format"]) else found))
+
+    with serving(reply) as server:
+        judge = LlmJudge(options(server, cache=str(tmp_path)), PAIR)
+        reader = BlindReader(options(server, cache=str(tmp_path)), judge_template("medserl", "blind"), 1)
+        for cached in (False, True):
+            judgement = asyncio.run(judge.judge(played()))
+            (reading,) = asyncio.run(reader.read(played()))
+            assert (judgement.reason, judgement.cached) == (reading.reason, reading.cached) == ("too ? high", cached)
 
 
 def test_other_categories_and_servers_are_other_contents(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from game.builders import CLEAN_NOTE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, Template, UndefinedError
+from jinja2.sandbox import SecurityError
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
@@ -252,3 +253,5 @@ def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     judge = LlmJudge.from_config(MedicalConfig(profile=str(tmp_path), judge_server=server))
     with pytest.raises(UndefinedError, match="mine"):
         asyncio.run(judge.judge(played()))
+    with pytest.raises(SecurityError, match="unsafe"):
+        asyncio.run(LlmJudge(server, "{{ cycler.__init__.__globals__ }}").judge(played()))

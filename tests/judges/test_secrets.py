@@ -4,17 +4,23 @@ import asyncio
 import json
 import logging
 from base64 import b64encode
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from judges.clients import CLIENTS, NO_ANSWER, ask, good, http_answer, raw_server
 from judges.local_server import harmful, serving
 from judges.test_llm import PRESENT, completion
-from support import run_with
+from support import extra_info, run_with
+from typer.testing import CliRunner
 
+from medserl_agentloop.cli import app
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.medical_team import test_judge_connection
+from medserl_agentloop.paths import resource
 
 KEY, USER, PASSWORD = "sk-TOPSECRET-0123", "anna", "p@ss/w:rd?#"
 QUOTED = "p%40ss%2Fw%3Ard%3F%23"
@@ -142,3 +148,49 @@ def test_the_exceptions_hold_no_secret_either(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(NoAnswer) as caught:
             asyncio.run(client.post("/judge", {}))
     assert KEY not in repr(caught.value) + str(caught.getrepr(style="short"))
+
+
+NOTES = str(resource("data_prep/sample/medserl_sample.csv"))
+COMMANDS = {
+    "play": lambda url, rows: ["play", "--endpoint", url, "--model", "m", "--data", rows, "--games", "1"],
+    "probe": lambda url, rows: [
+        "probe",
+        url,
+        "--model",
+        "m",
+        "--data",
+        rows,
+        "--notes",
+        "2",
+        "--output",
+        rows + ".jsonl",
+    ],
+    "evaluate": lambda url, rows: ["evaluate", url, "--model", "m", "--notes", NOTES, "--output", rows + ".answers"],
+    "evaluate a folder": lambda url, rows: ["evaluate", url, "--notes", NOTES, "--output", rows + ".answers"],
+    "tournament": lambda url, rows: [
+        "tournament",
+        f"m@{url}",
+        "--data",
+        rows,
+        "--games",
+        "2",
+        "--output",
+        rows + ".games",
+    ],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "url", ["http://{}@127.0.0.1:9", "{}@127.0.0.1:9", "ftp://{}@127.0.0.1", "http://{}/@127.0.0.1", "http://{}@[::1:9"]
+)
+def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
+    command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = pa.Table.from_pylist([{"extra_info": extra_info("adversarial_benign")}] * 2)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    words = COMMANDS[command](url.format("anna:hunter2"), str(tmp_path / "rows.parquet"))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
+    assert "hunter2" not in result.output

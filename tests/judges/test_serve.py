@@ -1,12 +1,15 @@
 """``medserl judge serve``: the /judge protocol answered from labels or from a language model."""
 
+import json
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -18,6 +21,7 @@ from serving import serving as serving_app
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
+from medserl_agentloop.core.client import MAX_BYTES
 from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
@@ -25,21 +29,23 @@ from medserl_agentloop.games.medical.types import Category
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
 
+JSON = {"content-type": "application/json"}
 
-def judge_server(backend: Judge, shape: Shape = "bare") -> AbstractContextManager[str]:
-    return serving_app(create_app(backend, shape))
+
+def judge_server(backend: Judge, shape: Shape = "bare", token: str = "") -> AbstractContextManager[str]:
+    return serving_app(create_app(backend, shape, token))
 
 
 def ask(url: str, *queries: dict[str, Any], **more: Any) -> Any:
     return httpx.post(f"{url}/judge", json={"queries": list(queries), **more}).json()
 
 
-@pytest.fixture(scope="module")
-def labels_command() -> Iterator[str]:
+@contextmanager
+def command() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command itself in a process of its own, on a free port."""
     code = "from medserl_agentloop.cli import app; app()"
-    command = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    words = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"running on (http://\S+)", line):
@@ -47,9 +53,15 @@ def labels_command() -> Iterator[str]:
             break
     else:
         pytest.fail("the server did not start")
-    yield found.group(1)
+    yield found.group(1), process
     process.terminate()
     process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def labels_command() -> Iterator[str]:
+    with command() as (url, _):
+        yield url
 
 
 def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_command: str) -> None:
@@ -107,6 +119,12 @@ def test_an_unknown_category_costs_its_game_alone(labels_command: str) -> None:
     assert answers["7"]["error_present"] is True
     assert answers["8"]["is_parsing_error"] is True and answers["8"]["error_present"] is False
     assert "nonesuch" in answers["8"]["judge_reasoning"]
+
+
+def test_a_note_that_is_too_long_costs_its_game_alone(labels_command: str) -> None:
+    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "medical_note": "x " * 60_000})
+    assert not answers["7"]["is_parsing_error"]
+    assert "longer than 100000 characters" in answers["8"]["judge_reasoning"]
 
 
 def test_two_games_of_one_index_are_refused(labels_command: str) -> None:
@@ -182,7 +200,7 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
 def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[LlmJudge] = []
     monkeypatch.setattr(
-        "medserl_agentloop.games.medical.judges.protocol.create_app", lambda judge, shape: served.append(judge)
+        "medserl_agentloop.games.medical.judges.protocol.create_app", lambda judge, *_: served.append(judge)
     )
     monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
     command = ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1", "--model", "m"]
@@ -194,3 +212,74 @@ def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch)
         ("other", 0),
         ("other", 1),
     ]
+
+
+# --- requests that nobody should trust ---
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"queries": NaN}', 422),
+        ('{"queries": [{"game_idx": NaN}]}', 422),
+        ('{"queries": [], "score_key": Infinity}', 422),
+        ('{"queries": "\\ud800"}', 422),
+        ('{"queries": ' + "[" * 100_000, 400),
+        (b"\xff\xfe", 422),
+        (json.dumps({"queries": [{**QUERY, "medical_note": "x" * MAX_BYTES}]}), 413),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: str, status: int) -> None:
+    answer = httpx.post(f"{labels_command}/judge", content=body, headers=JSON)
+    assert answer.status_code == status and answer.json()["detail"]
+
+
+def test_a_request_without_a_length_is_refused(labels_command: str) -> None:
+    assert httpx.post(f"{labels_command}/judge", content=iter([b"{}"])).status_code == 411
+
+
+def test_a_score_key_that_no_answer_can_hold_is_replaced() -> None:
+    with judge_server(LabelJudge(), "labels") as url:
+        body = '{"queries": [], "score_key": "a\\ud800"}'
+        assert httpx.post(f"{url}/judge", content=body, headers=JSON).json() == {"a?": {}}
+
+
+def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_TEST_KEY", "t0ken")
+    with judge_server(LabelJudge(), token="t0ken") as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        for wrong in (b"", b"Bearer token", b"Basic t0ken", b"\xe9"):
+            refused = httpx.post(f"{url}/judge", json={"queries": []}, headers={"authorization": wrong})
+            assert refused.status_code == 401
+        by_password = url.replace("//", "//anyone:t0ken@")
+        assert httpx.post(f"{by_password}/judge", json={"queries": []}).status_code == 200
+        server = JudgeServer(url=url, api_key_env="JUDGE_TEST_KEY")
+        (game,) = reward_all(reward_manager("http", server), [played()])
+    assert game.judgement and game.judgement.judge == "http"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in"),
+        (["--host", "judge.example"], "name an environment variable that holds a key in --token-env"),
+        (["--token-env", "sk-PASTED"], "--token-env names an environment variable that is not set"),
+    ],
+)
+def test_other_machines_are_let_in_with_a_token_only(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(medserl, ["judge", "serve", "--backend", "labels", *words])
+    assert result.exit_code == 2 and message in result.output and "PASTED" not in result.output
+
+
+@pytest.mark.slow
+def test_half_open_requests_do_not_keep_the_server_from_stopping() -> None:
+    with command() as (url, process), ExitStack() as open_sockets:
+        parts = httpx.URL(url)
+        for _ in range(50):
+            peer = open_sockets.enter_context(socket.create_connection((parts.host, parts.port)))
+            peer.sendall(b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        assert httpx.get(f"{url}/health").status_code == 200
+        started = time.monotonic()
+        process.terminate()
+        process.wait(9)
+        assert time.monotonic() - started < 9

@@ -16,6 +16,7 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.evaluation.standings import ratings, shares, tables
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
 from medserl_agentloop.games.medical.rewards import medserl
@@ -88,6 +89,38 @@ def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -
     assert not HIDDEN.search(text)
     # In the reasoning and the rewritten note, as component of two roles, as reason, player and opponent.
     assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare", "replay", "attacks", "export"])
+def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
+    run, output = tmp_path / "run", str(tmp_path / "out.md")
+    StepFile(run / GAMES_FILE).append([{**hostile().to_json(), "scheme": "mine"}])
+    more = {
+        "compare": [str(run), "-o", output],
+        "replay": ["--scheme", "medserl", "-o", output],
+        "export": ["--to", "dataset", "-o", output],
+    }
+    result = CliRunner().invoke(
+        app, [command, str(run), *more.get(command, [] if command == "show" else ["-o", output])]
+    )
+    assert result.exit_code == 0, result.output
+
+
+def test_the_components_of_replayed_games_are_shown_as_text(tmp_path: Path) -> None:
+    StepFile(tmp_path / GAMES_FILE).append([hostile().model_copy(update={"void": None}).to_json()])
+    result = CliRunner().invoke(app, ["replay", str(tmp_path), "--scheme", "medserl"])
+    assert result.exit_code == 0, result.output
+    assert "\\x1b[31m" in result.output and not HIDDEN.search(result.output)
+
+
+def test_the_names_of_served_players_are_shown_as_text() -> None:
+    names = [HOSTILE.replace("\ud800", "") + number for number in "12"]
+    record = game().model_copy(update={"players": dict(zip(("attacker", "assessor"), names, strict=True))})
+    out = io.StringIO()
+    found = shares([record])
+    for table in tables(found, ratings(found), names):
+        Console(file=out, width=400, color_system=None).print(table)
+    assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
 
 
 def test_a_rescored_file_s_scheme_is_shown_as_text(tmp_path: Path) -> None:

@@ -60,7 +60,18 @@ def test_a_run_of_an_earlier_release_says_no_end(tmp_path: Path) -> None:
     assert "step 3\n" in seen(tmp_path)
 
 
-@pytest.mark.parametrize("garbage", [b"[]\n", b"{}\n", b"\xff\xfe\n", b'{"step": "x"}\n', b"[" * 100_000 + b"\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"[]\n",
+        b"{}\n",
+        b"\xff\xfe\n",
+        b'{"step": "x"}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"step": 1e400}\n',
+        b'{"step": Infinity}\n',
+    ],
+)
 def test_lines_that_are_no_steps_stop_nothing(tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / METRICS_FILE).write_bytes(to_line(row(1)) + garbage)
     assert "step 1 of 10" in seen(tmp_path)

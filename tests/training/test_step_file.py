@@ -1,6 +1,8 @@
 """Step files: what is appended is read back, and a resumed run finds every step once."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.core.step_file import StepFile, lock_folder
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
@@ -85,6 +87,13 @@ def test_any_text_is_read_back(tmp_path_factory: pytest.TempPathFactory, text: s
     assert [o["text"] for o in file.read()] == [text]
 
 
+@pytest.mark.parametrize("line", [b"[1]", b"[" * 100_000, b'{"step": 1e400}', b'{"step": 1' + b"0" * 20 + b"}"])
+def test_a_line_that_no_table_can_hold_is_named(file: StepFile, line: bytes) -> None:
+    file.path.write_bytes(raw(1) + line + b"\n")
+    with pytest.raises(ValueError, match=r"games\.jsonl, line 2 is no"):
+        list(file.read())
+
+
 # --- cutting ---
 
 
@@ -130,8 +139,41 @@ def test_nothing_is_cut_where_nothing_is_later(file: StepFile) -> None:
 
 def test_a_run_that_starts_from_nothing_starts_with_an_empty_file(file: StepFile) -> None:
     file.append(steps(1, 2))
+    before = file.path.read_bytes()
     assert file.cut_after(0) == 2
     assert file.path.read_bytes() == b""
+    assert file.path.with_name("games.jsonl.1").read_bytes() == before
+    file.append(steps(3))
+    file.cut_after(0)
+    assert file.path.with_name("games.jsonl.1").read_bytes() == before
+    assert file.path.with_name("games.jsonl.2").exists()
+
+
+@pytest.mark.parametrize("line", ['{"step": 1e400}', '{"step": ' + "[" * 100_000 + "}"])
+def test_a_line_without_a_usable_step_is_named(file: StepFile, line: str) -> None:
+    file.path.write_text(f"{line}\n")
+    with pytest.raises(ValueError, match="line 1 has no step"):
+        file.cut_after(1)
+
+
+def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:
+    other = "import sys; from medserl_agentloop.core.step_file import lock_folder; lock_folder(sys.argv[1], 0)"
+    command = [sys.executable, "-c", other, str(tmp_path / "run")]
+    with lock_folder(tmp_path / "run"):
+        refused = subprocess.run(command, capture_output=True, text=True)
+        assert f"another process writes to {tmp_path / 'run'}: end it" in refused.stderr
+    assert subprocess.run(command).returncode == 0
+
+
+def test_a_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    other = (
+        "import sys, time; from medserl_agentloop.core.step_file import lock_folder; lock = lock_folder(sys.argv[1]);"
+        "print(flush=True); time.sleep(0.5)"
+    )
+    with subprocess.Popen([sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        lock_folder(tmp_path).close()
 
 
 def test_cutting_a_file_that_is_not_there_makes_none(file: StepFile) -> None:
@@ -159,7 +201,13 @@ def test_games_are_read_back_as_records(file: StepFile) -> None:
     assert list(read_games(file.path)) == games
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st', b"[" * 100_000),
+        *(b'{"step": 1e400}\n', b'{"step": 9223372036854775808}\n'),
+    ],
+)
 def test_a_line_that_is_no_game_is_refused_with_file_and_line(file: StepFile, line: bytes) -> None:
     file.append([finished(Outcome.MISSED_ERROR).to_json()])
     with file.path.open("ab") as opened:

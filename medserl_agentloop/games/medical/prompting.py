@@ -5,14 +5,16 @@ docs/prompts.md describes their folders. Rendering is a single pass: a note is a
 
 from __future__ import annotations
 
+import logging
 import traceback
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
@@ -22,6 +24,8 @@ from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
     from medserl_agentloop.games.medical.config import MedicalConfig
+
+logger = logging.getLogger(__name__)
 
 
 class ProfileSettings(BaseModel):
@@ -47,10 +51,12 @@ class PromptProfile:
         try:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
             self.settings = ProfileSettings.model_validate(values)
+            if ":" in self.settings.parser:
+                logger.warning("%s: parser %r imports a module, which may do anything", file, self.settings.parser)
             self.parser = load_parser(self.settings.parser)
-        except (OSError, ValidationError, ValueError) as error:
+        except Exception as error:  # a user's file and a user's module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
-        self._jinja = Environment(
+        self._jinja = ImmutableSandboxedEnvironment(  # a profile may come from somebody else
             loader=FileSystemLoader(folder),
             undefined=StrictUndefined,
             autoescape=False,  # prompts are text, and escaping would change the note

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.records import GameRecord as CoreRecord
+from medserl_agentloop.core.step_file import from_line
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
@@ -275,7 +275,7 @@ def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count:
         for number, line in enumerate(file, start=1):
             try:
                 # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-                yield GameRecord.model_validate(json.loads(line))
+                yield GameRecord.model_validate(from_line(line))
             except ValueError as error:  # not UTF-8, not JSON, or not a record
                 raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
             on_bytes(len(line))

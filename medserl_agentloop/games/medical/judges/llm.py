@@ -17,10 +17,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
-from jinja2 import Environment, StrictUndefined
-from pydantic import BaseModel, ConfigDict
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
@@ -53,6 +54,10 @@ class NoteLine(NamedTuple):
     changed: bool
 
 
+Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
+"""Text without the lone surrogates that JSON may hold, and no cache."""
+
+
 class Verdict(BaseModel):
     """All that the model is asked to write. The reason comes first: it is written before the verdict."""
 
@@ -60,7 +65,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    reason: str
+    reason: Words
     error: Literal["present", "absent", "abstain"]
     realistic: bool | None
 
@@ -75,7 +80,7 @@ class Finding(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    reason: str
+    reason: Words
     error: Literal["present", "absent", "abstain"]
     sentence: int | None
 
@@ -139,7 +144,8 @@ class _Model(Generic[Answer]):
             raise ValueError(f"{server.node}.model is not set")
         self.name = server.model
         self.chat = ChatClient(server.client(PATH))
-        self._template = Environment(undefined=StrictUndefined, autoescape=False).from_string(wording)
+        jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+        self._template = jinja.from_string(wording)
         self._kind, self._json_schema = kind, server.json_schema
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
         self._schema = {"type": "json_schema", "json_schema": bound}

@@ -9,13 +9,15 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
+from medserl_agentloop.command_line import visible
+from medserl_agentloop.core.client import MAX_BYTES, BadAnswer, HttpClient, NoAnswer, Refused, decoded
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement
@@ -32,6 +34,7 @@ SCORE_KEY = "labels"  # that some servers and clients put the answers under; req
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 Shape = Literal["labels", "bare"]
 _VERDICTS = {label.value: label for label in Label}
+_LONGEST_NOTE = 100_000  # characters that the server reads; MEDEC's longest has a few thousand
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
@@ -239,15 +242,35 @@ class _Request(BaseModel):
     score_key: str = SCORE_KEY
 
 
-def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
+def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAPI:
     """The server; ``backend`` judges rewritten notes, and of untouched ones the category's label is the answer.
 
-    ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``.
+    ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``. Where there is
+    a ``token``, requests must bring it, all but ``GET /health``.
     """
     from fastapi import FastAPI, HTTPException
+    from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
 
     app = FastAPI(title="medserl judge")
+
+    @app.middleware("http")
+    async def guard(request: Any, answered: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Refuse a request without the token, and one that is too long or does not say how long it is."""
+        headers = request.headers
+        if token and request.url.path != "/health" and not _has_token(headers.get("authorization", ""), token):
+            return JSONResponse({"detail": "the token is missing or wrong"}, 401)
+        if "transfer-encoding" in headers:
+            return JSONResponse({"detail": "send the request in one piece, with its content-length"}, 411)
+        if int(headers.get("content-length", 0)) > MAX_BYTES:
+            return JSONResponse({"detail": f"the request is longer than {MAX_BYTES} bytes: send fewer games"}, 413)
+        return await answered(request)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse(request: Any, error: RequestValidationError) -> Any:
+        # FastAPI's own answer repeats the request, which may be something that JSON cannot hold.
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
 
     async def answer(query: Mapping[str, Any]) -> Labels:
         """The labels of one game; a failure must not cost the others their answers."""
@@ -255,7 +278,7 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
             return await _judged(JudgeQuery.model_validate(query), backend)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            logger.warning("game %s is not judged: %s", query.get("game_idx"), reason)
+            logger.warning("game %s is not judged: %s", query.get("game_idx"), visible(reason))
             return _labels(is_parsing_error=True, reasoning=reason)
 
     @app.post("/judge")
@@ -265,7 +288,8 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
             raise HTTPException(422, "a game_idx is missing, no number, or occurs twice: give every game its own")
         answers = await asyncio.gather(*map(answer, request.queries))
         by_index = {str(index): labels for index, labels in zip(indices, answers, strict=True)}
-        return {request.score_key: by_index} if shape == "labels" else by_index
+        key = request.score_key.encode(errors="replace").decode()  # no answer can hold a lone surrogate
+        return {key: by_index} if shape == "labels" else by_index
 
     @app.post("/evaluate")  # with the original server's parameters
     async def evaluate(
@@ -285,6 +309,13 @@ def create_app(backend: Judge, shape: Shape = "bare") -> FastAPI:
     return app
 
 
+def _has_token(authorization: str, token: str) -> bool:
+    """Whether a header holds the token: as such, or as a password, which a client can have in the server's address."""
+    scheme, _, value = authorization.partition(" ")
+    given = value if scheme.lower() == "bearer" else decoded(authorization).partition(":")[2]
+    return compare_digest(given.encode(), token.encode())
+
+
 async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
     """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be asked."""
     if query.game_category is None and isinstance(backend, LabelJudge):
@@ -292,6 +323,8 @@ async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
     # Judges that read a note are not told its category.
     category = Category(query.game_category or Category.ADVERSARIAL_BENIGN)
     original = query.medical_note if query.original_note is None else query.original_note
+    if max(len(original), len(query.medical_note)) > _LONGEST_NOTE:
+        raise ValueError(f"a note is longer than {_LONGEST_NOTE} characters")
     spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
     record = GameRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
