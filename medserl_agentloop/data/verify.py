@@ -182,8 +182,11 @@ def _unchecked(report: Report, paths: Sequence[Path], unplayable: int, splits: s
         Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
         Check.CONSTANT: "every file has one row" if all(file.rows < 2 for file in report.files) else "",
     }
-    one_label = all(len(file.labels) < 2 for file in report.files)
-    why |= dict.fromkeys((Check.BALANCE, Check.LEAKS), "no file has both labels" if one_label else "")
+    labels = max(len(file.labels) for file in report.files)
+    why |= {
+        Check.BALANCE: "" if labels else "no row has a label",
+        Check.LEAKS: "" if labels > 1 else "no file has both labels",
+    }
     return {check: reason for check, reason in why.items() if reason}
 
 

@@ -75,11 +75,11 @@ def test_constant_reward_in_place_of_the_label(tmp_path: Path) -> None:
     assert_found(report, Check.CONSTANT, "ground_truth is the same in all 60 rows")
 
 
-def test_extra_info_as_json_string(tmp_path: Path) -> None:
-    strings = pa.array([json.dumps(row["extra_info"]) for row in good_rows()])
-    report = verify(replaced(tmp_path / "train.parquet", "extra_info", strings))
-    assert_found(report, Check.OPENS, "train.parquet, row 0: verl cannot hand out the row (AttributeError")
-    assert_found(report, Check.SCHEMA, "column 'extra_info' is string")
+@pytest.mark.parametrize("value", [1, 0.5, "{}", [1], ["a"], None])
+def test_extra_info_that_is_no_struct(tmp_path: Path, value: Any) -> None:
+    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
+    with pytest.raises(ValueError, match=r"train\.parquet: column 'extra_info' is .*, not a struct with the facts"):
+        verify(path)
 
 
 def test_labels_of_another_type(tmp_path: Path) -> None:
