@@ -17,10 +17,11 @@ from medec.builders import (
     write,
 )
 
+from medserl_agentloop.data.sft import rows_for_self_play
 from medserl_agentloop.data.verify import Check
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 
 def replaced(path: Path, column: str, values: pa.Array) -> Path:
@@ -80,6 +81,15 @@ def test_extra_info_that_is_no_struct(tmp_path: Path, value: Any) -> None:
     path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
     with pytest.raises(ValueError, match=r"train\.parquet: column 'extra_info' is .*, not a struct with the facts"):
         verify(path)
+
+
+@pytest.mark.parametrize("value", [1, "{}", ["a"]])
+def test_game_whose_facts_are_no_struct(tmp_path: Path, value: Any) -> None:
+    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
+    with pytest.raises(ValueError, match=r"extra_info is of type \w+, not the facts of a game"):
+        GameSpec.from_extra_info(value)
+    with pytest.raises(ValueError, match=r"train\.parquet: not a file of rows for self-play"):
+        rows_for_self_play(path, [])
 
 
 def test_labels_of_another_type(tmp_path: Path) -> None:
