@@ -327,7 +327,8 @@ def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[An
     for (file, other), pairs in found.items():
         message = (
             f"{len(pairs)} notes are nearly those of split {other!r}, such as {pairs[0]}, so that what is learned "
-            "from one is asked in the other; leave cases out with --exclude-near-duplicates-of"
+            "from one is asked in the other; leave cases out with --exclude-near-duplicates-of, or mind it when you "
+            "read figures"
         )
         report.add(Check.SPLITS, file, None, message, warning=True)
 
