@@ -14,13 +14,18 @@ DIFFERS = (
 )
 
 
-def differs_from_manifest(path: Path) -> bool:
-    """Whether the manifest beside an output file has another hash for it; False where it has none."""
+def hash_in_manifest(path: Path) -> str | None:
+    """The hash that the manifest beside an output file has for it; None where it has none."""
     try:
-        expected = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
-        return bool(expected != sha256_of(path))
+        return str(json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"])
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
-        return False
+        return None
+
+
+def differs_from_manifest(path: Path) -> bool:
+    """Whether the manifest beside an output file has another hash for it; False where it has none, or no file is."""
+    expected = hash_in_manifest(path)
+    return expected is not None and path.is_file() and expected != sha256_of(path)
 
 
 def sha256_of(path: Path) -> str:

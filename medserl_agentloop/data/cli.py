@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,10 @@ from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.rows import (
+    AS_GIVEN,
     DEFAULT_MIX,
     FIRST_INDEX,
+    NOT_FOR_TRAINING,
     Exclusions,
     GameRows,
     RowPlan,
@@ -27,6 +30,7 @@ from medserl_agentloop.data.rows import (
     build_rows,
     format_mix,
     labels_of,
+    mix_of,
     parse_mix,
 )
 from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
@@ -38,6 +42,8 @@ from medserl_agentloop.paths import resource
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
 
+SHOWN = 3  # ids in a line of the summary
+
 app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
 
 Profile = Annotated[str, Option(help="Prompt profile: a name, or the path of a folder.")]
@@ -45,6 +51,7 @@ UwAgreement = Annotated[
     bool,
     Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
 ]
+NotUw = Annotated[bool, Option("--not-medec-uw", help="State that no OpenRLHF row of unknown origin is from MEDEC-UW.")]
 _INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
 _INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
     "records read": lambda r: r.records,
@@ -81,7 +88,9 @@ def convert(
     join: Annotated[
         list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
     ] = None,
-    mix: Annotated[str, Option(help="Share of each category.")] = DEFAULT_MIX,
+    mix: Annotated[
+        str, Option(help=f"Share of each category, or {AS_GIVEN}: every row of an input that names categories.")
+    ] = DEFAULT_MIX,
     rows: Annotated[int | None, Option(help="Rows of both splits; default: as many as the mix allows.")] = None,
     val_fraction: Annotated[float | None, Option(help="Share of cases for validation, 0 to 1; default 0.1.")] = None,
     seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
@@ -101,6 +110,7 @@ def convert(
     on_overlong: Annotated[Literal["error", "exclude"], Option(help="What to do with longer prompts.")] = "error",
     dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
     i_have_the_uw_agreement: UwAgreement = False,
+    not_medec_uw: NotUw = False,
 ) -> None:
     """Write training and validation rows for medical-error self-play.
 
@@ -113,19 +123,35 @@ def convert(
         if val_inputs and val_fraction is not None:
             raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
         read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
-        _refuse_uw(read, i_have_the_uw_agreement)
+        _refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
         vignettes = read.vignettes
         first = sum(r.pairs + r.clean_only + r.error_only for r in read.reports[: len(inputs)])
         val_ids = frozenset(vignette.vignette_id for vignette in vignettes[first:]) if val_inputs else None
         fraction = 0.1 if val_fraction is None else val_fraction
-        plan = RowPlan(parse_mix(mix), rows, fraction, seed, profile, vanilla_attacker, val_ids)
+        given, keep_all = mix_of(vignettes), mix == AS_GIVEN
+        if keep_all and (rows is not None or not given):
+            why = "it keeps every row, so leave out --rows" if given else "no row of the input names its category"
+            raise ValueError(f"--mix {AS_GIVEN}: {why}; or write shares such as {DEFAULT_MIX}.")
+        shares = given if keep_all else parse_mix(mix)
+        plan = RowPlan(shares, rows, keep_all, fraction, seed, profile, vanilla_attacker, val_ids)
         if exclude_near_duplicates_of:
             others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
             vignettes = conversion.without_near_duplicates(vignettes, others.vignettes, exclusions)
         if max_prompt_tokens is not None:
             listed = exclusions if on_overlong == "exclude" else None
             vignettes = conversion.without_overlong(vignettes, plan, max_prompt_tokens, tokenizer, listed)
-        games = build_rows(vignettes, plan, exclusions)
+        try:
+            games = build_rows(vignettes, plan, exclusions)
+        except ValueError as error:
+            hint = "" if keep_all or not given else f" Or give --mix {AS_GIVEN}: every row in its own category."
+            if not (overlap := exclusions[NOT_FOR_TRAINING]):
+                raise ValueError(f"{error}{hint}") from error
+            raise ValueError(
+                f"{len(overlap)} of the {first} cases of {', '.join(inputs)} share a note with a case of "
+                f"{', '.join(val_inputs or ())} and cannot be trained on as well ({overlap[0][0]} is {overlap[0][1]}): "
+                f"leave out --val-input, or give it a file of other cases."
+                + (f" {error}" if len(overlap) < first else "")
+            ) from error
         across_splits = conversion.near_duplicates(vignettes, games)
         if not dry_run:
             options = {p.opts[0]: context.params[p.name] for p in context.command.params if p.name in context.params}
@@ -140,11 +166,20 @@ def convert(
     }
     _show_left_out(console, counts)
     for report in read.reports:
-        for text_id, why in report.not_joined:
-            _say(console, f"not joined: {report.file}, {text_id}: {why}")
-    for pair in across_splits:
-        found = f"near-duplicates across the splits: train {pair['train']}, val {pair['val']}"
-        _say(console, f"{found} (4-gram Jaccard {pair['similarity']:.2f})")
+        for why in dict.fromkeys(why for _, why in report.not_joined):
+            _say_some(console, f"not joined: {report.file}, {why}", [i for i, of in report.not_joined if of == why])
+    similar = [f"train {p['train']}, val {p['val']} (4-gram Jaccard {p['similarity']:.2f})" for p in across_splits]
+    if similar:
+        _say_some(console, "warning: near-duplicates across the splits", similar)
+    if games.no_validation:
+        _say(
+            console,
+            "warning: the input is too small for a validation split at this mix, so every case is for training and "
+            "val.parquet has no rows; give more input or --val-input, or train with data.val_files=train.parquet",
+        )
+    available = sum(sum(split.eligible.values()) for split in games.reports.values())
+    if given and mix == DEFAULT_MIX and rows is None and len(games.train) + len(games.val) < available:
+        _say(console, f"all {available} rows, each in the category that the input names: {_command(context)}")
     _say(console, f"mix {format_mix(plan.mix)}, seed {seed}, profile {profile}")
     for name, written in (("train", games.train), ("val", games.val)):
         of = labels_of(written)
@@ -203,6 +238,7 @@ def sft(
         Path | None, Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there.")
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
+    not_medec_uw: NotUw = False,
 ) -> None:
     """Write conversations to imitate: an attack, and an assessment of either note, for every pair of --input.
 
@@ -230,7 +266,7 @@ def sft(
             made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
         else:
             read = read_files(inputs)
-            _refuse_uw(read, i_have_the_uw_agreement)
+            _refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
             split_of = read_splits(splits_of) if splits_of else None
             made = build_sft_rows(
                 read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of
@@ -299,12 +335,29 @@ def sample(
     typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
 
 
-def _refuse_uw(read: ReadResult, agreed: bool) -> None:
-    rows = sum(report.uw_rows for report in read.reports)
+def _command(context: typer.Context) -> str:
+    """The command of this call, with the mix that keeps every row."""
+    words = ["medserl", "data", "convert"]
+    for option in context.command.params:
+        name, value = option.name or "", context.params.get(option.name or "")
+        if name != "mix" and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [option.opts[0]] if each is True else [option.opts[0], str(getattr(each, "value", each))]
+    return shlex.join([*words, "--mix", AS_GIVEN])
+
+
+def _refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
+    rows, unknown = (sum(getattr(r, name) for r in read.reports) for name in ("uw_rows", "unknown_origin"))
     if rows and not agreed:
         raise ValueError(
             f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
             "if you have signed it, add --i-have-the-uw-agreement."
+        )
+    if unknown and not (agreed or not_uw):
+        files = ", ".join(report.file for report in read.reports if report.unknown_origin)
+        raise ValueError(
+            f"{files}: {unknown} rows without an id, and neither a name (ms, uw) nor --join says which collection they "
+            "are from; add --not-medec-uw if none is from MEDEC-UW, or --i-have-the-uw-agreement if you have signed it."
         )
 
 
@@ -341,13 +394,21 @@ def _print_report(console: Console, report: Report) -> None:
     results = []
     for check in Check:
         counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
-        results.append([check.value, ", ".join(f"{name}: {n}" for name, n in counts.items() if n) or "holds"])
+        why = report.unchecked.get(check)
+        result = [f"{name}: {n}" for name, n in counts.items() if n] or ([] if why else ["holds"])
+        results.append([check.value, ", ".join([*result, *([f"not checked: {why}"] if why else [])])])
     _show(console, "Checks", ["check", "result"], [], results)
 
 
 def _say(console: Console, line: str) -> None:
     # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
     console.print(Text(visible(line)), soft_wrap=True)
+
+
+def _say_some(console: Console, what: str, items: Sequence[str]) -> None:
+    """How many there are, and the first of them; the manifest has all."""
+    more = ", ..." if len(items) > SHOWN else ""
+    _say(console, f"{what} ({len(items)}): {', '.join(items[:SHOWN])}{more}")
 
 
 def _show(

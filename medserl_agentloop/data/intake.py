@@ -50,9 +50,10 @@ class RowPlace:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """An input file: its name, the hash of its bytes and its text."""
+    """An input file: its name and its folder's, the hash of its bytes and its text."""
 
     name: str
+    folder: str
     sha256: str
     text: str
 
@@ -71,11 +72,14 @@ def read_source(path: Path) -> SourceFile:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
         raise MedecFormatError(f"{path}: {reason}.") from error
     except UnicodeDecodeError as error:
-        reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8 and try again"
-        raise MedecFormatError(f"{path}: {reason}.") from error
+        if b"\0" in content:  # UTF-16: there are no rows to name
+            reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+            raise MedecFormatError(f"{path}: {reason}.") from error
+        # Such a byte becomes a surrogate from U+DC80 on, for the same reason.
+        text = content.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
     if not content.strip():
         raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    return SourceFile(path.name, hashlib.sha256(content).hexdigest(), text)
+    return SourceFile(path.name, path.absolute().parent.name, hashlib.sha256(content).hexdigest(), text)
 
 
 @dataclass
@@ -103,6 +107,7 @@ class ReadReport:
     not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
     repaired: int = 0  # rows in which misread UTF-8 was put right
     uw_rows: int = 0  # rows of MEDEC-UW
+    unknown_origin: int = 0  # OpenRLHF rows that were not joined and say nowhere which collection they are from
 
 
 @dataclass
@@ -144,6 +149,11 @@ def optional_text(place: RowPlace, column: str, value: str) -> str | None:
     and would give the label away.
     """
     if bad := _UNUSABLE.search(value):
+        if "\udc80" <= bad[0] <= "\udcff":
+            raise MedecFormatError(
+                f"{place}, column {column!r}: character {bad.start()} is the byte 0x{ord(bad[0]) - 0xDC00:02x}, which "
+                "is not UTF-8; save the file as UTF-8 and try again."
+            )
         name = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
         raise MedecFormatError(
             f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "

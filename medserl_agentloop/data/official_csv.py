@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,8 +86,9 @@ def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]
 
 def check_header(file: str, header: list[str]) -> None:
     """Raise MedecFormatError where one of MEDEC's columns is missing or occurs twice."""
-    missing = [f"column {name!r} is missing" for name in COLUMNS if name not in header]
-    repeated = [f"column {name!r} occurs twice" for name in sorted(filter(None, header)) if header.count(name) > 1]
+    times = Counter(header)
+    missing = [f"column {name!r} is missing" for name in COLUMNS if name not in times]
+    repeated = [f"column {cell.shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
     if problems := missing + repeated:
         raise MedecFormatError(
             f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."

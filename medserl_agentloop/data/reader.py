@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from medserl_agentloop.data.intake import Intake, MedecFormatError, ReadReport, RowPlace, read_source
 from medserl_agentloop.data.official_csv import HUB, csv_records, read_dataset, read_records
-from medserl_agentloop.data.pair_jsonl import NoteJoin, is_openrlhf, read_openrlhf_jsonl, read_pair_jsonl
+from medserl_agentloop.data.pair_jsonl import NoteJoin, has_key, read_openrlhf_jsonl, read_pair_jsonl
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line
 
@@ -39,13 +39,19 @@ def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair
     cases = _cases_of(join, repair_encoding) if join else None
     claims: dict[str, RowPlace] = {}
     vignettes: dict[str, Vignette] = {}
+    file_of: dict[str, str] = {}
     reports: list[ReadReport] = []
     for path in paths:
         intake = Intake(claims, repair_encoding)
         found = list(_open(path, intake, cases))
-        for vignette in found:
-            if vignettes.setdefault(vignette.vignette_id, vignette) is not vignette:
-                raise MedecFormatError(f"vignette {vignette.vignette_id!r} occurs twice in the input; give it once.")
+        file = intake.report.file
+        if again := [vignette.vignette_id for vignette in found if vignette.vignette_id in vignettes]:
+            raise MedecFormatError(
+                f"{file}: {len(again)} of its {len(found)} cases are also in {file_of[again[0]]} (the first is "
+                f"{again[0]!r}); give every case once, for training or for validation, and leave one of the files out."
+            )
+        vignettes |= {vignette.vignette_id: vignette for vignette in found}
+        file_of |= dict.fromkeys(vignettes.keys() - file_of.keys(), file)
         _count(intake.report, found)
         reports.append(intake.report)
     if not vignettes:
@@ -56,10 +62,10 @@ def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair
 def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:
     """The cases by the text of their notes."""
     for path in join:
-        if path.suffix == ".jsonl" and is_openrlhf(read_source(path)):
+        if path.suffix == ".jsonl" and has_key(read_source(path), "data_type"):
             raise MedecFormatError(
-                f"{path}: an OpenRLHF file has no error types to join with; "
-                "give --join MEDEC's CSV or a .jsonl file of pairs."
+                f"{path}: an OpenRLHF file with 'data_type' has no error types to join with; give --join MEDEC's CSV, "
+                "a .jsonl file of pairs, or the file with 'game_category' that the OpenRLHF file was made from."
             )
     cases: dict[str, Vignette] = {}
     for vignette in read_files(join, repair_encoding=repair_encoding).vignettes:
@@ -83,7 +89,7 @@ def _open(path: Path | str, intake: Intake, cases: NoteJoin | None) -> Iterator[
     intake.report.file, intake.report.sha256 = source.name, source.sha256
     if suffix == ".csv":
         return read_records(csv_records(source), intake)
-    if is_openrlhf(source):
+    if has_key(source, "data_type", "game_category"):
         return read_openrlhf_jsonl(source, intake, cases)
     return read_pair_jsonl(source, intake)
 

@@ -28,6 +28,8 @@ from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Label, R
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
 DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"
+AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: every row is kept
+NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
 
@@ -43,6 +45,7 @@ class RowPlan:
 
     mix: Mix
     rows: int | None = None  # of both splits together; None for as many as the vignettes allow
+    keep_all: bool = False  # every row that the vignettes allow in the categories of ``mix``, whatever its shares
     val_fraction: float = 0.1  # share of vignettes (and of ``rows``) that goes to the validation split, 0 to 1
     seed: int = 42  # of the split, of the choice of vignettes and of the row order
     profile: str = "medserl"
@@ -69,6 +72,7 @@ class GameRows:
     val: list[Row]
     reports: dict[str, SplitReport]
     sharing_a_note: int  # vignettes that share a note with another one; they went to one split together
+    no_validation: bool  # all cases are for training, because those for validation are too few for the mix
     exclusions: Exclusions
 
 
@@ -99,6 +103,13 @@ def parse_mix(text: str) -> dict[Category, int]:
     return {category: int(shares[category.value] * scale) for category in Category if shares.get(category.value)}
 
 
+def mix_of(vignettes: Iterable[Vignette]) -> dict[Category, int]:
+    """The shares that the categories have in rows that name them; empty where none does."""
+    found = Counter(category for vignette in vignettes for category in vignette.categories or ())
+    scale = gcd(*found.values())
+    return {category: found[category] // scale for category in Category if found[category]}
+
+
 def format_mix(mix: Mix) -> str:
     """The mix as ``--mix`` would read it, in whole numbers."""
     return ",".join(f"{category.value}={share}" for category, share in mix.items())
@@ -126,10 +137,18 @@ def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusi
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, SplitReport] = {}
+    few = _eligible(splits["val"], plan.mix)
+    no_validation = 0 < plan.val_fraction < 1 and plan.val_ids is None and plan.rows is None
+    no_validation &= any(few[category] < (1 if plan.keep_all else share) for category, share in plan.mix.items())
+    if no_validation:
+        splits = {"train": splits["train"] + splits["val"], "val": []}
     for name, members in splits.items():
-        eligible = {category: sum(seed_note(v, category) is not None for v in members) for category in plan.mix}
-        if plan.val_ids is None and plan.val_fraction == (0 if name == "val" else 1):
-            counts = dict.fromkeys(plan.mix, 0)  # this split was asked to be empty
+        eligible = _eligible(members, plan.mix)
+        asked_empty = plan.val_ids is None and plan.val_fraction == (0 if name == "val" else 1)
+        if asked_empty or (no_validation and name == "val"):
+            counts = dict.fromkeys(plan.mix, 0)
+        elif plan.keep_all:
+            counts = eligible
         else:
             counts = _counts(name, plan.mix, eligible, None if plan.rows is None else rows_of[name])
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
@@ -143,7 +162,12 @@ def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusi
             role, note = category.first_role(plan.vanilla_attacker), seed_note(vignette, category) or ""
             index = len(made["train"]) + len(made["val"])
             made[name].append(game_row(vignette, category, role, note, name, index, profile))
-    return GameRows(made["train"], made["val"], reports, sharing, exclusions)
+    return GameRows(made["train"], made["val"], reports, sharing, no_validation, exclusions)
+
+
+def _eligible(vignettes: Sequence[Vignette], mix: Mix) -> dict[Category, int]:
+    """How many vignettes can serve each category."""
+    return {category: sum(seed_note(v, category) is not None for v in vignettes) for category in mix}
 
 
 def seed_note(vignette: Vignette, category: Category) -> str | None:
@@ -228,11 +252,10 @@ def _split(cases: list[Vignette], plan: RowPlan, exclusions: Exclusions) -> tupl
             if len(val) + len(group) <= wanted:
                 val.update(group)
     else:
-        reason = "not for training: it shares a note with a case that was given for validation"
         for group in several:
             validation = [vignette_id for vignette_id in group if vignette_id in val]
             barred = [vignette_id for vignette_id in group if validation and vignette_id not in val]
-            exclusions[reason] += [(vignette_id, validation[0]) for vignette_id in barred]
+            exclusions[NOT_FOR_TRAINING] += [(vignette_id, validation[0]) for vignette_id in barred]
             left_out.update(barred)
     splits = {
         "train": [case for case in cases if case.vignette_id not in val | left_out],

@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
+from medserl_agentloop.core.manifest import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest
 from medserl_agentloop.data.leaks import LabelledRow, find_leaks
 from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.vignettes import NearDuplicateIndex
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
@@ -87,6 +88,7 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     failures: Counter[Check] = field(default_factory=Counter)
     warnings: Counter[Check] = field(default_factory=Counter)
+    unchecked: dict[Check, str] = field(default_factory=dict)  # why nothing, or not every row, was checked
 
     @property
     def ok(self) -> bool:
@@ -121,6 +123,7 @@ def verify_files(
         ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
     """
     report = Report()
+    unplayable = 0
     first: dict[tuple[str, str], tuple[Any, str]] = {}
     prompts = load_profile(profile)
     encoder = ProfileEncoder(tokenizer, prompts)
@@ -151,6 +154,7 @@ def verify_files(
                 tokens = len(encoder.of(role, spec.task, spec.seed_note).ids)
             except (ValueError, TypeError) as error:
                 tokens = 0
+                unplayable += 1
                 findings.append((Check.FACTS, str(error).rstrip(".")))
             summary.longest_prompt = max(summary.longest_prompt, tokens)
             if max_prompt_tokens is not None and tokens > max_prompt_tokens:
@@ -162,7 +166,28 @@ def verify_files(
             for check, message in findings:
                 report.add(check, name, number, message)
         _check_columns(report, summary, rows)
+    _check_near_duplicates(report, first)
+    report.unchecked = _unchecked(report, paths, unplayable, {split for split, _ in first.values()})
+    if max_prompt_tokens is None:
+        report.unchecked[Check.LENGTH] = "give --max-prompt-tokens"
     return report
+
+
+def _unchecked(report: Report, paths: Sequence[Path], unplayable: int, splits: set[Any]) -> dict[Check, str]:
+    """What says nothing about the files although it found nothing wrong."""
+    loose = [path.name for path in paths if hash_in_manifest(path) is None]
+    why = {
+        Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
+        Check.PROMPT: f"{unplayable} rows describe no game" if unplayable else "",
+        Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
+        Check.CONSTANT: "every file has one row" if all(file.rows < 2 for file in report.files) else "",
+    }
+    labels = max(len(file.labels) for file in report.files)
+    why |= {
+        Check.BALANCE: "" if labels else "no row has a label",
+        Check.LEAKS: "" if labels > 1 else "no file has both labels",
+    }
+    return {check: reason for check, reason in why.items() if reason}
 
 
 def _schema_of(path: Path) -> Any:
@@ -177,7 +202,15 @@ def _schema_of(path: Path) -> Any:
         ) from error
     if file.metadata.num_rows == 0:
         raise ValueError(f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it again.")
-    return file.schema_arrow
+    schema = file.schema_arrow
+    if "messages" in schema.names:
+        raise ValueError(
+            f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads and nothing here "
+            "checks; give files that data_prep/medec_to_parquet.py or medec_eval_to_parquet.py wrote."
+        )
+    if "extra_info" in schema.names and not pa.types.is_struct(kind := schema.field("extra_info").type):
+        raise ValueError(f"{path}: column 'extra_info' is {kind}, not a struct with the facts of a game; {REMAKE}.")
+    return schema
 
 
 def _wrong_columns(schema: Any) -> Iterator[str]:
@@ -278,6 +311,28 @@ def _check_against(
             return
 
 
+def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[Any, str]]) -> None:
+    """Warns of cases in two splits that only their texts give away, because each has an id of its own."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    indices: dict[Any, tuple[NearDuplicateIndex, list[str]]] = {}
+    for (kind, note), (split, place) in first.items():
+        if kind == "note" and note:
+            for other, (index, places) in indices.items():
+                if other != split and (match := index.find(note)):
+                    like = f"{place} and {places[match[0]]} (4-gram Jaccard {match[1]:.2f})"
+                    found.setdefault((place.rpartition(", row ")[0], other), []).append(like)
+            index, places = indices.setdefault(split, (NearDuplicateIndex(), []))
+            index.add(note)
+            places.append(place)
+    for (file, other), pairs in found.items():
+        message = (
+            f"{len(pairs)} notes are nearly those of split {other!r}, such as {pairs[0]}, so that what is learned "
+            "from one is asked in the other; leave cases out with --exclude-near-duplicates-of, or mind it when you "
+            "read figures"
+        )
+        report.add(Check.SPLITS, file, None, message, warning=True)
+
+
 def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, Any]]) -> None:
     """Counts the labels, and reports what would let a player guess them, or learn nothing."""
     facts = [_facts_of(row) for row in rows]
@@ -300,7 +355,7 @@ def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, An
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
             f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so that one constant "
-            "answer wins most games; change --mix"
+            "answer wins most games; change --mix, or selfplay.mix of the run"
         )
         report.add(Check.BALANCE, summary.file, None, message, warning=True)
     only_eval = all("_eval/" in str(row.get("data_source")) for row in rows)

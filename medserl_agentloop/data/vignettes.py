@@ -140,8 +140,11 @@ class NearDuplicateIndex:
 
     def find(self, text: str, threshold: float = NEAR_DUPLICATE) -> tuple[int, float] | None:
         """Number and Jaccard similarity of the most similar note, the first of several; None below ``threshold``."""
+        return min(self.matches(text, threshold), key=lambda match: (-match[1], match[0]), default=None)
+
+    def matches(self, text: str, threshold: float = NEAR_DUPLICATE) -> list[tuple[int, float]]:
+        """Number and Jaccard similarity of every note that is at least so similar."""
         grams = four_grams(text)
         common = Counter(number for gram in grams for number in self._texts_of.get(gram, ()))
-        found = [(shared / (len(grams) + self._sizes[n] - shared), -n) for n, shared in common.items()]
-        similarity, number = max(found, default=(0.0, 0))
-        return (-number, similarity) if found and similarity >= threshold else None
+        found = ((n, shared / (len(grams) + self._sizes[n] - shared)) for n, shared in common.items())
+        return [match for match in found if match[1] >= threshold]

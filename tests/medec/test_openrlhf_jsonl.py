@@ -1,10 +1,10 @@
-"""OpenRLHF rows in both shapes: each finds its case, or is counted and named."""
+"""OpenRLHF rows in their three shapes: each finds its case, or is counted and named."""
 
 from __future__ import annotations
 
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import OFFICIAL, manifest_of
+from medec.builders import OFFICIAL, assert_one_sentence, manifest_of, run
 
 from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import read_files
@@ -20,6 +20,161 @@ def join(write_pairs, pair):
 def row(note, category="vanilla_benign", completion=None):
     completion = ("Safe" if category == "vanilla_benign" else "") if completion is None else completion
     return {"prompt": note, "completion": completion, "data_type": category}
+
+
+def prompt_completion(category, error, clean):
+    note = error if category.endswith("harmful") else clean
+    return row(note, category)
+
+
+def four_way(category, error, clean):
+    made = prompt_completion(category, error, clean)
+    note, vanilla = made.pop("prompt"), category.startswith("vanilla")
+    return {"vanilla": note if vanilla else "", "adversarial": "" if vanilla else note, **made}
+
+
+def with_both_notes(category, error, clean):
+    return {"game_category": category, "error_note": error, "clean_note": clean, "error_type": "diagnosis"}
+
+
+SHAPES = [prompt_completion, four_way, with_both_notes]
+
+
+@pytest.fixture
+def old_file(write_pairs, pair):
+    """Writes a file as the OpenRLHF system had it: two rows of every case, in turn vanilla and adversarial."""
+
+    def write(shape, cases=80, name="ms_train.jsonl"):
+        rows = [
+            shape(
+                f"{'adversarial' if n % 2 else 'vanilla'}_{label}", pair(n)["incorrect_note"], pair(n)["correct_note"]
+            )
+            for n in range(cases)
+            for label in ("harmful", "benign")
+        ]
+        return write_pairs(*rows, name=name)
+
+    return write
+
+
+def facts_of(folder):
+    names = [name for name in ("train", "val") if pq.read_metadata(folder / f"{name}.parquet").num_rows]
+    return [fact for name in names for fact in pq.read_table(folder / f"{name}.parquet")["extra_info"].to_pylist()]
+
+
+def verified(folder):
+    return run("verify_parquet", folder / "train.parquet", folder / "val.parquet")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, pair, old_file, tmp_path, shape, joined):
+    join = ("--join", write_pairs(*(pair(n) for n in range(80)), name="join.jsonl")) if joined else ()
+    result = convert("--input", old_file(shape), *join)
+    assert result.exit_code == 0, result.output
+    report = verified(tmp_path / "out")
+    assert report.exit_code == 0 and "no case in two splits" in report.stdout and "warning" not in report.stdout
+    (source,) = manifest_of(tmp_path / "out")["sources"]
+    assert (source["records"], source["pairs"], source["clean_only"], source["error_only"]) == (160, 80, 0, 0)
+    known = joined or shape is with_both_notes
+    facts = facts_of(tmp_path / "out")
+    assert {fact["error_type"] for fact in facts} == {"diagnosis" if known else None}
+    assert {fact["subset"] for fact in facts} == {"medec_ms"}
+    splits = {fact["clean_note"]: set() for fact in facts}
+    for fact in facts:
+        splits[fact["clean_note"]].add(fact["split"])
+    assert all(len(of_case) == 1 for of_case in splits.values())
+
+
+def test_rows_without_ids_are_paired_with_the_most_similar_note(write_pairs, pair):
+    notes = [pair(n) for n in range(6)]
+    rows = [row(p["correct_note"], "vanilla_benign") for p in notes[::-1]]
+    rows += [row(p["incorrect_note"], "vanilla_harmful") for p in notes]
+    rows.append(row("A note of another case altogether, without any error note.", "adversarial_benign"))
+    result = read_files([write_pairs(*rows, name="rows.jsonl")])
+    found = {(v.error_note, v.clean_note) for v in result.vignettes}
+    pairs = {(p["incorrect_note"].strip(), p["correct_note"].strip()) for p in notes}
+    assert found == pairs | {(None, rows[-1]["prompt"])}
+    assert (result.reports[0].pairs, result.reports[0].twins, result.reports[0].clean_only) == (6, 6, 1)
+    assert {v.categories for v in result.vignettes if v.error_note} == {
+        (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)
+    }
+
+
+def test_a_file_with_both_notes_serves_to_join_others(old_file, write_pairs):
+    path = old_file(with_both_notes, name="ms_both.jsonl")
+    (report,) = read_files([old_file(four_way, name="rows.jsonl")], join=(path,)).reports
+    assert (report.joined, report.not_joined, report.error_types) == (160, [], {"diagnosis": 80})
+
+
+def test_every_row_is_kept_if_asked_and_the_command_is_printed(convert, old_file, tmp_path):
+    path = old_file(four_way)
+    said = convert("--input", path, "--seed", 7).stdout
+    command = f"medserl data convert --input {path} --seed 7 --output {tmp_path / 'out'} --mix as-given"
+    assert "all 160 rows, each in the category that the input names: " in said
+    assert sorted(command.split()) == sorted(said.split("names: ")[1].split("\n")[0].split())
+    result = convert("--input", path, "--mix", "as-given")
+    assert result.exit_code == 0 and "all 160 rows" not in result.stdout
+    facts = facts_of(tmp_path / "out")
+    assert len(facts) == 160 and {fact["category"] for fact in facts} == {c.value for c in list(Category)[:4]}
+    assert verified(tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize(("arguments", "part"), [(["--rows", 20], "leave out --rows"), ([], "names its category")])
+def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_file, pairs, arguments, part):
+    path = old_file(four_way) if arguments else pairs
+    assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
+
+
+@pytest.mark.parametrize("mix", [[], ["--mix", "as-given"]])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_file_of_20_rows_converts_without_validation_rows(convert, old_file, tmp_path, shape, mix):
+    result = convert("--input", old_file(shape, cases=10), *mix)
+    assert result.exit_code == 0, result.output
+    assert "warning: the input is too small for a validation split" in result.stdout
+    assert len(facts_of(tmp_path / "out")) == (20 if mix else 6)
+    assert run("verify_parquet", tmp_path / "out/train.parquet").exit_code == 0
+
+
+def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, pair, old_file):
+    val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
+    arguments = ("--input", old_file(four_way), "--val-input", val)
+    result = convert(*arguments)
+    assert_one_sentence(result, "80 of the 80 cases", "ms_train.jsonl share a note", "official.jsonl", "--val-input")
+    result = convert(*arguments, "--join", val)
+    assert_one_sentence(result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl", "'ms-val-0'")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("medec_uw_train.jsonl", "x", 1),
+        ("UW.jsonl", "x", 1),
+        ("MEDEC-UW/train.jsonl", "x", 1),
+        ("medecuw.jsonl", "x", 1),
+        ("train.jsonl", "text_id", "uw-train-7"),
+        ("ms.jsonl", "subset", "medec_uw"),
+    ],
+)
+def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pairs, tmp_path, name, key, value):
+    (tmp_path / "MEDEC-UW").mkdir()
+    path = write_pairs(row("A note about a cough.") | {key: value}, name=name)
+    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
+    assert_one_sentence(convert(*arguments, "--not-medec-uw"), "1 MEDEC-UW rows", "--i-have-the-uw-agreement")
+    assert convert(*arguments, "--i-have-the-uw-agreement").exit_code == 0
+    assert facts_of(tmp_path / "out")[0]["subset"] == "medec_uw"
+
+
+def test_the_agreement_is_asked_for_when_rows_are_joined_with_a_file_without_ids(convert, old_file):
+    both = old_file(with_both_notes, name="notes.jsonl")
+    for name, part in (("uw.jsonl", "80 MEDEC-UW rows"), ("old.jsonl", "160 rows without an id")):
+        assert_one_sentence(convert("--input", old_file(four_way, name=name), "--join", both), part)
+
+
+def test_rows_of_unknown_origin_need_a_statement(convert, old_file):
+    path = old_file(four_way, name="train.jsonl")
+    assert_one_sentence(convert("--input", path), "train.jsonl: 160 rows without an id", "--not-medec-uw")
+    assert convert("--input", path, "--not-medec-uw").exit_code == 0
 
 
 def test_rows_of_one_case_become_one_vignette_with_their_categories(write_pairs, pair, join):
@@ -73,7 +228,7 @@ def test_same_row_twice_is_an_error(write_pairs, pair, join):
 
 def test_case_that_is_also_in_another_input_is_an_error(write_pairs, pair, join):
     path = write_pairs(row(pair(0)["correct_note"]), name="rows.jsonl")
-    with pytest.raises(MedecFormatError, match="'ms-train-0' occurs twice"):
+    with pytest.raises(MedecFormatError, match=r"join\.jsonl: 1 of its 4 cases are also in rows\.jsonl .*'ms-train-0'"):
         read_files([path, join], join=(join,))
 
 
@@ -84,18 +239,21 @@ def test_join_with_an_openrlhf_file_is_an_error(write_pairs):
 
 
 def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(convert, write_pairs, tmp_path):
-    path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(3)), name="rows.jsonl")
-    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    assert "not joined: rows.jsonl, rows-3: no --join file was given" in result.stdout
+    path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(4)), name="rows.jsonl")
+    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0, "--not-medec-uw")
+    assert result.stdout.count("not joined") == 2  # the line above, and one of the table
+    assert "not joined: rows.jsonl, no --join file was given (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
     assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
     facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
-    assert [fact["error_type"] for fact in facts] == [None] * 3
+    assert [fact["error_type"] for fact in facts] == [None] * 4
 
 
 def test_category_without_its_note_is_counted_as_no_seed(convert, write_pairs, tmp_path):
     rows = [row(f"Note {n} about a cough.", "vanilla_harmful") for n in range(3)]
     path = write_pairs(*rows, row("A clean note."), name="rows.jsonl")
-    result = convert("--input", path, "--mix", "vanilla_harmful=3,vanilla_benign=1", "--val-fraction", 0)
+    result = convert(
+        "--input", path, "--mix", "vanilla_harmful=3,vanilla_benign=1", "--val-fraction", 0, "--not-medec-uw"
+    )
     counts = {entry["reason"]: entry["count"] for entry in manifest_of(tmp_path / "out")["exclusions"]}
     assert result.exit_code == 0
     assert counts == {"not a benign seed: it has no clean note": 3, "not a harmful seed: it has no error note": 1}

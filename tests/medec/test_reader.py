@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 
 import pytest
 from medec.builders import OFFICIAL, message_of
@@ -44,10 +46,39 @@ def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs, error_r
         read_files(paths)
 
 
-def test_file_in_another_encoding_is_an_error(write_csv, error_row):
-    path = write_csv(error_row(0, Text="5 \N{MICRO SIGN}g"))
-    path.write_bytes(path.read_text(encoding="utf-8").encode("cp1252"))
-    assert "is not UTF-8" in message_of(path)
+def test_byte_of_another_encoding_is_an_error_with_its_row_and_column(write_csv, write_pairs, error_row, pair):
+    micro = "5 \N{MICRO SIGN}g"
+    csv = write_csv(error_row(0), error_row(2, Text=micro))
+    pairs = write_pairs(pair(0), pair(1), pair(2, correct_note=micro))
+    for path, place in (
+        (csv, "notes.csv, row 2 ('ms-test-2'), column 'Text'"),
+        (pairs, "pairs.jsonl, row 3 ('ms-train-2'), column 'correct_note'"),
+    ):
+        path.write_bytes(path.read_text(encoding="utf-8").encode("cp1252"))
+        assert f"{place}: character 2 is the byte 0xb5, which is not UTF-8" in message_of(path)
+
+
+def test_file_in_utf_16_is_an_error(write_csv, error_row):
+    path = write_csv(error_row(0))
+    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
+    assert "notes.csv: byte 0 (0xff) is not UTF-8" in message_of(path)
+
+
+def test_key_that_occurs_twice_is_an_error(write_pairs, pair):
+    path = write_pairs(pair(0), pair(1))
+    path.write_text(path.read_text().replace('"ms-train-1",', '"ms-train-1", "split": "train",'))
+    assert message_of(path).startswith("pairs.jsonl, row 2: key 'split' occurs twice; write every key")
+
+
+def test_100_000_columns_are_read_in_seconds(tmp_path, pair):
+    many = [f"column {n}" for n in range(100_000)]
+    (tmp_path / "wide.csv").write_text(",".join([*COLUMNS, *many, many[-1]]) + "\n")
+    wide = json.dumps(dict.fromkeys(many, "x") | pair(0))
+    (tmp_path / "wide.jsonl").write_text(f"{wide}\n{wide[:-1]}, {wide[1:]}\n")
+    start = time.process_time()
+    assert "column 'column 99999' occurs twice" in message_of(tmp_path / "wide.csv")
+    assert "wide.jsonl, row 2: key 'column 0' occurs twice" in message_of(tmp_path / "wide.jsonl")
+    assert time.process_time() - start < 10  # a count of each name in the whole header took minutes
 
 
 @pytest.mark.parametrize(("name", "content"), [("notes.csv", ",".join(COLUMNS)), ("notes.jsonl", "\u00a0\n\u00a0")])

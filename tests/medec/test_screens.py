@@ -100,8 +100,8 @@ def test_near_duplicates_across_the_splits_are_reported_and_kept(convert, pairs,
     assert manifest_of(tmp_path / "out")["near_duplicates_across_splits"] == [
         {"train": "ms-train-7", "val": "ms-val-0", "similarity": expected}
     ]
-    found = f"near-duplicates across the splits: train ms-train-7, val ms-val-0 (4-gram Jaccard {expected:.2f})"
-    assert found in result.stdout
+    found = f"train ms-train-7, val ms-val-0 (4-gram Jaccard {expected:.2f})"
+    assert f"warning: near-duplicates across the splits (1): {found}" in result.stdout
     facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
     assert "ms-train-7" in {fact["vignette_id"] for fact in facts}
 

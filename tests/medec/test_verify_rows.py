@@ -17,10 +17,11 @@ from medec.builders import (
     write,
 )
 
+from medserl_agentloop.data.sft import rows_for_self_play
 from medserl_agentloop.data.verify import Check
 from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 
 def replaced(path: Path, column: str, values: pa.Array) -> Path:
@@ -75,11 +76,20 @@ def test_constant_reward_in_place_of_the_label(tmp_path: Path) -> None:
     assert_found(report, Check.CONSTANT, "ground_truth is the same in all 60 rows")
 
 
-def test_extra_info_as_json_string(tmp_path: Path) -> None:
-    strings = pa.array([json.dumps(row["extra_info"]) for row in good_rows()])
-    report = verify(replaced(tmp_path / "train.parquet", "extra_info", strings))
-    assert_found(report, Check.OPENS, "train.parquet, row 0: verl cannot hand out the row (AttributeError")
-    assert_found(report, Check.SCHEMA, "column 'extra_info' is string")
+@pytest.mark.parametrize("value", [1, 0.5, "{}", [1], ["a"], None])
+def test_extra_info_that_is_no_struct(tmp_path: Path, value: Any) -> None:
+    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
+    with pytest.raises(ValueError, match=r"train\.parquet: column 'extra_info' is .*, not a struct with the facts"):
+        verify(path)
+
+
+@pytest.mark.parametrize("value", [1, "{}", ["a"]])
+def test_game_whose_facts_are_no_struct(tmp_path: Path, value: Any) -> None:
+    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
+    with pytest.raises(ValueError, match=r"extra_info is of type \w+, not the facts of a game"):
+        GameSpec.from_extra_info(value)
+    with pytest.raises(ValueError, match=r"train\.parquet: not a file of rows for self-play"):
+        rows_for_self_play(path, [])
 
 
 def test_labels_of_another_type(tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ class GameSpec:
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:
         """The facts of one parquet row; a ValueError names row, key and what is allowed."""
+        if not isinstance(extra_info, Mapping):
+            raise ValueError(
+                f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. "
+                "Write the file again with data_prep/medec_to_parquet.py."
+            )
         # An optional fact that a row does not have may be empty text there.
         facts = {key: extra_info.get(key) or None for key in ("category", "target_label", "seed_note")}
         facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
