@@ -85,6 +85,12 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
     return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
 
 
+def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, float]:
+    """Updates since the weights that played the games of a step, the mean; 0 where the step trains these weights."""
+    ages = [step - 1 - version for version in versions if version is not None]
+    return finite({"selfplay/staleness": mean(ages)})
+
+
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
     """Metrics ``selfplay/opponent/…`` of a step; empty where the live policy plays all roles.
 

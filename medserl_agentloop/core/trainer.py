@@ -48,8 +48,8 @@ from medserl_agentloop.core.metrics import (
     finish_loggers,
     log_games,
     lost_games_metrics,
-    mean,
     opponent_metrics,
+    staleness_metrics,
     step_line,
     step_numbers,
     yardstick_metrics,
@@ -341,7 +341,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
-            metrics["selfplay/staleness"] = mean([self.global_steps - 1 - r.policy_version for r in records])
+            metrics.update(staleness_metrics(self.global_steps, [record.policy_version for record in records]))
         results = [self.interaction.trained_role_won(record) for record in records]
         metrics.update(opponent_metrics(records, results))
         if self.pool is not None:

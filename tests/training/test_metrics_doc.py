@@ -12,7 +12,7 @@ from medserl_agentloop.core.certificate import Certificate
 from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics
 from medserl_agentloop.core.credit import CreditSettings
-from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
 from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
@@ -120,6 +120,7 @@ def produced() -> set[str]:
         | opponent_metrics(against_opponents(), map(trained_role_won, against_opponents()))
     )
     metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
+    metrics |= staleness_metrics(3, [2, 1])
     metrics |= context_leak_metrics(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
     batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
