@@ -1,4 +1,4 @@
-"""A LoRA adapter for each role on one base model: in the training engine, and names for it everywhere else.
+"""A LoRA adapter for each role on one base model, in verl's training engine and in a rollout.
 
 A packed row holds the contexts of several roles, and peft chooses an adapter for whole rows only. So all adapters are
 active, and what each adds is multiplied by the mask of its role's tokens: ``base + sum over roles of mask * B A x``.
@@ -38,7 +38,6 @@ class RoleAdapters:
     module: Any
     optimizer: Any
     optimizer_config: Any
-    use_ulysses_sp: bool
 
     @property
     def _trained(self) -> Mapping[str, bool]:

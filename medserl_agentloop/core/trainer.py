@@ -2,7 +2,7 @@
 
 It restarts ``position_ids`` at each private context before any log-probability is computed, it
 keeps the roles' advantages and losses apart, and it writes the games. Chosen by
-``trainer.v1.trainer_mode=selfplay_sync``.
+``trainer.v1.trainer_mode``: ``selfplay_sync`` or ``selfplay_colocate_async``.
 """
 
 from __future__ import annotations
