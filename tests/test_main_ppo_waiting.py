@@ -116,7 +116,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> I
 
 
 def test_a_killed_agent_loop_worker_is_named_and_ends_the_run_which_resumes(killed: Killed) -> None:
-    worker = rf"an AgentLoopWorkerTQ, named agent_loop_worker_0\w*, pid {killed.pid}"
+    worker = rf"class AgentLoopWorkerTQ, named agent_loop_worker_0\w*, pid {killed.pid}"
     assert killed.said is not None, killed.first.log.read_text()[-5000:]
     assert re.match(rf"agent-loop worker 0 died \({worker}\) in step \d+", killed.said)
     assert killed.first.process.returncode > 0
