@@ -45,7 +45,9 @@ def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
     log = first.log.read_text()
     assert f"scheduler_0 (pid={scheduler.pid}) crashed with exit code -9" in log
     [line] = {line for line in first.lines() if "died" in line}
-    assert re.match(r"rollout server 0 died \(class SGLangHttpServer, named sglang_server_0_0, pid \d+\) in step \d+", line)
+    assert re.match(
+        r"rollout server 0 died \(class SGLangHttpServer, named sglang_server_0_0, pid \d+\) in step \d+", line
+    )
 
     reached = int((tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text())
     last = reached + 2
