@@ -203,3 +203,9 @@ def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_m
 def test_equal_role_tokens_leave_a_role_alone_as_it_is() -> None:
     advantages = torch.ones(1, 6) * MASK[1:]
     assert equal_role_tokens(advantages, MASK[1:], ROLES[1:]).tolist() == advantages.tolist()
+
+
+def test_games_of_the_last_weights_are_not_stale_and_unknown_weights_do_not_count() -> None:
+    assert staleness_metrics(3, [2, 2]) == {"selfplay/staleness": 0.0}
+    assert staleness_metrics(3, [2, 1, None]) == {"selfplay/staleness": 0.5}
+    assert staleness_metrics(3, [None]) == {}
