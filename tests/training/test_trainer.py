@@ -26,7 +26,7 @@ from medserl_agentloop.core.columns import (
     turn_metrics,
 )
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.metrics import step_line, step_numbers
+from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
