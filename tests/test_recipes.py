@@ -18,7 +18,9 @@ from medserl_agentloop.testing.tiny import compose_run
 RECIPES = sorted(p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start"))
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 PARTS = {
+    "adapter_per_role",
     "base",
+    "base_judge",
     "colocate_async",
     "core",
     "cpu",
@@ -56,6 +58,20 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
     assert isinstance(check_run(config), MedicalConfig)
+
+
+def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
+    config = compose_run("+recipes=[qwen3_4b,adapter_per_role,base_judge]")
+    assert check_run(config).adapters == "per_role"
+    with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
+        check_run(compose_run("+recipes=[qwen3_4b,base_judge]"))
+    config.selfplay.judge_server.json_schema = True
+    with pytest.raises(ConfigError, match=r"cannot bind answers to a schema\. Set it to False"):
+        check_run(config)
+    config.selfplay.judge_server.json_schema = False
+    config.selfplay.judge_server.extra_body = {"top_p": 0.5}
+    with pytest.raises(ConfigError, match=r"extra_body\.top_p: the base model knows chat_template_kwargs only"):
+        check_run(config)
 
 
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:

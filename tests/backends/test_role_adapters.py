@@ -87,6 +87,15 @@ def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, 
     assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str, Any]) -> None:
+    answers = found["answers"]
+    assert answers["None"][0] == answers["None"][1]  # to the last bit of every log-prob
+    for adapter in ("default", "assessor"):
+        assert answers[adapter][0] != answers[adapter][1]
+
+
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:
     roles = token_roles(torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0]))
     assert roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
