@@ -104,11 +104,11 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
-        record.policy_version = min(seats.versions, default=fallback)
-        extra = {
-            "min_global_steps": record.policy_version,
-            "max_global_steps": max(seats.versions, default=fallback),
-        }
+        record.policy_version = min((oldest for oldest, _ in seats.versions), default=fallback)
+        newest = max((newest for _, newest in seats.versions), default=fallback)
+        if record.policy_version != newest:
+            record.versions = seats.versions
+        extra = {"min_global_steps": record.policy_version, "max_global_steps": newest}
         metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
         return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
@@ -126,7 +126,7 @@ class _Seats:
         self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
-        self.versions: list[int] = []
+        self.versions: list[tuple[int, int]] = []
         self.timing: dict[str, Any] = {}
         self._played = 0
 
@@ -164,8 +164,9 @@ class _Seats:
         )
         # Weight versions that the turn was generated with, first and last.
         version = output.extra_fields.get("global_steps")
-        versions = [output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max")]
-        self.versions += [found for found in versions if found is not None]
+        oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
+        if oldest is not None and newest is not None:
+            self.versions.append((oldest, newest))
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if self._asks_log_probs and not complete:

@@ -13,8 +13,12 @@ from peft import PeftModel
 from real_runs import AGREEMENT, environment
 from torch import nn
 from transformers import AutoModelForCausalLM
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop import backends
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, RoleAdapters
 from medserl_agentloop.core.columns import token_roles
 from medserl_agentloop.paths import resource
 
@@ -94,6 +98,15 @@ def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str,
     assert answers["None"][0] == answers["None"][1]  # to the last bit of every log-prob
     for adapter in ("default", "assessor"):
         assert answers[adapter][0] != answers[adapter][1]
+
+
+def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends.register_adapters()
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    found = EngineRegistry.get_engine_cls("language_model", "fsdp2")
+    assert issubclass(found, RoleAdapters) and issubclass(found, FSDPEngineWithLMHead)
+    assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
 
 
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
-from medserl_agentloop.core.base_model import BaseModelChat
+from medserl_agentloop.core.base_model import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
@@ -126,9 +126,11 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
             await judge_game(self._judge, record)
 
     async def score(self, record: GameRecord) -> None:
-        """Have the game judged, unless that is done, and rewarded."""
+        """Have the game judged, unless the base model has done it, and rewarded."""
         if not self.config.asks_base:
             await judge_game(self._judge, record)
+        elif record.judgement is None and record.void is None and record.assessment is not None:
+            raise ValueError(f"selfplay.judge_server.url={BASE}: only a run can ask its base model about this game")
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
