@@ -24,7 +24,7 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
 ) -> None:
     few = tmp_path / "train.parquet"  # two steps of rows, so that the kill comes at the end of an epoch
     pq.write_table(pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), few)
-    overrides = (f"data.train_files={few}", "algorithm.adv_estimator=role_rae", "trainer.total_epochs=3")
+    overrides = (f"data.train_files={few}", data[1], "algorithm.adv_estimator=role_rae", "trainer.total_epochs=3")
     overrides = (*overrides, f"trainer.total_training_steps={LAST}")
     folders = {name: tmp_path / name for name in ("whole", "killed")}
     for folder in folders.values():
@@ -75,8 +75,9 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
     rows = [{text_id for text_id, _, _ in games} for games in played["whole"].values()]
     assert rows[0] | rows[1] == rows[2] | rows[3] and len(rows[0] | rows[1]) == ROWS  # each row once in an epoch
     weights = {name: torch.load(folder / WEIGHTS, weights_only=False) for name, folder in folders.items()}
+    moved = 1e-3  # by the four steps; float32 rounds by 1e-7, in the order in which the games of a step were over
     for name, tensor in weights["whole"].items():
-        assert torch.equal(weights["killed"][name].to_local(), tensor.to_local()), name
+        assert (weights["killed"][name].to_local() - tensor.to_local()).abs().max() < moved / 1000, name
 
 
 def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
