@@ -23,8 +23,10 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from medserl_agentloop.core.columns import TOKEN_ROLES
 from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
 
+ADAPTER_FOLDER = "lora_adapter"
+"""Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it."""
 ADAPTERS_FOLDER = "lora_adapters"
-"""Folder of a checkpoint with one folder in peft's format for each role."""
+"""Folder of a checkpoint with such a folder for each role."""
 
 
 class RoleAdapters:
@@ -116,15 +118,19 @@ class RoleAdapters:
                 yield f"{name}:{key}", _whole(tensor)
 
     def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
-        """verl's checkpoint, and each role's adapter in peft's format beside it."""
+        """verl's checkpoint, and beside it, in peft's format, the adapter of all roles or of each."""
         super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
-        for role, name in adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {})).items():
+        of_roles = adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {}))
+        folders = {name: Path(local_path) / ADAPTERS_FOLDER / role for role, name in of_roles.items()}
+        if not folders and isinstance(self.module, PeftModel):
+            folders = {"default": Path(local_path) / ADAPTER_FOLDER}
+        for name, folder in folders.items():
             own = get_peft_model_state_dict(self.module, adapter_name=name)
             state = {key: _whole(tensor).contiguous() for key, tensor in own.items()}
             if torch.distributed.get_rank() == 0:
                 config = copy.deepcopy(self.module.peft_config[name])
                 config.base_model_name_or_path = str(self.model_config.path)
-                write_adapter(Path(local_path) / ADAPTERS_FOLDER / role, state, config)
+                write_adapter(folder, state, config)
 
 
 def adapter_states(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:

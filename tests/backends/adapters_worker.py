@@ -20,13 +20,14 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ra
 
 import torch
 from omegaconf import open_dict
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.workers.config import RolloutConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.backends.role_adapters import adapter_states
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
 from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 from medserl_agentloop.testing.tiny import compose_run
@@ -35,22 +36,25 @@ LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then of the second's
 
 
-def engine(trained: dict[str, bool]) -> Any:
+def engine(trained: dict[str, bool], start: Path | None = None) -> Any:
+    """verl's worker, with adapters that are not zero: random, or ``start``. One for both roles where none is named."""
     run = compose_run(
         "+recipes=quickstart",
-        "selfplay.adapters=per_role",
+        f"selfplay.adapters={'per_role' if trained else 'shared'}",
         "actor_rollout_ref.actor.optim.weight_decay=0.1",
         "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
         *(f"actor_rollout_ref.model.{override}" for override in LORA),
+        *(() if start is None else (f"actor_rollout_ref.model.lora_adapter_path={start}",)),
     )
-    with open_dict(run.actor_rollout_ref.model.lora) as lora:
-        lora[ROLE_ADAPTERS] = trained
+    if trained:
+        with open_dict(run.actor_rollout_ref.model.lora) as lora:
+            lora[ROLE_ADAPTERS] = trained
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     worker.init_model()
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in worker.actor.engine.module.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name and start is None:
                 own = weight.to_local()
                 own += torch.randn_like(own) * 0.05
     return worker
@@ -155,6 +159,11 @@ def main() -> None:
     found["gradients"] = gradients(engine(both), row())
     found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
     found["frozen"] = changed(engine({"attacker": True, "assessor": False}), (1, 2))
+    one = engine({})
+    one.save_checkpoint(f"{folder}/one/actor", global_step=1)
+    found["log_probs_of_one"] = one.compute_log_prob(row())["log_probs"].unbind()[0].tolist()
+    started = engine(both, start=folder / "actor" / ADAPTERS_FOLDER / "attacker")
+    save_file(adapters(started), folder / "started.safetensors")
     (folder / "found.json").write_text(json.dumps(found))
 
 

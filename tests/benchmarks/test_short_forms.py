@@ -16,7 +16,8 @@ SHORT_FORMS = {
     "game_core": "--labels 8 --http 8",
     "packed_attention": "--sequences 1 2",
 }
-RUN_ELSEWHERE = {  # they need a training run, SGLang or a browser, which other tests have anyway
+RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
+    "adapters": "tests/backends/test_role_adapters.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
