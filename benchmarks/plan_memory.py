@@ -1,6 +1,6 @@
 """Measure the peaks of a training step on the CPU, at three sizes, beside what `medserl plan` computes for them.
 
-    python benchmarks/plan_memory.py
+    python -m benchmarks.plan_memory
 
 Each step is two micro-batches forward and backward and one step of AdamW, in fp32, as verl's FSDP engine does them. The
 peaks are the kernel's (VmHWM). Linux only.

@@ -15,18 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line
-from medserl_agentloop.planning.arithmetic import (
-    DECODING,
-    GIB,
-    TRAINING,
-    Card,
-    Engine,
-    Parts,
-    Setup,
-    Shape,
-    phases,
-    seconds,
-)  # fmt: skip
+from medserl_agentloop.planning.arithmetic import DECODING, GIB, TRAINING, Card, Engine, Parts, Setup, Shape
+from medserl_agentloop.planning.arithmetic import phases as phases_of
+from medserl_agentloop.planning.arithmetic import seconds as seconds_of
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check.run import Run
@@ -201,7 +192,7 @@ def _peak(found: dict[str, Parts]) -> tuple[str, float]:
 
 
 def _fits(setup: Setup, card: Card) -> bool:
-    found = phases(setup, card)
+    found = phases_of(setup, card)
     cache = found["generation"].get("KV cache", 0.0)
     enough = not setup.pool or cache >= setup.longest_game * setup.actor.shape.kv_bytes
     return enough and _peak(found)[1] <= FULL * card.memory
@@ -249,7 +240,7 @@ def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash
     name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
     card = Card(name, gpu_gb * USABLE * GIB, tflops, bandwidth)
     setup = read_setup(run, shapes, flash=flash)
-    plan = Plan(card, setup, phases(setup, card), seconds(setup, card, run.gpus), _fits(setup, card))
+    plan = Plan(card, setup, phases_of(setup, card), seconds_of(setup, card, run.gpus), _fits(setup, card))
     tries = remedies(run)
     numbers = (c for size in range(1, len(tries) + 1) for c in combinations(range(len(tries)), size))
     # All that the first remedies can do comes before the next one.
@@ -334,16 +325,16 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"in {setup.games} games of {setup.game_tokens:,.0f} tokens, {setup.generated_tokens:,.0f} of them generated"
     yield f"A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU."
     yield (
-        f"Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the shares "
-        f"of them that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of a game, CUDA "
-        "contexts and graphs. Not counted: traffic between GPUs, the judge."
+        f"Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the "
+        f"shares of them that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of a game, "
+        "CUDA contexts and graphs. Not counted: traffic between GPUs, the judge."
     )
     tight = " It is tight." if size > TIGHT * plan.card.memory else ""
     said = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
     yield f"{said} The peak is {size / GIB:.1f} GiB, in {worst}."
     if plan.remedied is not None:
         quoted = (f"'{override}'" if "{" in override else override for override in plan.remedy or ())
-        worst, size = _peak(phases(plan.remedied, plan.card))
+        worst, size = _peak(phases_of(plan.remedied, plan.card))
         host = plan.remedied.host / GIB
         yield "These overrides make it fit:\n  " + " \\\n  ".join(quoted)
         yield f"With them the peak is {size / GIB:.1f} GiB, in {worst}, and the host holds {host:.0f} GiB for each GPU."
