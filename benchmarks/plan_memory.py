@@ -33,7 +33,7 @@ def engine(shape: Shape, checkpointing: bool) -> Engine:
         compute_bytes=4,
         checkpointing=checkpointing,
         fused_loss=False,
-        sharded_copies=False,
+        gathers=False,
         update_tokens=TOKENS,
         infer_tokens=TOKENS,
     )
@@ -42,7 +42,7 @@ def engine(shape: Shape, checkpointing: bool) -> Engine:
 def planned(shape: Shape, checkpointing: bool) -> dict[str, float]:
     """Peaks of update and optimizer step as the plan computes them, in bytes."""
     plan = engine(shape, checkpointing)
-    held = sum(plan.resident(training=True).values())
+    held = sum(plan.resident(weights=True, adam=True).values())
     return {
         "update": held + sum(plan.update().values()),
         "optimizer step": held + sum(plan.optimizer_step().values()),

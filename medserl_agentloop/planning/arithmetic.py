@@ -81,6 +81,7 @@ class Engine:
     checkpointing: bool = True
     foreach: bool = True  # Adam takes the square roots of all states at once: torch's default on a GPU, unless fused
     fused_loss: bool = True  # flash-attn's cross entropy, which works in place
+    scaled: bool = False  # a temperature other than 1 makes a copy of the logits
     param_offload: bool = False
     optimizer_offload: bool = False
     on_cpu: bool = False  # FSDP2's CPU offload policy, which verl sets for every reference
@@ -145,7 +146,7 @@ class Engine:
         """Parts of the backward pass at its peak: at the logits, in the last layer, or at the embedding."""
         shape, dtype, tokens = self.shape, self.compute_bytes, self.update_tokens
         # Without flash-attn, verl's logprobs_from_logits_v2 saves log-probs in fp32; gradients by row, then as a whole.
-        logits = tokens * self.head * (dtype if self.fused_loss else 4 + 3 * dtype)
+        logits = tokens * self.head * (dtype * (1 + self.scaled) + (not self.fused_loss) * (4 + 2 * dtype))
         layer = tokens * shape.saved_in_layer(dtype)
         each = tokens * shape.hidden * dtype if self.checkpointing else layer
         saved = {"activations": float(shape.layers * each + tokens * shape.saved_outside(dtype))}
@@ -163,7 +164,7 @@ class Engine:
 
     def inference(self) -> Parts:
         """Parts of a pass without gradients."""
-        widest = max(self.head, 3 * self.shape.intermediate)
+        widest = max(self.head * (1 + self.scaled), 3 * self.shape.intermediate)
         return self.working | {"logits or layer": float(self.infer_tokens * self.compute_bytes * widest)}
 
     def optimizer_step(self) -> Parts:

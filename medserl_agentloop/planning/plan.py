@@ -135,6 +135,7 @@ def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
         checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
         foreach=cuda and not adam.get("fused") and adam.get("foreach") is not False,
         fused_loss=cuda and flash,
+        scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
         param_offload=bool(run[f"{fsdp}.param_offload"]),
         optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
         on_cpu=reads or bool(run[f"{fsdp}.offload_policy"]),
