@@ -101,6 +101,13 @@ def _whole(run: Run, key: str) -> int:
     return value
 
 
+def _bytes(run: Run, key: str, default: str) -> int:
+    dtype = run[key] or default
+    if dtype not in _BYTES:
+        raise ValueError(f"{key}={dtype} is no dtype of verl's. Write one of {', '.join(_BYTES)}.")
+    return _BYTES[dtype]
+
+
 def _longest(run: Run) -> int:
     return _whole(run, "data.max_prompt_length") + _whole(run, "data.max_response_length")
 
@@ -121,15 +128,20 @@ def _tokens(run: Run, dynamic: str, most: str, size: str, sharing: int) -> int:
 def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
     fsdp, passes, sharing, reads = _FSDP[name], _PASSES[name], run.ulysses(name), name == _REF
     dynamic, limit, size = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
+    if run[f"{name}.strategy"] not in ("fsdp", "fsdp2"):
+        raise ValueError(
+            f"{name}.strategy={run[f'{name}.strategy']}: medserl plan knows fsdp2 and fsdp. Set it to fsdp2."
+        )
+    size_of_group = _whole(run, f"{fsdp}.fsdp_size")
     own = f"{_CRITIC}.{dynamic}" if name == _CRITIC else f"{passes}_{dynamic}"
     ppo = () if reads else (f"{name}.{dynamic}", f"{name}.ppo_{limit}", f"{name}.ppo_{size}")
     adam, cuda = run[f"{name}.optim.override_optimizer_config"] or {}, run["trainer.device"] == "cuda"
     model = f"{_CRITIC}.model" if name == _CRITIC else _MODEL
     return Engine(
         shape,
-        workers=run[f"{fsdp}.fsdp_size"] if run[f"{fsdp}.fsdp_size"] > 0 else run.gpus,
-        weight_bytes=_BYTES[run[f"{fsdp}.model_dtype"] or ("bf16" if reads else "fp32")],
-        compute_bytes=_BYTES[run[f"{fsdp}.mixed_precision.param_dtype"] or "bf16"],
+        workers=size_of_group if size_of_group > 0 else run.gpus,
+        weight_bytes=_bytes(run, f"{fsdp}.model_dtype", "bf16" if reads else "fp32"),
+        compute_bytes=_bytes(run, f"{fsdp}.mixed_precision.param_dtype", "bf16"),
         lora_rank=run.lora_rank * (name == _ACTOR),
         outputs=1 if name == _CRITIC else None,
         checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
@@ -333,6 +345,12 @@ def _lines(plan: Plan) -> Iterator[str]:
     tight = " It is tight." if size > TIGHT * plan.card.memory else ""
     said = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
     yield f"{said} The peak is {size / GIB:.1f} GiB, in {worst}."
+    cache, needed = plan.phases["generation"].get("KV cache", 0.0), setup.longest_game * setup.actor.shape.kv_bytes
+    if setup.pool and cache < needed:
+        yield (
+            f"The server's pool has {cache / GIB:.1f} GiB for the KV cache, and the longest game needs "
+            f"{needed / GIB:.1f}: raise {_ROLLOUT}.gpu_memory_utilization."
+        )
     if plan.remedied is not None:
         quoted = (f"'{override}'" if "{" in override else override for override in plan.remedy or ())
         worst, size = _peak(phases_of(plan.remedied, plan.card))

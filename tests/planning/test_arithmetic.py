@@ -66,13 +66,8 @@ def test_saved_activations_are_those_that_torch_saves(qk_norm: bool, dtype: torc
     assert computed * tokens == pytest.approx(counted, rel=0.001)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_peaks_of_real_steps_at_three_sizes_are_within_a_tenth() -> None:
-    rows = iter(plan_memory.measured())
-    for shape in plan_memory.SIZES:
-        for checkpointing in (False, True):
-            row, computed = next(rows), plan_memory.planned(shape, checkpointing)
-            assert row["parameters"] == Engine(shape).parameters
-            for phase, size in computed.items():
-                assert size == pytest.approx(row[phase], rel=0.1), (row, phase)
+    rows = list(plan_memory.rows())
+    assert len(rows) == 12
+    for *which, real, computed in rows:
+        assert computed == pytest.approx(real, rel=0.1), which

@@ -125,6 +125,11 @@ def test_the_command_prints_the_plan_and_says_where_numbers_are_from() -> None:
         ("data.train_batch_sze=3", "Could not override 'data.train_batch_sze'"),
         ("+data.train_batch_sze=3", "did you mean 'train_batch_size'?"),
         ("+selfplay.tran=both", "did you mean 'train'"),
+        (
+            "actor_rollout_ref.actor.fsdp_config.model_dtype=fp7",
+            "model_dtype=fp7 is no dtype of verl's. Write one of fp32",
+        ),
+        ("actor_rollout_ref.actor.strategy=megatron", "medserl plan knows fsdp2 and fsdp. Set it to fsdp2."),
         ("actor_rollout_ref.model.path=acme/unknown", "Name the folder of its config.json: --model-config FOLDER."),
     ],
 )
