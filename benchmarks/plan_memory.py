@@ -1,7 +1,7 @@
 """The peaks of a real training step on the CPU, at three sizes, beside what ``medserl plan`` computes for them.
 
-``python -m benchmarks.plan_memory`` prints both. A step is two micro-batches forward and backward and one step of AdamW,
-in fp32, as verl's FSDP engine does them. A peak is the largest sum of what torch's allocator has given out.
+``python -m benchmarks.plan_memory`` prints both. A step is two micro-batches forward and backward and one step of
+AdamW, in fp32, as verl's FSDP engine does them. A peak is the largest sum of what torch's allocator has given out.
 """
 
 from __future__ import annotations

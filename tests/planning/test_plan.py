@@ -2,11 +2,13 @@
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from planning.gpu_recipes import CARDS, WITHOUT_JUDGE
 from typer.testing import CliRunner
 
@@ -28,13 +30,33 @@ def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def run_of(recipe: str, **changes: Any) -> Run:
-    """The run of a recipe; with ``__`` for dots, keys that are changed after it was composed."""
-    run = composed(f"+recipes=[{recipe}]", *(JUDGE if recipe in WITHOUT_JUDGE else ()))
+@cache
+def run_of(recipe: str) -> Run:
+    """The run of a recipe, composed once."""
+    return composed(f"+recipes=[{recipe}]", *(JUDGE if recipe in WITHOUT_JUDGE else ()))
+
+
+@cache
+def verls_own() -> DictConfig:
+    return compose_run()
+
+
+@contextmanager
+def changed(recipe: str, *overrides: str) -> Iterator[Run]:
+    """The run with overrides; composing it anew would take a second."""
+    run = run_of(recipe)
+    wanted = OverridesParser.create().parse_overrides(overrides)
+    before = {override.key_or_group: run[override.key_or_group] for override in wanted}
     with open_dict(run.config):
-        for key, value in changes.items():
-            OmegaConf.update(run.config, key.replace("__", "."), value)
-    return run
+        for override in wanted:
+            OmegaConf.update(run.config, override.key_or_group, override.value(), merge=False)
+        try:
+            yield run
+        finally:
+            for override in wanted:
+                if not override.is_add():
+                    key = override.key_or_group
+                    OmegaConf.update(run.config, key, before[key], merge=False)
 
 
 def test_a_recipe_starts_and_fits_its_card(recipe: str) -> None:
@@ -45,32 +67,45 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str) -> None:
 
 def test_a_broken_copy_is_refused_with_the_key_and_what_to_write(recipe: str) -> None:
     card = CARDS[recipe]
-    typo = run_of(recipe, trainer__save_frq=10).config
-    assert unknown_keys(typo, compose_run()) == ["trainer.save_frq (did you mean 'save_freq'?)"]
-    with pytest.raises(ValueError, match=r"^data\.train_batch_size=many is no whole number\. Write one"):
-        plan_run(run_of(recipe, data__train_batch_size="many"), card)
-    three = {"trainer__n_gpus_per_node": 3, "actor_rollout_ref__actor__ppo_mini_batch_size": 16}
-    with pytest.raises(ConfigError, match=r"actor\.ppo_mini_batch_size=16 .* Set it to a multiple of (3|6)"):
-        check_run(run_of(recipe, **three).config)
-    too_long = {"data__max_prompt_length": 1024, "data__max_response_length": 400000}
-    with pytest.raises(ValueError, match=r"max_token_len_per_gpu=\d+ holds no game .* Set it to 401024 or more"):
-        plan_run(run_of(recipe, **too_long), card)
-    room = {f"{engine}__ppo_max_token_len_per_gpu": 500000 for engine in ("actor_rollout_ref__actor", "critic")}
-    with pytest.raises(ValueError, match=r"model\.path=\S+ allows 40960 tokens\. Set data\.max_response_length=39936"):
-        plan_run(run_of(recipe, **too_long, **room), card)
+    with changed(recipe, "+trainer.save_frq=10") as run:
+        assert unknown_keys(run.config, verls_own()) == ["trainer.save_frq (did you mean 'save_freq'?)"]
+        del run.config.trainer.save_frq
+    with (
+        changed(recipe, "data.train_batch_size=many") as run,
+        pytest.raises(ValueError, match=r"^data\.train_batch_size=many is no whole number\. Write one"),
+    ):
+        plan_run(run, card)
+    with (
+        changed(recipe, "trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.ppo_mini_batch_size=16") as run,
+        pytest.raises(ConfigError, match=r"actor\.ppo_mini_batch_size=16 .* Set it to a multiple of (3|6)"),
+    ):
+        check_run(run.config)
+    too_long = ("data.max_prompt_length=1024", "data.max_response_length=400000")
+    with (
+        changed(recipe, *too_long) as run,
+        pytest.raises(ValueError, match=r"max_token_len_per_gpu=\d+ holds no game .* Set it to 401024 or more"),
+    ):
+        plan_run(run, card)
+    room = [f"{engine}.ppo_max_token_len_per_gpu=500000" for engine in ("actor_rollout_ref.actor", "critic")]
+    with (
+        changed(recipe, *too_long, *room) as run,
+        pytest.raises(ValueError, match=r"path=\S+ allows 40960 tokens\. Set data\.max_response_length=39936"),
+    ):
+        plan_run(run, card)
 
 
 def test_a_run_that_takes_too_much_gets_the_overrides_that_make_it_fit(recipe: str) -> None:
-    too_much = run_of(recipe, actor_rollout_ref__rollout__gpu_memory_utilization=0.98)
-    found = plan_run(too_much, CARDS[recipe])
+    with changed(recipe, "actor_rollout_ref.rollout.gpu_memory_utilization=0.98") as run:
+        found = plan_run(run, CARDS[recipe])
     assert not found.fits
-    assert found.remedy is not None
-    fitting = {key.replace(".", "__"): parse(value) for key, value in (o.split("=", 1) for o in found.remedy)}
-    assert plan_run(run_of(recipe, **fitting), CARDS[recipe]).fits
+    assert found.remedy
+    with changed(recipe, "actor_rollout_ref.rollout.gpu_memory_utilization=0.98", *found.remedy) as run:
+        assert plan_run(run, CARDS[recipe]).fits
 
 
-def parse(value: str) -> Any:
-    return OverridesParser.create().parse_override(f"x={value}").value()
+def test_a_misspelt_key_that_was_added_is_refused_with_the_nearest_right_one() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.save_frq \(did you mean 'save_freq'\?\)"):
+        composed("+recipes=qwen3_4b", "+trainer.save_frq=10")
 
 
 def test_every_override_that_the_plan_may_name_is_one_of_verls() -> None:
@@ -82,11 +117,13 @@ def test_every_override_that_the_plan_may_name_is_one_of_verls() -> None:
 
 def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
     """AdamW's default, and half of the free memory for SGLang: 75 GiB of weights, gradients and states at its step."""
-    before = {
-        "actor_rollout_ref__actor__optim__override_optimizer_config": None,
-        "actor_rollout_ref__rollout__gpu_memory_utilization": 0.5,
-    }
-    found = plan_run(run_of("qwen3_4b", **before), 80)
+    before = (
+        "actor_rollout_ref.actor.optim.override_optimizer_config=null",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    )
+    with changed("qwen3_4b", *before) as run:
+        found = plan_run(run, 80)
+        assert plan_run(run, 96).fits  # tight
     step = found.phases["optimizer step, actor"]
     parts = ("weights", "gradients", "Adam", "Adam's square roots")
     assert sum(step[part] for part in parts) / GIB == pytest.approx(75, abs=0.1)
@@ -97,7 +134,6 @@ def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
         "actor_rollout_ref.actor.optim.override_optimizer_config={fused:true}",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
     ]
-    assert plan_run(run_of("qwen3_4b", **before), 96).fits  # tight
 
 
 def test_sharding_offload_and_lora_take_what_they_say() -> None:
