@@ -18,8 +18,8 @@ Measured on two CPU cores without a GPU:
 | `role_reinforce_pp`, with and without KL in the reward | 159 | 2.0 | 0.09 |
 | `role_gae`, lambda 1 and 0.95 | 188 | 1.7 | 0.07 |
 
-They run once in a step of minutes, so they are written as plainly as their formulas: the tokens of a role stand one after
-the other in float64, and groups are compared in a loop over them.
+They run once in a step of minutes, so they are written as plainly as their formulas: the tokens of a role stand one
+after the other in float64, and groups are compared in a loop over them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ The games are scripted, on notes put together from the sample's: about 12 kB eac
 
 Measured on two CPU cores without a GPU:
 
-`pip install playwright; python benchmarks/report_page.py --chromium /usr/bin/chromium`: 10,000 scripted games of 12.9 kB,
-headless Chromium, while other work kept both cores busy (load about 10):
+10,000 games of 12.9 kB, headless Chromium, while other work kept both cores busy (load about 10):
 
 | | |
 |---|---|
