@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medserl_agentloop.cli import app
@@ -134,7 +134,7 @@ def without_overrides(config: str) -> DictConfig:
 
 
 def check_overrides(words: list[str], config: str) -> None:
-    words = [word for word in words if re.match(r"[+~]*[\w.@/]+=", word)]
+    words = [word.replace("$PWD", "/here") for word in words if re.match(r"[+~]*[\w.@/]+=", word)]
     if any("$" in word.replace("${", "") or word.endswith("=...") for word in words):
         return
     assert any(word.startswith("+recipes=") for word in words), "a command without a recipe"
@@ -174,3 +174,25 @@ def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None
         for file, names in re.findall(r"\]\(\.\./(tests/[\w/]+\.py)\)((?:[:,] `test_\w+`)*)", evidence):
             for name in re.findall(r"test_\w+", names):
                 assert re.search(rf"^(async )?def {name}\(", text_of(ROOT / file), re.M), f"{number}: {file}::{name}"
+
+
+def test_every_key_of_a_run_that_a_page_names_exists() -> None:
+    run = OmegaConf.to_container(compose_run("+recipes=quickstart"))
+
+    def exists(key: str) -> bool:
+        node: Any = run
+        for part in key.split("."):
+            if isinstance(node, dict) and node and part not in node and not part.startswith("<"):
+                return False
+            node = node.get(part) if isinstance(node, dict) else None
+        return True
+
+    nodes = "actor_rollout_ref|data|trainer|algorithm|critic|selfplay|reward|ray_kwargs|global_profiler"
+    named = {
+        (page.name, key)
+        for page in PAGES
+        for key in re.findall(rf"`'?((?:{nodes})(?:\.[\w<>]+)+)(?:=[^`]*)?`", text_of(page))
+        if page.name != "CHANGELOG.md"
+    }
+    assert len(named) > 100
+    assert {found for found in named if not exists(found[1])} == set()
