@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 ANSWER_WITHIN_S = 10.0
 """A living process answers at once. One that is slower is taken for busy, not for dead."""
+NODE_DECLARED_DEAD_WITHIN_S = 30.0
+"""Ray asks a node five times, every three seconds, before it calls it dead."""
 
 Processes = list[tuple[str, Any]]
 """Ray actors, each with what the run calls it, e.g. "rollout server 0"."""
@@ -55,6 +57,20 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
         except RayActorError as error:
             found.append(f"{signs_of_life[sign]} died ({_identity(error)})")
     return found
+
+
+def nodes_alive() -> set[str]:
+    """Ids of the Ray nodes that answer."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def lost_nodes(known: Collection[str]) -> list[str]:
+    """One line per node, of those whose ids are ``known``, that is gone."""
+    return [
+        f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id {node['NodeID'][:8]}) was lost"
+        for node in ray.nodes()
+        if node["NodeID"] in known and not node["Alive"]
+    ]
 
 
 @contextmanager

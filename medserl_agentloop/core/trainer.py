@@ -42,7 +42,16 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.liveness import ANSWER_WITHIN_S, ProcessDied, dead_processes, game_processes, watched
+from medserl_agentloop.core.liveness import (
+    ANSWER_WITHIN_S,
+    NODE_DECLARED_DEAD_WITHIN_S,
+    ProcessDied,
+    dead_processes,
+    game_processes,
+    lost_nodes,
+    nodes_alive,
+    watched,
+)
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
     finish_loggers,
@@ -93,6 +102,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.baselines = BaselineState()
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
+        self._nodes: set[str] = set()
         self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
@@ -189,11 +199,12 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's training loop; an error that a dead process is behind names the process (ProcessDied)."""
+        """verl's training loop; an error that a dead process or node is behind names it (ProcessDied)."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)
+        self._nodes = nodes_alive()
         exit_code = 1
         try:
             with watched(self.llm_server_manager.get_replicas()):
@@ -202,6 +213,9 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         except ProcessDied:
             raise
         except Exception as error:
+            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
+            while len(self._nodes) > 1 and not lost_nodes(self._nodes) and time.monotonic() < declared:
+                time.sleep(1)
             self._check_processes(error)
             raise
         finally:
@@ -223,7 +237,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
             self.reward_loop_manager.reward_loop_workers,
         )
-        if dead := dead_processes(processes, answer_within_s):
+        if dead := lost_nodes(self._nodes) or dead_processes(processes, answer_within_s):
             message = (
                 f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
                 f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
