@@ -96,17 +96,20 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
-        from medserl_agentloop.core.run_check.machine import check_machine, check_models
+        from medserl_agentloop.core.run_check.inputs import check_models, check_rows
+        from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
 
         if self.platform is not None:
             _choose_platform(self.platform)
         try:
+            check_gpus(config)  # first and alone: without a GPU nothing else matters
             selfplay = check_run(config)
-            if selfplay.context == "isolated":
-                check_models(config)
             if self.platform == backends.PLATFORM_NAME:
                 check_sglang_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]
+            if selfplay.context == "isolated":
+                check_models(config)
+            check_rows(config, selfplay)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None

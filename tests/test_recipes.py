@@ -6,6 +6,7 @@ import shlex
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop.core.config import ConfigError
@@ -39,6 +40,15 @@ def test_a_misspelt_key_is_found_with_the_nearest_right_one() -> None:
         "algorithm.adv_estimatr (did you mean 'adv_estimator'?)",
         "trainer.v1.sampler.x",
     ]
+
+
+def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one() -> None:
+    # Hydra's own answer is to write + before it, with which it composes.
+    for key in ("selfplay.turn_timout_s=5", "+selfplay.turn_timout_s=5"):
+        with pytest.raises(ConfigError, match=r"selfplay\.turn_timout_s is not .* \(did you mean 'turn_timeout_s'\?\)"):
+            check_run(compose_run("+recipes=quickstart", key))
+    with pytest.raises(ConfigCompositionException, match=r"Could not override 'trainer\.total_step'"):
+        compose_run("+recipes=quickstart", "trainer.total_step=5")
 
 
 def is_toy(config: DictConfig) -> bool:

@@ -56,7 +56,7 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.machine import check_models
+from medserl_agentloop.core.run_check.inputs import check_models
 from medserl_agentloop.core.step_file import (
     CONFIG_FILE,
     GAMES_FILE,

@@ -14,12 +14,14 @@ from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
-from medserl_agentloop.core.run_check.machine import check_machine
+from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
+from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import StartupCheck
 
 MODEL = "actor_rollout_ref.model.override_config.attn_implementation"
 WANDB = {"trainer.logger": ["console", "wandb"]}
-ON_GPU = {"actor_rollout_ref.rollout.name": None, "trainer.logger": "console"}
+PLAYER = {"actor_rollout_ref.model.path": str(resource("assets/tiny_player"))}  # a model that is here
+ON_GPU = {"actor_rollout_ref.rollout.name": None, "trainer.logger": "console", **PLAYER}
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +95,9 @@ def test_a_logger_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rollout_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     has_packages(monkeypatch, "flash-attn")
-    assert "rollout.name=sglang: the package sglang is not installed" in missing({"trainer.logger": []}, "qwen3_4b")
+    assert "rollout.name=sglang: the package sglang is not installed" in missing(
+        {"trainer.logger": [], **PLAYER}, "qwen3_4b"
+    )
 
 
 def test_a_model_without_flash_attention_is_refused_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,5 +165,33 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
 ) -> None:
     with pytest.raises(SystemExit, match=r"\[medserl\] data\.val_files: none\.parquet does not exist"):
         start_up("data.val_files=none.parquet")
-    start_up("actor_rollout_ref.rollout.top_p=0.9")
+    README = resource("recipes").parent / "README.md"  # only the rows of parquet files are looked at
+    start_up("actor_rollout_ref.rollout.top_p=0.9", f"data.train_files={README}", f"data.val_files={README}")
     assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut" in capsys.readouterr().out
+
+
+def no_gpu(changes: dict[str, Any], recipe: str = "qwen3_4b") -> str:
+    try:
+        check_gpus(run(changes, recipe))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_machine_without_a_gpu_is_told_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert "this run needs a GPU (trainer.device=cuda), and torch finds none" in no_gpu({})
+    assert "+recipes=quickstart" in no_gpu({})
+    assert no_gpu({}, "quickstart") == ""
+    assert no_gpu({"ray_kwargs.ray_init.address": "auto"}) == no_gpu({"trainer.nnodes": 2}) == ""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").touch()
+    assert no_gpu({}) == ""  # the GPUs may be on its other machines
+
+
+def test_fewer_gpus_than_the_run_asks_for_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert "trainer.n_gpus_per_node=8, and torch finds 2" in no_gpu({"trainer.n_gpus_per_node": 8})
+    assert no_gpu({"trainer.n_gpus_per_node": 2}) == ""
