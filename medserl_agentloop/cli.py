@@ -211,6 +211,29 @@ def certify(
     raise typer.Exit(1 if run.returncode else 0)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def config(
+    recipe: Annotated[str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")] = False,
+) -> None:
+    """Print what a run is set to and where each value comes from, and what its start would refuse."""
+    from medserl_agentloop.core.run_check.composition import compose_recipe, problems
+
+    with errors_in_one_line():
+        composed = compose_recipe(recipe, overrides or [])
+    width = max(len(setting.origin) for setting in composed.settings)
+    for setting in composed.settings:
+        if everything or setting.changed:
+            typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
+    refused, warned = problems(composed)
+    for line in warned:
+        typer.echo(f"warning: {visible(line)}", err=True)
+    for line in refused:
+        typer.echo(f"refused: {visible(line)}", err=True)
+    raise typer.Exit(1 if refused else 0)
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a line of a games file."""
