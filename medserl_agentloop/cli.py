@@ -234,6 +234,40 @@ def config(
     raise typer.Exit(1 if refused else 0)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
+    ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
+) -> None:
+    """Check whether a run can start and last here, with a remedy for each problem; exit code 1 if one blocks it."""
+    import json
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from medserl_agentloop.core.run_check.composition import compose_recipe
+    from medserl_agentloop.doctor import Finding, diagnose
+
+    with errors_in_one_line():
+        composed = compose_recipe(recipe, overrides or []) if recipe else None
+    console, found = Console(), list[Finding]()
+    for finding in diagnose(composed, ray=ray):
+        found.append(finding)
+        if not as_json:
+            style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+            console.print(
+                Text(f"{finding.status:4}  {finding.check}: ", style),
+                Text(visible(finding.text)),
+                sep="",
+                soft_wrap=True,
+            )
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    raise typer.Exit(1 if any(finding.status == "fail" for finding in found) else 0)
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a line of a games file."""

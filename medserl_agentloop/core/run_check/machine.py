@@ -47,8 +47,7 @@ def check_gpus(config: DictConfig) -> None:
         ConfigError: Says what was found and what to write instead.
     """
     address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    cluster = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()  # `ray start` was here
-    if config.trainer.device != "cuda" or address or cluster or config.trainer.nnodes > 1:
+    if config.trainer.device != "cuda" or address or ray_started_here() or config.trainer.nnodes > 1:
         return
     found, needed = torch.cuda.device_count(), config.trainer.n_gpus_per_node
     if not found:
@@ -65,6 +64,11 @@ def check_gpus(config: DictConfig) -> None:
         )
 
 
+def ray_started_here() -> bool:
+    """Whether `ray start` made this machine part of a cluster, which ``ray.init`` then joins."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
+
+
 def check_machine(config: DictConfig) -> list[str]:
     """Warnings of a run that has passed ``check_run``; one that lacks something on this machine is refused.
 
@@ -74,21 +78,23 @@ def check_machine(config: DictConfig) -> list[str]:
     if str(config.ray_kwargs.ray_init.get("address") or "").startswith("ray://"):  # it will run on another machine
         return []
     run = Run(config, SelfPlayConfig.from_run(config))
-    checks = (_packages, _wandb_key, _flash_attention, missing_models, data_files, _folders)
+    checks = (missing_packages, wandb_key, flash_attention, missing_models, data_files, folders)
     problems = [problem for check in checks for problem in check(run)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return list(_downloads(run))
+    return list(downloads(run))
 
 
-def _packages(run: Run) -> Iterator[str]:
+def missing_packages(run: Run) -> Iterator[str]:
+    """One sentence for each package that a name of the config needs and that is not installed."""
     for key, packages in PACKAGES.items():
         for name in run.names(key):
             if name in packages and find_spec(packages[name]) is None:
                 yield f"{key}={name}: the package {packages[name]} is not installed. Install it, or take another."
 
 
-def _wandb_key(run: Run) -> Iterator[str]:
+def wandb_key(run: Run) -> Iterator[str]:
+    """A sentence if W&B is asked for and has no key."""
     if not {"wandb", "tracking"} & set(run.names("trainer.logger")):
         return
     offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
@@ -109,7 +115,8 @@ def _netrc_knows_wandb() -> bool:
     return any(server in text for server in (*WANDB_HOSTS, own_server) if server)
 
 
-def _flash_attention(run: Run) -> Iterator[str]:
+def flash_attention(run: Run) -> Iterator[str]:
+    """One sentence for each thing that would be loaded with a flash attention that is not installed."""
     if is_kernels_available():  # Transformers falls back to it (modeling_utils.py)
         return
     for what, way_out in _without_flash_attention(run):
@@ -120,7 +127,8 @@ def _flash_attention(run: Run) -> Iterator[str]:
         )
 
 
-def _downloads(run: Run) -> Iterator[str]:
+def downloads(run: Run) -> Iterator[str]:
+    """What Transformers will fetch from the hub while the run starts."""
     if any(_without_flash_attention(run)):
         yield (
             "flash-attn is not installed; when the model is loaded, Transformers fetches "
@@ -144,7 +152,8 @@ def _installed(distribution: str) -> bool:
     return any(distributions(name=distribution))
 
 
-def _folders(run: Run) -> Iterator[str]:
+def folders(run: Run) -> Iterator[str]:
+    """One sentence for each folder or file that cannot be used."""
     keys = {run.selfplay.records: "selfplay.records", run["trainer.default_local_dir"]: "trainer.default_local_dir"}
     for name, key in keys.items():
         folder = Path(name).resolve()
