@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,9 +97,10 @@ def diagnose(composed: Composition | None, *, ray: bool = False) -> Iterator[Fin
 
 def _versions() -> Found:
     """Installed distributions against what this package and verl ask for."""
-    extra = "gpu" if torch.version.cuda else "cpu"
+    engine = "vllm" if find_spec("vllm") else "sglang"
+    own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if torch.version.cuda else (("", "cpu"), ("",))
     wrong = False
-    for package, extras in (("medserl-agentloop", ("", extra)), ("verl", ("",))):
+    for package, extras in (("medserl-agentloop", own), ("verl", of_verl)):
         for line in requires(package) or ():
             needed = Requirement(line)
             if needed.marker and not any(needed.marker.evaluate({"extra": name}) for name in extras):

@@ -72,6 +72,14 @@ def test_a_version_that_does_not_fit_and_a_missing_package_are_named(monkeypatch
     assert "fail: transformers 5.12.0 is installed, and verl needs " in lines
 
 
+def test_with_a_cuda_build_of_torch_the_versions_of_the_gpu_extras_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    lines = found(doctor._versions)
+    assert "fail: flash-attn" not in lines  # verl's fsdp asks for it by an extra of its own
+    assert "fail: sglang is not installed, and verl needs it. Run: pip install 'sglang==0.5.12" in lines
+    assert "fail: torch " in lines and "verl needs ==2.11.0" in lines
+
+
 def test_a_plugin_that_verl_will_not_load_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(doctor._plugin) == "ok: loaded into verl 0.9.1"
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
