@@ -33,7 +33,7 @@ from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_clas
 from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.composition import Composition, problems
-from medserl_agentloop.core.run_check.inputs import check_models, check_rows, data_files, missing_models
+from medserl_agentloop.core.run_check.inputs import another_run, check_models, check_rows, data_files, missing_models
 from medserl_agentloop.core.run_check.run import ROLLOUT, Run
 
 Status = Literal["ok", "warn", "fail"]
@@ -331,7 +331,7 @@ def _game(run: Run) -> Found:
 def _disk(run: Run) -> Found:
     """The folder of the run can be written to and holds its checkpoints."""
     folder = Path(run["trainer.default_local_dir"]).resolve()
-    refused = list(machine.folders(run))
+    refused = [*machine.folders(run), *another_run(run)]
     yield from _said(refused, f"{folder} can be written to")
     if refused or run["trainer.save_freq"] <= 0 or any(missing_models(run)):
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,15 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         for line in game_class(selfplay.game).startup_lines(config, selfplay):
             print(f"[medserl] {line}", flush=True)
         _warn_of_unknown_keys(config)
+        sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)
+
+
+def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
+    """Ctrl-C ends a run with one line; everything else is said as before."""
+    if not issubclass(kind, KeyboardInterrupt):
+        others(kind, error, trace)
+        return
+    print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
 
 
 class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
+from medserl_agentloop.core.run_check.inputs import config_text
 from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
 from medserl_agentloop.paths import resource
-from medserl_agentloop.plugin import StartupCheck
+from medserl_agentloop.plugin import StartupCheck, _say_how_to_resume
 
 MODEL = "actor_rollout_ref.model.override_config.attn_implementation"
 WANDB = {"trainer.logger": ["console", "wandb"]}
@@ -34,7 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("quickstart", "medec_ms"):
         (tmp_path / "data" / folder).mkdir(parents=True)
         for file in ("train", "val"):
-            pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / folder / f"{file}.parquet")
+            pq.write_table(
+                pa.table({"row": range(64), "of": [folder] * 64}), tmp_path / "data" / folder / f"{file}.parquet"
+            )
     for name in ("medec_val", "panel"):
         pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / f"{name}.parquet")
     return tmp_path
@@ -195,3 +199,35 @@ def test_fewer_gpus_than_the_run_asks_for_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert "trainer.n_gpus_per_node=8, and torch finds 2" in no_gpu({"trainer.n_gpus_per_node": 8})
     assert no_gpu({"trainer.n_gpus_per_node": 2}) == ""
+
+
+def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -> None:
+    def folder_of(changes: dict[str, Any]) -> None:
+        folder = home / "runs" / "quickstart"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "latest_checkpointed_iteration.txt").write_text("3")
+        (folder / "run_config.yaml").write_text(config_text(run(changes)))
+
+    folder_of({})
+    assert missing({}) == missing({"trainer.total_epochs": 7}) == ""
+    assert "(selfplay.profile was medserl and is classic)" in missing({"selfplay.profile": "classic"})
+    assert "has checkpoints of another run (data.train_files was data/quickstart/train.parquet" in missing(
+        {"data.train_files": "data/medec_ms/train.parquet", "trainer.default_local_dir": "runs/quickstart"}
+    )
+    on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
+    (home / "runs/quickstart/global_step_3").mkdir()
+    assert missing({"selfplay.profile": "classic", **on_purpose}) == ""
+    pq.write_table(pa.table({"row": range(65)}), home / "data" / "quickstart" / "train.parquet")
+    assert "or its rows changed" in missing({})
+    (home / "runs/quickstart/latest_checkpointed_iteration.txt").unlink()
+    assert missing({}) == ""
+
+
+def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[Any] = []
+    hook = partial(_say_how_to_resume, lambda *error: said.append(error[0]), "runs/x")
+    hook(ValueError, ValueError(), None)
+    assert said == [ValueError] and capsys.readouterr().out == ""
+    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().out == "[medserl] stopped. The same command resumes from the last checkpoint in runs/x\n"
+    assert said == [ValueError]

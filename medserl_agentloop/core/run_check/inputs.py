@@ -22,19 +22,27 @@ from datasets import Dataset
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.dataset import check_dataset
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.step_file import CONFIG_FILE
 
 HUB_SECONDS = 3.0
 """How long the hub may take to say whether it has a model."""
 
 ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
+
+SAME_RUN = ("selfplay.game", "selfplay.profile", "actor_rollout_ref.model.path")
+"""Keys that a run keeps when it is resumed."""
+
+TRAIN_HASHES = "medserl_train_files_sha256"
+"""Where ``run_config.yaml`` has the hashes of the training files."""
 
 _NO_CHECKPOINT = (
     "Name a folder in Hugging Face's format; docs/evaluation.md says how to make one from a checkpoint of a run."
@@ -94,6 +102,40 @@ def data_files(run: Run) -> Iterator[str]:
             rows, batch = sum(pq.read_metadata(file).num_rows for file in files), run["data.train_batch_size"]
             if files and rows < batch:
                 yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
+
+
+def config_text(config: DictConfig) -> str:
+    """The whole config of a run as YAML, with the hashes of its training files: what a resumed run is held against."""
+    files = [Path(name) for name in Run(config, SelfPlayConfig.from_run(config)).names("data.train_files")]
+    hashes = {TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file())}
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
+
+
+def another_run(run: Run) -> Iterator[str]:
+    """A sentence if the run would resume from checkpoints of a run of another game, model, profile or data."""
+    folder, before = Path(run["trainer.default_local_dir"]), Path(run.selfplay.records) / CONFIG_FILE
+    resumes = run["trainer.resume_mode"] == "auto" and (folder / "latest_checkpointed_iteration.txt").exists()
+    if not resumes or not before.is_file():
+        return
+    old, new = OmegaConf.load(before), OmegaConf.create(config_text(run.config))
+    found = {key: (OmegaConf.select(old, key), OmegaConf.select(new, key)) for key in SAME_RUN}
+    # By their last part, because a folder of models may have been moved.
+    differs = [f"{key} was {was} and is {now}" for key, (was, now) in found.items() if was and _last(was) != _last(now)]
+    if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
+        differs.append(
+            f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed"
+        )
+    if differs:
+        yield (
+            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differs)}), and this one "
+            "would resume from them. Set trainer.default_local_dir to a folder of its own; or, to go on from them on "
+            "purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to a folder global_step_N."
+        )
+
+
+def _last(value: object) -> str:
+    return Path(str(value)).name
 
 
 def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
