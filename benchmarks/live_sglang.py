@@ -35,7 +35,7 @@ class LiveSGLang:
         self._environment = dict(os.environ)  # verl and SGLang write to it, and other runs would inherit that
         os.environ[sglang_cpu.SWITCH] = "1"
         sglang_cpu.register()
-        from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+        from medserl_agentloop.backends.sglang_adapters import AdapterServer
 
         run = run.copy()
         OmegaConf.resolve(run)
@@ -43,7 +43,7 @@ class LiveSGLang:
         rollout.load_format = "auto"  # verl's default waits for a push
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.server = SGLangHttpServer(
+        self.server = AdapterServer(
             config=rollout,
             model_config=run.actor_rollout_ref.model,
             rollout_mode=RolloutMode.STANDALONE,

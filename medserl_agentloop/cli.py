@@ -18,6 +18,7 @@ from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
 from medserl_agentloop.evaluation.rescoring import replay, rescore
 from medserl_agentloop.evaluation.tournament_cli import tournament
+from medserl_agentloop.planning.plan import plan
 from medserl_agentloop.play.cli import play
 
 _SIDE = (
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold API keys
     help="Play games, look at runs, score predictions on MEDEC.",
 )
-for _command in (play, probe, evaluate, score, rescore, replay, tournament):
+for _command in (play, probe, evaluate, score, rescore, replay, tournament, plan):
     app.command()(_command)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")

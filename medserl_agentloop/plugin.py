@@ -73,7 +73,7 @@ def register() -> None:
 
 
 def _register_for_training() -> None:
-    """Register agent loop, trainer and estimators; the latter two by being imported."""
+    """Register agent loop, adapters, trainer and estimators; the latter two by being imported."""
     from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
     from medserl_agentloop.core import advantages, trainer  # noqa: F401
@@ -81,6 +81,7 @@ def _register_for_training() -> None:
     from medserl_agentloop.core.interaction import AGENT_NAME
 
     register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
+    backends.register_adapters()
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run
 
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
@@ -13,13 +15,17 @@ from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLED_AFTER, LAST = 2, 4
+KILLED_AFTER, LAST, ROWS = 2, 4, 16
+WEIGHTS = f"run/global_step_{LAST}/actor/model_world_size_1_rank_0.pt"
 
 
 def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_once(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    overrides = (*data, "algorithm.adv_estimator=role_rae", f"trainer.total_training_steps={LAST}")
+    few = tmp_path / "train.parquet"  # two steps of rows, so that the kill comes at the end of an epoch
+    pq.write_table(pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), few)
+    overrides = (f"data.train_files={few}", data[1], "algorithm.adv_estimator=role_rae", "trainer.total_epochs=3")
+    overrides = (*overrides, f"trainer.total_training_steps={LAST}")
     folders = {name: tmp_path / name for name in ("whole", "killed")}
     for folder in folders.values():
         folder.mkdir()
@@ -35,7 +41,7 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
 
     assert KILLED_AFTER <= reached < LAST
     assert any(line.startswith(f"resuming after step {reached} of {LAST}: ") for line in killed.lines())
-    assert any("plays all of its 288 rows" in line for line in killed.lines())
+    assert any(f"plays all of its {ROWS} rows" in line for line in killed.lines())
     assert sum(line.startswith("judge labels: nobody reads") for line in killed.lines()) == 1
     for run in (whole, killed):
         assert run.steps_of_games() == dict.fromkeys(range(1, LAST + 1), GAMES_PER_STEP)
@@ -63,3 +69,22 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
         expected = states["whole"]["baselines"][role.value]
         assert states["killed"]["baselines"][role.value] == pytest.approx(expected, abs=1e-6)
     assert states["killed"]["alarms"]["streaks"] == states["whole"]["alarms"]["streaks"]
+
+    played = {name: games_played(folder) for name, folder in folders.items()}
+    assert played["killed"] == played["whole"]
+    rows = [{text_id for text_id, _, _ in games} for games in played["whole"].values()]
+    assert rows[0] | rows[1] == rows[2] | rows[3] and len(rows[0] | rows[1]) == ROWS  # each row once in an epoch
+    weights = {name: torch.load(folder / WEIGHTS, weights_only=False) for name, folder in folders.items()}
+    moved = 1e-3  # by the four steps; float32 rounds by 1e-7, in the order in which the games of a step were over
+    for name, tensor in weights["whole"].items():
+        assert (weights["killed"][name].to_local() - tensor.to_local()).abs().max() < moved / 1000, name
+
+
+def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
+    """By step, the row, the note and the rewards of each game."""
+    played: dict[int, list[tuple[str, str, str]]] = {}
+    for game in read_games(folder / "run" / GAMES_FILE):
+        played.setdefault(game.step, []).append(
+            (str(game.spec.text_id), str(game.presented_note), json.dumps(game.rewards))
+        )
+    return {step: sorted(games) for step, games in sorted(played.items())}

@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
+from planning.gpu_recipes import PARTS as GPU_PARTS
 from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
@@ -17,11 +18,17 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import PACKAGE, resource
 from medserl_agentloop.testing.tiny import compose_run
 
-# Those of verl's SFT trainer are in test_warm_start_recipes.py.
-RECIPES = sorted(p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start"))
+# Those of verl's SFT trainer are in test_warm_start_recipes.py, the parts for a GPU in planning/test_plan.py.
+RECIPES = sorted(
+    p.stem
+    for p in resource("recipes").glob("*.yaml")
+    if not p.stem.startswith("warm_start") and p.stem not in GPU_PARTS
+)
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 PARTS = {
+    "adapter_per_role",
     "base",
+    "base_judge",
     "colocate_async",
     "core",
     "cpu",
@@ -93,6 +100,20 @@ def test_a_broken_copy_of_a_recipe_is_refused_with_the_key_and_what_to_write(rec
         assert message in "\n".join(refused), key
 
 
+def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
+    config = compose_run("+recipes=[qwen3_4b,adapter_per_role,base_judge]")
+    assert check_run(config).adapters == "per_role"
+    with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
+        check_run(compose_run("+recipes=[qwen3_4b,base_judge]"))
+    config.selfplay.judge_server.json_schema = True
+    with pytest.raises(ConfigError, match=r"cannot bind answers to a schema\. Set it to False"):
+        check_run(config)
+    config.selfplay.judge_server.json_schema = False
+    config.selfplay.judge_server.extra_body = {"top_p": 0.5}
+    with pytest.raises(ConfigError, match=r"extra_body\.top_p: the base model knows chat_template_kwargs only"):
+        check_run(config)
+
+
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
     assert check_run(compose_run("+recipes=kuhn_poker")).game == "kuhn_poker"
     assert check_run(compose_run("+recipes=own_game", "selfplay.game=kuhn_poker")).game == "kuhn_poker"
@@ -106,8 +127,8 @@ def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(re
     if is_toy(config):
         assert config.selfplay.judge in ("labels", "oracle")
     else:
-        assert config.selfplay.judge == "llm"
-        with pytest.raises(ConfigError, match=r"set selfplay\.judge_server\.url .* docs/judges\.md"):
+        assert config.selfplay.judge in ("llm", "http")
+        with pytest.raises(ConfigError, match=r"set selfplay\.judge_server\.url"):
             check_run(config)
 
 

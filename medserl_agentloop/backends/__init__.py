@@ -45,3 +45,20 @@ def _load_replica() -> type:
     from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica
 
     return CpuRolloutReplica
+
+
+def register_adapters() -> None:
+    """Make verl's FSDP2 engine and SGLang rollout train and serve an adapter for each role, in a run that wants it."""
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    importlib.import_module("medserl_agentloop.backends.gpu_engine")
+    RolloutReplicaRegistry.register("sglang", _load_sglang_replica)
+    if not sglang_cpu.is_chosen():
+        _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
+
+
+def _load_sglang_replica() -> type:
+    from medserl_agentloop.backends.sglang_adapters import load_replica
+
+    return load_replica()

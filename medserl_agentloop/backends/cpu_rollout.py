@@ -34,7 +34,7 @@ from medserl_agentloop.backends.cpu_sampling import (
     eos_token_ids,
     sample_batch,
 )
-from medserl_agentloop.backends.role_adapters import with_adapters
+from medserl_agentloop.backends.role_adapters import adapter_states, with_adapters
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
 logger = logging.getLogger(__name__)
@@ -78,10 +78,11 @@ class CpuRolloutServer:
         """Most tokens that a prompt and its completion may have together."""
         if self.config.max_model_len is not None:
             self.context_length = min(self.context_length, self.config.max_model_len)
-        dtype = PrecisionType.to_dtype(self.config.dtype)
-        self.model = AutoModelForCausalLM.from_config(
-            hf_config,
-            dtype=dtype,
+        waits_for_weights = "dummy" in self.config.load_format
+        load: Any = AutoModelForCausalLM.from_config if waits_for_weights else AutoModelForCausalLM.from_pretrained
+        self.model = load(
+            hf_config if waits_for_weights else model_config.local_path,
+            dtype=PrecisionType.to_dtype(self.config.dtype),
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
@@ -193,11 +194,14 @@ class CpuRolloutServer:
             return sample_batch(self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode)
 
     async def update_adapters(
-        self, state: Mapping[str, torch.Tensor], config: Mapping[str, Any], global_steps: int | None = None
+        self,
+        states: Mapping[str, Mapping[str, torch.Tensor]],
+        config: Mapping[str, Any],
+        global_steps: int | None = None,
     ) -> None:
         """Replace the adapters of all roles, once the completions under way are done; the base stays."""
         async with self._model_lock:
-            self.with_adapters = with_adapters(self.with_adapters or self.model, config, state)
+            self.with_adapters = with_adapters(self.with_adapters or self.model, config, states)
             self._pushed(global_steps)
 
     def _pushed(self, global_steps: int | None) -> None:
@@ -286,21 +290,21 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Collect ``weights`` and load them into this rank's server."""
-        server, adapters = ray.get_actor(server_name(self.replica_rank)), kwargs.get("peft_config")
-        if adapters is not None and kwargs.get("base_sync_done") is False:  # the base comes first, and alone
-            state = full_weights(self.config.name, weights, wire_format, None)
-            base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
-            await server.update_weights.remote(base, global_steps)
-        elif adapters is not None and ROLE_ADAPTERS in adapters:
-            state = full_weights(self.config.name, weights, wire_format, None)
-            await server.update_adapters.remote(state, adapters, global_steps)
+        server = ray.get_actor(server_name(self.replica_rank))
+        config = kwargs.get("peft_config") or {}
+        if ROLE_ADAPTERS in config:
+            await server.update_adapters.remote(adapter_states(weights), config, global_steps)
         else:
-            state = full_weights(self.config.name, weights, wire_format, adapters)
+            state = full_weights(self.config.name, weights, wire_format, **kwargs)
             await server.update_weights.remote(state, global_steps)
 
 
-def full_weights(rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any) -> dict[str, torch.Tensor]:
+def full_weights(
+    rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any = None, base_sync_done: bool = True
+) -> dict[str, torch.Tensor]:
     """Gather what verl pushes to ``rollout`` as whole tensors in host memory, each with a storage of its own.
+
+    Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own names.
 
     Every training rank must do it: there is a collective inside the iterator (``full_tensor()``).
 
@@ -312,11 +316,11 @@ def full_weights(rollout: str, weights: NamedWeights, wire_format: str, peft_con
             f"rollout {rollout} got weights as {wire_format!r} and reads only 'named_tensors': "
             "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
         )
-    if peft_config is not None:
+    if peft_config is not None and base_sync_done:
         raise ValueError(
             f"rollout {rollout} loads full weights and got a LoRA adapter: "
             "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
         )
     # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
     # safetensors refuses to write twice (tied weights).
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
+    return {name.replace(".base_layer.", "."): tensor.detach().cpu().contiguous().clone() for name, tensor in weights}

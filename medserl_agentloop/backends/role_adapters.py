@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from medserl_agentloop.core.columns import TOKEN_ROLES
 from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
 
+ADAPTER_FOLDER = "lora_adapter"
+"""Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it."""
 ADAPTERS_FOLDER = "lora_adapters"
-"""Folder of a checkpoint with one folder in peft's format for each role."""
+"""Folder of a checkpoint with such a folder for each role."""
 
 
 class RoleAdapters:
@@ -116,33 +118,55 @@ class RoleAdapters:
                 yield f"{name}:{key}", _whole(tensor)
 
     def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
-        """verl's checkpoint, and each role's adapter in peft's format beside it."""
+        """verl's checkpoint, and beside it, in peft's format, the adapter of all roles or of each."""
         super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
-        for role, name in adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {})).items():
+        of_roles = adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {}))
+        folders = {name: Path(local_path) / ADAPTERS_FOLDER / role for role, name in of_roles.items()}
+        if not folders and isinstance(self.module, PeftModel):
+            folders = {"default": Path(local_path) / ADAPTER_FOLDER}
+        for name, folder in folders.items():
             own = get_peft_model_state_dict(self.module, adapter_name=name)
             state = {key: _whole(tensor).contiguous() for key, tensor in own.items()}
             if torch.distributed.get_rank() == 0:
-                folder = Path(local_path) / ADAPTERS_FOLDER / role
-                folder.mkdir(parents=True, exist_ok=True)
-                save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
                 config = copy.deepcopy(self.module.peft_config[name])
-                config.inference_mode = True
                 config.base_model_name_or_path = str(self.model_config.path)
-                config.save_pretrained(str(folder))
+                write_adapter(folder, state, config)
 
 
-def with_adapters(model: Any, config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
-    """``model`` with the adapters that :meth:`RoleAdapters.get_per_tensor_param` gave: its tensors and its config."""
-    names = config[ROLE_ADAPTERS]
+def adapter_states(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors that :meth:`RoleAdapters.get_per_tensor_param` gave, by adapter, in peft's names."""
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for named, tensor in weights:
+        name, _, key = named.partition(":")
+        states.setdefault(name, {})[key] = tensor.detach().cpu().contiguous().clone()
+    return states
+
+
+def lora_config(pushed: Mapping[str, Any]) -> LoraConfig:
+    """peft's config of the roles' adapters, from the one that comes with a push."""
+    return LoraConfig(
+        task_type="CAUSAL_LM", **{key: pushed[key] for key in ("r", "lora_alpha", "target_modules", "exclude_modules")}
+    )
+
+
+def write_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: LoraConfig) -> None:
+    """Write an adapter as a folder in peft's format, to be read by peft and by SGLang."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(state), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def with_adapters(model: Any, config: Mapping[str, Any], states: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
+    """``model`` with these adapters in it, new or in the place of those it has."""
+    first, *others = states
     if not isinstance(model, PeftModel):
-        lora = {key: config[key] for key in ("r", "lora_alpha", "target_modules", "exclude_modules")}
-        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora), adapter_name=names[0])
-        for name in names[1:]:
-            model.add_adapter(name, copy.deepcopy(model.peft_config[names[0]]))
+        model = get_peft_model(model, lora_config(config), adapter_name=first)
+        for name in others:
+            model.add_adapter(name, copy.deepcopy(model.peft_config[first]))
         model.eval()
-    for name in names:
-        prefix = f"{name}:"
-        _load(model, {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}, name)
+    for name, state in states.items():
+        _load(model, state, name)
     return model
 
 

@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
+from medserl_agentloop.core.base_model import ABORTED, BaseModelChat
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
@@ -25,8 +26,6 @@ from medserl_agentloop.core.interaction import Interaction, Message, Turn
 from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import YARDSTICK, GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
-
-_ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 
 class _Identity:
@@ -52,12 +51,13 @@ class _Workbench:
     opponent: HttpOpponent | None
     yardstick: HttpOpponent | None
     adapters: dict[str, str]
+    base: BaseModelChat
     prompt_length: int
     response_length: int
 
 
 @lru_cache(maxsize=8)
-def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbench:
+def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity, server: _Identity) -> _Workbench:
     config = SelfPlayConfig.from_run(run.held)
     rollout = run.held.actor_rollout_ref.rollout
     encoder = ChatEncoder.of_run(tokenizer.held, data.held)
@@ -70,6 +70,7 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity) -> _Workbe
         None if config.opponent.kind == "live" else HttpOpponent(config.opponent, special),
         HttpOpponent(config.yardstick, special) if config.yardstick.games else None,
         adapter_names(interaction.roles) if config.adapters == "per_role" else {},
+        BaseModelChat(run.held.actor_rollout_ref.model.path, server.held, encoder, config.turn_timeout_s),
         prompt_length=rollout.prompt_length,
         response_length=rollout.response_length,
     )
@@ -80,7 +81,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bench = _workbench(_Identity(self.config), _Identity(self.data_config), _Identity(self.tokenizer))
+        shared = (self.config, self.data_config, self.tokenizer, self.server_manager)
+        self._bench = _workbench(*map(_Identity, shared))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
@@ -96,16 +98,17 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         alone = source.removeprefix(YARDSTICK) if source.startswith(YARDSTICK) else None
         seats = _Seats(self._bench, self.server_manager, record, sampling_params, alone)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
+        await interaction.ask_base_model(record, self._bench.base)
 
         record.context = self._bench.config.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
-        record.policy_version = min(seats.versions, default=fallback)
-        extra = {
-            "min_global_steps": record.policy_version,
-            "max_global_steps": max(seats.versions, default=fallback),
-        }
+        record.policy_version = min((oldest for oldest, _ in seats.versions), default=fallback)
+        newest = max((newest for _, newest in seats.versions), default=fallback)
+        if record.policy_version != newest:
+            record.versions = seats.versions
+        extra = {"min_global_steps": record.policy_version, "max_global_steps": newest}
         metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
         return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
@@ -121,10 +124,9 @@ class _Seats:
         """``alone`` is the one role that the policy plays against the yardstick, in games of validation."""
         self._alone, self._opponent = alone, bench.opponent if alone is None else bench.yardstick
         self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
-        self._tokenizer = bench.encoder.tokenizer
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
-        self.versions: list[int] = []
+        self.versions: list[tuple[int, int]] = []
         self.timing: dict[str, Any] = {}
         self._played = 0
 
@@ -162,13 +164,15 @@ class _Seats:
         )
         # Weight versions that the turn was generated with, first and last.
         version = output.extra_fields.get("global_steps")
-        versions = [output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max")]
-        self.versions += [found for found in versions if found is not None]
-        if output.stop_reason in _ABORTED or not ids:
+        oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
+        if oldest is not None and newest is not None:
+            self.versions.append((oldest, newest))
+        if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if self._asks_log_probs and not complete:
             raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
-        return Reply(self._decode(ids, turn), len(ids), self._was_cut(output, budget), prompt.prefill)
+        cut = encoder.was_cut(ids, budget, output.stop_reason)
+        return Reply(encoder.decode(ids, turn.stop), len(ids), cut, prompt.prefill)
 
     async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """A turn of the opponent's, of which nothing but its text enters the game.
@@ -194,17 +198,3 @@ class _Seats:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
         return min(turn.max_tokens, bench.response_length - used)
-
-    def _decode(self, ids: list[int], turn: Turn) -> str:
-        """The turn's text without its end-of-turn token; other special tokens stay visible as text."""
-        stop_ids = self._bench.encoder.stop(turn.stop).get("stop_token_ids", ())
-        if ids[-1] in (self._tokenizer.eos_token_id, *stop_ids):
-            ids = ids[:-1]
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-    def _was_cut(self, output: TokenOutput, budget: int) -> bool:
-        # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
-        if output.stop_reason in ("length", "stop"):
-            return bool(output.stop_reason == "length")
-        return len(output.token_ids) >= budget and bool(output.token_ids[-1] != self._tokenizer.eos_token_id)

@@ -76,6 +76,11 @@ class ChatClient:
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the server does not answer any more."""
+        return self.http.is_down
+
     async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
         """The model's turn after ``messages``. ``prefix`` begins it and is no part of the answer.
 

@@ -149,6 +149,19 @@ class ChatEncoder:
         fields = {"stop_token_ids": tokens, "stop": [string for string, found in ids.items() if len(found) != 1]}
         return {name: values for name, values in fields.items() if values}
 
+    def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+        """A turn's text without the token that ended it; other special tokens stay visible as text."""
+        ends = (self.tokenizer.eos_token_id, *self.stop(stop).get("stop_token_ids", ()))
+        text: str = self.tokenizer.decode(list(ids[:-1] if ids[-1] in ends else ids), skip_special_tokens=False)
+        return text
+
+    def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
+        """Whether the budget ended a turn, by the engine's word for why it ended."""
+        # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
+        if stop_reason in ("length", "stop"):
+            return stop_reason == "length"
+        return len(ids) >= budget and bool(ids[-1] != self.tokenizer.eos_token_id)
+
     def opening(self, turn: Turn) -> EncodedPrompt:
         """The prompt of a turn that opens a context."""
         return self._encode(turn.prompt, turn.prefix, continued=False)

@@ -159,6 +159,12 @@ class Interaction(ABC, Generic[G, R]):
     async def score(self, record: R) -> None:
         """Complete the record of a finished game; nothing to do for games that reward themselves as they go."""
 
+    async def ask_base_model(self, record: R, base: Any) -> None:
+        """Ask the base model what the score will need: a ``core.base_model.BaseModelChat``, after the last turn.
+
+        It answers only where the rollout serves it, with ``selfplay.adapters=per_role``.
+        """
+
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         """Learn where verl serves a reward model (``host:port`` and name), before the first game is scored."""
 

@@ -45,6 +45,8 @@ class GameRecord(BaseModel):
         uid: Identifier of the prompt group.
         session: Number of the game within its group.
         policy_version: Weights of the live policy: the training step they were pushed after.
+        versions: The oldest and the newest weights of each of its turns, where they were not all the same in the game:
+            in asynchronous training. A turn with two was stopped for new weights and went on.
         players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
         finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
@@ -54,7 +56,7 @@ class GameRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards", "finished", "seconds")
+    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards", "versions", "finished", "seconds")
     """Fields that JSON has only where they hold something: records of before they existed look the same."""
 
     rewards: Rewards = {}
@@ -65,6 +67,7 @@ class GameRecord(BaseModel):
     uid: str = ""
     session: int = 0
     policy_version: int | None = None
+    versions: list[tuple[int, int]] = []
     players: dict[str, str] = {}
     opponent: OpponentRecord | None = None
     finished: datetime | None = None

@@ -3,9 +3,11 @@
     python adapters_worker.py FOLDER
 
 Writes to FOLDER a checkpoint whose adapters are not zero, the log-probs of a packed row and its contexts, what an
-update for each role alone changed, and what one changed that trains the first role only.
+update for each role alone changed, what one changed that trains the first role only, and what the rollout answers with
+and without adapters before ten updates and after.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -18,10 +20,14 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ra
 
 import torch
 from omegaconf import open_dict
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
+from verl.workers.config import RolloutConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
 from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 from medserl_agentloop.testing.tiny import compose_run
@@ -30,22 +36,25 @@ LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then of the second's
 
 
-def engine(trained: dict[str, bool]) -> Any:
+def engine(trained: dict[str, bool], start: Path | None = None) -> Any:
+    """verl's worker, with adapters that are not zero: random, or ``start``. One for both roles where none is named."""
     run = compose_run(
         "+recipes=quickstart",
-        "selfplay.adapters=per_role",
+        f"selfplay.adapters={'per_role' if trained else 'shared'}",
         "actor_rollout_ref.actor.optim.weight_decay=0.1",
         "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
         *(f"actor_rollout_ref.model.{override}" for override in LORA),
+        *(() if start is None else (f"actor_rollout_ref.model.lora_adapter_path={start}",)),
     )
-    with open_dict(run.actor_rollout_ref.model.lora) as lora:
-        lora[ROLE_ADAPTERS] = trained
+    if trained:
+        with open_dict(run.actor_rollout_ref.model.lora) as lora:
+            lora[ROLE_ADAPTERS] = trained
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     worker.init_model()
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in worker.actor.engine.module.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name and start is None:
                 own = weight.to_local()
                 own += torch.randn_like(own) * 0.05
     return worker
@@ -117,6 +126,23 @@ def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
     return largest
 
 
+async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
+    """By adapter, None for the base: ids and log-probs of the rollout, before the updates and after."""
+    engine = worker.actor.engine
+    server = CpuRolloutServer(RolloutConfig(name="cpu_hf", load_format="auto"), engine.model_config)
+    prompt = row()["input_ids"].unbind()[0].tolist()
+    greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    found: dict[str, list[list[Any]]] = {}
+    for step in range(updates + 1):
+        _, config = engine.get_per_tensor_param(base_sync_done=True)
+        await server.update_adapters(adapter_states(engine._adapters()), config, step)
+        for adapter in (None, "default", "assessor") if step in (0, updates) else ():
+            said = await server.generate(prompt, {**greedy, "adapter": adapter}, "asked")
+            found.setdefault(str(adapter), []).append([said.token_ids, said.log_probs])
+        worker.update_actor(row())
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -128,10 +154,16 @@ def main() -> None:
     base = row()
     tensordict_utils.assign_non_tensor(base, no_lora_adapter=True, compute_loss=False)
     found["of_base"] = worker.compute_log_prob(base)["log_probs"].unbind()[0].tolist()
+    found["answers"] = asyncio.run(answers(engine(both), updates=10))
     found["gradients_of_the_first_alone"] = gradients(engine(both), row((1,)))
     found["gradients"] = gradients(engine(both), row())
     found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
     found["frozen"] = changed(engine({"attacker": True, "assessor": False}), (1, 2))
+    one = engine({})
+    one.save_checkpoint(f"{folder}/one/actor", global_step=1)
+    found["log_probs_of_one"] = one.compute_log_prob(row())["log_probs"].unbind()[0].tolist()
+    started = engine(both, start=folder / "actor" / ADAPTERS_FOLDER / "attacker")
+    save_file(adapters(started), folder / "started.safetensors")
     (folder / "found.json").write_text(json.dumps(found))
 
 

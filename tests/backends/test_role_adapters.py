@@ -1,20 +1,27 @@
 """A LoRA adapter for each role in verl's engine: tokens of a packed row meet the adapter of their own role."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import adapters
 import pytest
 import torch
 from backends.adapters_worker import LENGTHS
 from peft import PeftModel
 from real_runs import AGREEMENT, environment
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop import backends
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, RoleAdapters
 from medserl_agentloop.core.columns import token_roles
 from medserl_agentloop.paths import resource
 
@@ -41,13 +48,13 @@ def log_probs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, ids[1:, None])[:, 0]
 
 
-def apart(folder: Path, found: dict[str, Any], roles: tuple[str, str]) -> float:
+def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = "log_probs") -> float:
     """Largest difference of the engine's packed row to each context alone in plain peft, with these adapters."""
-    ids, packed = torch.tensor(found["ids"]), torch.tensor(found["log_probs"])
+    ids, packed = torch.tensor(found["ids"]), torch.tensor(found[packed_row])
     largest = 0.0
-    for role, part in zip(roles, (slice(0, FIRST), slice(FIRST, None)), strict=True):
+    for adapter, part in zip(adapters, (slice(0, FIRST), slice(FIRST, None)), strict=True):
         base = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32)
-        model = PeftModel.from_pretrained(base, folder / "actor" / ADAPTERS_FOLDER / role).eval()
+        model = PeftModel.from_pretrained(base, adapter).eval()
         largest = max(largest, float((packed[part][:-1] - log_probs(model, ids[part])).abs().max()))
     return largest
 
@@ -55,9 +62,19 @@ def apart(folder: Path, found: dict[str, Any], roles: tuple[str, str]) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_exported_adapters_give_the_engine_s_log_probs_in_plain_peft(folder: Path, found: dict[str, Any]) -> None:
-    own = apart(folder, found, ("attacker", "assessor"))
-    assert own < AGREEMENT
-    assert apart(folder, found, ("assessor", "attacker")) > 100 * AGREEMENT
+    attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor"))
+    assert apart(found, (attacker, assessor)) < AGREEMENT
+    assert apart(found, (assessor, attacker)) > 100 * AGREEMENT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_one_adapter_of_both_roles_gives_the_engine_s_log_probs_in_plain_peft(
+    folder: Path, found: dict[str, Any]
+) -> None:
+    one = folder / "one" / "actor" / "lora_adapter"
+    assert apart(found, (one, one), "log_probs_of_one") < AGREEMENT
+    assert apart(found, (one, one)) > 100 * AGREEMENT
 
 
 @pytest.mark.slow
@@ -85,6 +102,42 @@ def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, 
     alone, beside = found["gradients"], found["gradients_beside_a_huge_one"]
     assert beside["assessor"] > 5 * alone["assessor"]  # it is at the limit of clip_grad
     assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_role_starts_from_the_adapter_of_a_warm_start(folder: Path, found: dict[str, Any]) -> None:
+    warm = load_file(folder / "actor" / ADAPTERS_FOLDER / "attacker" / "adapter_model.safetensors")
+    started = load_file(folder / "started.safetensors")
+    assert {name.partition(":")[0] for name in started} == {"default", "assessor"}
+    for name, tensor in started.items():
+        assert torch.equal(tensor, warm[name.partition(":")[2]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str, Any]) -> None:
+    answers = found["answers"]
+    assert answers["None"][0] == answers["None"][1]  # to the last bit of every log-prob
+    for adapter in ("default", "assessor"):
+        assert answers[adapter][0] != answers[adapter][1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_benchmark_of_adapters_runs_to_its_end() -> None:
+    command = [sys.executable, adapters.__file__, "--rounds", "1", "--games", "2"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert re.search(r"^one adapter .* 1.00 of one adapter .* 327,680 trained", done.stdout, re.M), done.stderr[-3000:]
+
+
+def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends.register_adapters()
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    found = EngineRegistry.get_engine_cls("language_model", "fsdp2")
+    assert issubclass(found, RoleAdapters) and issubclass(found, FSDPEngineWithLMHead)
+    assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
 
 
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:

@@ -95,7 +95,16 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "names that no model reads. Set it to"),
         ({"selfplay.adapters": "per_role"}, f"trains LoRA adapters, and {MODEL}.lora_rank=0. Set it, e.g. to 32"),
         ({**PER_ROLE, f"{MODEL}.lora.merge": True}, "one set of merged weights cannot serve two adapters"),
-        ({**PER_ROLE, f"{ROLLOUT}.name": "sglang"}, "verl's push to sglang sends one adapter only"),
+        ({**PER_ROLE, f"{ROLLOUT}.name": "vllm"}, "takes the adapter from each request, and"),
+        (
+            {**PER_ROLE, f"{ROLLOUT}.name": "sglang"},
+            "SGLang reads an adapter's folder only with another. Set it to auto",
+        ),
+        ({**PER_ROLE, f"{ACTOR}.strategy": "fsdp"}, f"needs {ACTOR}.strategy=fsdp2, not fsdp"),
+        (
+            {**PER_ROLE, f"{ROLLOUT}.data_parallel_size": 2},
+            "SGLang loads adapters in an engine of one data-parallel rank",
+        ),
         ({**PER_ROLE, **SHARED}, "selfplay.context=shared is one of both. Set it to isolated"),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
     ],

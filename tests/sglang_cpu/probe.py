@@ -1,7 +1,7 @@
 """Loaded into a run's processes by VERL_USE_EXTERNAL_MODULES=probe: looks into a run, or spoils its weight push.
 
 ``PROBE_TENSORS`` names a file that gets the first step's log-probs; ``PROBE_PUSH`` is ``off`` (no push after the
-first) or ``no-flush`` (a push that leaves the prefix cache as it is).
+first), ``no-flush`` (a push that leaves the prefix cache as it is) or ``swapped`` (each role gets the other's adapter).
 """
 
 import medserl_agentloop.plugin  # noqa: F401  # first, so that what is done here comes last

@@ -166,11 +166,11 @@ def test_prompt_log_probs_do_not_end_the_engine(engine: LiveSGLang, model: torch
 
 
 def test_weights_go_through_shared_memory_where_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from medserl_agentloop.backends.sglang_cpu import weights
+    from medserl_agentloop.backends import sglang_adapters
 
-    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path)
     free = shutil.disk_usage(tmp_path).free
-    assert weights.place_for(free // 4) == tmp_path
-    assert weights.place_for(free) is None
-    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path / "none")
-    assert weights.place_for(1) is None
+    assert sglang_adapters.place_for(free // 4) == tmp_path
+    assert sglang_adapters.place_for(free) is None
+    monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path / "none")
+    assert sglang_adapters.place_for(1) is None

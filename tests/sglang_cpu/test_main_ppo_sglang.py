@@ -10,17 +10,19 @@ import torch
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
 from transformers import AutoModelForCausalLM
 
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def start(folder: Path, data: tuple[str, ...], *overrides: str, **probe: str) -> Run:
+def start(folder: Path, data: tuple[str, ...], *overrides: str, recipe: str = "quickstart_sglang", **probe: str) -> Run:
     env = {"PROBE_" + name.upper(): value for name, value in probe.items()}
     if env:
         env["VERL_USE_EXTERNAL_MODULES"] = "probe"
     env = environment(Path(__file__).parent, **env)
-    return Run(folder, *data, *overrides, recipe="quickstart_sglang", env=env)
+    return Run(folder, *data, *overrides, recipe=recipe, env=env)
 
 
 def kill_scheduler(run: Run) -> psutil.Process:
@@ -46,7 +48,7 @@ def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
     assert f"scheduler_0 (pid={scheduler.pid}) crashed with exit code -9" in log
     [line] = {line for line in first.lines() if "died" in line}
     assert re.match(
-        r"rollout server 0 died \(class SGLangHttpServer, named sglang_server_0_0, pid \d+\) in step \d+", line
+        r"rollout server 0 died \(class AdapterServer, named sglang_server_0_0, pid \d+\) in step \d+", line
     )
 
     reached = int((tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text())
@@ -91,3 +93,47 @@ def test_the_difference_shows_a_push_that_is_missing_or_leaves_the_prefix_cache(
     print(f"push {push}: largest differences {first:.2e}, then {', '.join(f'{x:.2e}' for x in later)}")
     assert first < AGREEMENT
     assert max(later) > 100 * first
+
+
+def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(tmp_path: Path, data: tuple[str, ...]) -> None:
+    run = start(
+        tmp_path,
+        data,
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=-1",
+        "actor_rollout_ref.rollout.n=4",
+        recipe="[quickstart_sglang,colocate_async]",
+    )
+    run.wait()
+    games = list(read_games(tmp_path / "run" / GAMES_FILE))
+    assert run.steps_of_games() == dict.fromkeys(range(1, 5), 2 * GAMES_PER_STEP)
+    assert len({(game.uid, game.session) for game in games}) == len(games)
+    assert all(game.void is None and game.step - 2 <= game.policy_version < game.step for game in games)
+    stopped = [game for game in games if any(oldest < newest for oldest, newest in game.versions)]
+    print(f"{len(stopped)} of {len(games)} games have a turn that was stopped and went on")
+    assert stopped
+    assert run.metrics[0]["training/rollout_probs_diff_max"] < AGREEMENT
+
+
+def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Path, data: tuple[str, ...]) -> None:
+    largest = {}
+    for push in ("", "swapped"):
+        folder = tmp_path / (push or "right")
+        folder.mkdir()
+        run = start(
+            folder,
+            data,
+            "trainer.total_training_steps=4",
+            "trainer.save_freq=-1",
+            "actor_rollout_ref.actor.optim.lr=1e-2",
+            recipe="[quickstart_sglang,adapter_per_role]",
+            **({"push": push} if push else {}),
+        )
+        run.wait()
+        assert any("certificate: isolation of actor" in line and "holds" in line for line in run.lines())
+        differences = [step["training/rollout_probs_diff_max"] for step in run.metrics]
+        print(f"adapters {push or 'right'}: {', '.join(f'{found:.2e}' for found in differences)}")
+        assert len(differences) == 4
+        largest[push] = max(differences)
+    assert largest[""] < AGREEMENT
+    assert largest["swapped"] > 100 * largest[""]

@@ -24,7 +24,7 @@ def register() -> None:
     """Make ``rollout.name=sglang`` run on the CPU in this process and those it spawns. Idempotent."""
     if torch.cuda.is_available():
         return
-    chosen = os.environ.get(SWITCH) == "1"
+    chosen = is_chosen()
     # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and Transformers tries
     # to wherever it is installed: also in the process that reads the recipe and does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None
@@ -35,6 +35,11 @@ def register() -> None:
 
         # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
         _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_cpu.weights.ServerAdapter"
+
+
+def is_chosen() -> bool:
+    """Whether SGLang runs on the CPU here."""
+    return not torch.cuda.is_available() and os.environ.get(SWITCH) == "1"
 
 
 def is_installed() -> bool:

@@ -1,17 +1,22 @@
-"""A plugin of SGLang's: prompt log-probs without pinned memory, which exists beside an accelerator only.
+"""A plugin of SGLang's: what pins memory, which exists beside an accelerator only, works without.
 
-sglang/srt/layers/logits_processor.py (lines 541-546 and 613-617 of 0.5.12) pins on every platform. That code
-runs for requests that ask for log-probs of the prompt, and for every request that the scheduler takes back
-when the KV pool is full and starts again later; without this, it ends the scheduler.
-SGLang finds :func:`install` through the entry-point group ``sglang.srt.plugins``, in each of its processes.
+SGLang 0.5.12 pins on every platform in three places. ``layers/logits_processor.py`` does it for requests that ask for
+log-probs of the prompt, and for every request that the scheduler takes back when the KV pool is full and starts again
+later; ``lora/layers.py`` and ``lora/backend/torch_backend.py`` do it wherever adapters are served. Without this, they
+end the scheduler. SGLang finds :func:`install` through the entry-point group ``sglang.srt.plugins``, in each of its
+processes.
 """
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import Any
 
 import torch
+
+PINNING = ("layers.logits_processor", "lora.layers", "lora.backend.torch_backend")
+"""Modules of ``sglang.srt``."""
 
 
 class _TorchWithoutPinning(ModuleType):
@@ -24,11 +29,20 @@ class _TorchWithoutPinning(ModuleType):
     def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
         return torch.tensor(*args, **kwargs)
 
+    @staticmethod
+    def zeros(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*args, **kwargs)
+
 
 def install() -> None:
     """Called by SGLang before a model is built. With a GPU nothing happens."""
     if torch.cuda.is_available():
         return
-    from sglang.srt.layers import logits_processor
+    for name in PINNING:
+        vars(importlib.import_module(f"sglang.srt.{name}"))["torch"] = _TorchWithoutPinning("torch")
+    # The same of a tensor: all of this process is SGLang's.
+    torch.Tensor.pin_memory = _stay  # type: ignore[assignment]
 
-    logits_processor.torch = _TorchWithoutPinning("torch")
+
+def _stay(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    return tensor

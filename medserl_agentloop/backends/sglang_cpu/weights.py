@@ -6,21 +6,19 @@ tensor. A file in shared memory takes their place; everything else is verl's ada
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
+from medserl_agentloop.backends import sglang_adapters
 from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
+from medserl_agentloop.core.config import ROLE_ADAPTERS
 
-SHARED_MEMORY = Path("/dev/shm")
 
-
-class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyped
-    """verl's SGLang adapter with a push through a file. Trainer and server share a node."""
+class ServerAdapter(sglang_adapters.ServerAdapter):
+    """The same with a push of whole weights through a file. Trainer and server share a node."""
 
     async def update_weights(
         self,
@@ -35,11 +33,16 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
             ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
             RuntimeError: The server could not load them; repeats what it said.
         """
+        if ROLE_ADAPTERS in (kwargs.get("peft_config") or {}):
+            await super().update_weights(weights, global_steps=global_steps, **kwargs)
+            return
         await self._init_server_adapter()
-        state = full_weights(self.config.name, weights, wire_format, kwargs.get("peft_config"))
+        state = full_weights(self.config.name, weights, wire_format, **kwargs)
         if self._engine is None:  # another rank of this replica speaks to the server
             return
-        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+        with tempfile.TemporaryDirectory(
+            dir=sglang_adapters.place_for(sum(tensor.nbytes for tensor in state.values()))
+        ) as folder:
             save_file(state, Path(folder) / "model.safetensors")
             await self._load(folder)
         if global_steps is not None:
@@ -53,16 +56,4 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]  # verl is untyp
         """
         # load_format: the server was started with verl's default, "dummy", which would draw random weights.
         request = {"model_path": folder, "load_format": "auto", "flush_cache": flush_cache}
-        answer = await self._engine._make_async_request("update_weights_from_disk", request)
-        if not answer.get("success"):
-            raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
-
-
-def place_for(size: int) -> Path | None:
-    """Shared memory if it has room for ``size`` bytes, else None, the usual place for temporary files.
-
-    Containers often give it 64 MB, and a file that outgrows it ends the writer with a bus error.
-    """
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
-        return SHARED_MEMORY
-    return None
+        await self._ask("update_weights_from_disk", request)

@@ -255,14 +255,14 @@ def _adapters(run: Run) -> Rules:
         "no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such a checkpoint.",
     )
     if run.selfplay.adapters == "shared":
-        why = {
+        reasons = {
             "cpu_hf": "rollout cpu_hf loads whole weights",
             "sglang": "verl 0.9.1 pushes an adapter to SGLang under an argument name that SGLang does not have "
             "(serialized_named_tensors)",
         }
         yield (
-            bool(rank) and not run[merge] and engine in why,
-            f"{MODEL}.lora_rank={rank} with {merge}={run[merge]}: {why.get(str(engine))}. Set {merge}=True.",
+            bool(rank) and not run[merge] and engine in reasons,
+            f"{MODEL}.lora_rank={rank} with {merge}={run[merge]}: {reasons.get(str(engine))}. Set {merge}=True.",
         )
         return
     key = "selfplay.adapters=per_role"
@@ -272,9 +272,25 @@ def _adapters(run: Run) -> Rules:
         f"{key} with {merge}={run[merge]}: one set of merged weights cannot serve two adapters. Set it to False.",
     )
     yield (
-        engine != "cpu_hf",
-        f"{key} needs a rollout that takes the adapter from each request, and verl's push to {engine} sends one "
-        "adapter only. Add the recipe cpu, or set selfplay.adapters=shared.",
+        engine not in ("cpu_hf", "sglang"),
+        f"{key} needs a rollout that takes the adapter from each request, and {ROLLOUT}.name={engine}. Set it to "
+        "sglang, or set selfplay.adapters=shared.",
+    )
+    yield (
+        engine == "sglang" and "dummy" in str(run[f"{ROLLOUT}.load_format"]),
+        f"{key} with {ROLLOUT}.load_format={run[f'{ROLLOUT}.load_format']}: SGLang reads an adapter's folder only with "
+        "another. Set it to auto, or add the recipe adapter_per_role.",
+    )
+    for name, only, why in (
+        (f"{ACTOR}.strategy", "fsdp2", "an adapter's gradients are clipped as FSDP2 holds them"),
+        (f"{ROLLOUT}.data_parallel_size", 1, "SGLang loads adapters in an engine of one data-parallel rank only"),
+    ):
+        yield run[name] != only, f"{key} needs {name}={only}, not {run[name]}: {why}."
+    size = run.ulysses(ACTOR)
+    yield (
+        size > 1,
+        f"{key} with {ACTOR}.ulysses_sequence_parallel_size={size}: a rank sees a part of each row and would need the "
+        "roles of all its tokens. Set it to 1.",
     )
     yield (
         run.selfplay.context != "isolated",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from medserl_agentloop.core.base_model import BASE
 from medserl_agentloop.core.config import SelfPlayConfig, Share
 from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
@@ -113,6 +114,14 @@ class MedicalConfig(SelfPlayConfig):
     alarms: MedicalAlarms = Field(
         default=MedicalAlarms(), description="When a number of a step becomes a health alarm."
     )
+
+    @property
+    def asks_base(self) -> bool:
+        """Whether the run's own base model judges, or reads the notes alone."""
+        servers = self.judge_server.members() if self.judge == "llm" else []
+        if self.blind.readings:
+            servers = [*servers, self.blind.server(self.judge_server)]
+        return any(server.url == BASE for server in servers)
 
     @property
     def scheme_name(self) -> str:

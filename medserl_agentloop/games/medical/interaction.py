@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.base_model import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.alarms import RULES
@@ -53,6 +54,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         super().__init__(config, tokens)
         self._profile = load_profile(config.profile)
         self._reward_model: tuple[str | None, str | None] = (None, None)
+        self._base: BaseModelChat | None = None
         self._notes: Notes = {}
         self._encoder: ProfileEncoder | None = None
 
@@ -103,7 +105,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
 
     @cached_property
     def _judge(self) -> Judge:
-        return build_judge(self.config, *self._reward_model)
+        return build_judge(self.config, *self._reward_model, base=self._base)
 
     @cached_property
     def _scheme(self) -> RewardScheme:
@@ -117,9 +119,18 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
 
+    async def ask_base_model(self, record: GameRecord, base: BaseModelChat) -> None:
+        """Have the game judged, where the base model judges."""
+        if self.config.asks_base:
+            self._base = base
+            await judge_game(self._judge, record)
+
     async def score(self, record: GameRecord) -> None:
-        """Have the game judged and rewarded."""
-        await judge_game(self._judge, record)
+        """Have the game judged, unless the base model has done it, and rewarded."""
+        if not self.config.asks_base:
+            await judge_game(self._judge, record)
+        elif record.judgement is None and record.void is None and record.assessment is not None:
+            raise ValueError(f"selfplay.judge_server.url={BASE}: only a run can ask its base model about this game")
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from medserl_agentloop.core.answer_cache import AnswerCache
+from medserl_agentloop.core.base_model import BASE, BaseModelChat
 from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
@@ -57,9 +58,12 @@ class JudgeServer(ServerOptions):
     url: str | None = Field(
         default=None,
         description="http: the server that offers /judge. llm: the base of an OpenAI-compatible API, with its /v1; "
-        "null is verl's own reward model.",
+        "null is verl's own reward model; base is the policy's base model, on the rollout's engine "
+        "(selfplay.adapters=per_role).",
     )
-    model: str | None = Field(default=None, description="llm: name of the model; null is verl's own reward model.")
+    model: str | None = Field(
+        default=None, description="llm: name of the model; null is verl's own reward model, or the base model."
+    )
     timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
     backoff_max_s: float = Field(default=8.0, ge=0, description="Longest pause between two tries, in seconds.")
     batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
@@ -219,23 +223,33 @@ def judge_class(name: str) -> Any:
 
 
 def build_judge(
-    config: MedicalConfig, reward_router_address: str | None = None, reward_model: str | None = None
+    config: MedicalConfig,
+    reward_router_address: str | None = None,
+    reward_model: str | None = None,
+    base: BaseModelChat | None = None,
 ) -> Judge:
     """The judge of a ``selfplay`` node, behind its gate; a ValueError says what it lacks.
 
     Where ``judge_server`` names no ``url``, the reward model is asked that verl serves at ``host:port``, by its name.
+    Only a run has a ``base`` model to ask.
     """
+    if config.asks_base and base is None:
+        raise ValueError(
+            f"selfplay.judge_server.url={BASE}: the base model answers in a run only, on its own engine. Serve the "
+            "model that the run starts from, and give the server's address."
+        )
     server = config.judge_server
     if server.url is None and reward_router_address is not None:
         at_router = {"url": f"http://{reward_router_address}/v1", "model": server.model or reward_model}
         config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
     found = judge_class(config.judge)
-    judge = found.from_config(config) if hasattr(found, "from_config") else found()
+    asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
+    judge = found.from_config(config, **asked) if hasattr(found, "from_config") else found()
     if not config.blind.readings:
         return GatedJudge(judge)
     from medserl_agentloop.games.medical.judges.llm import BlindReader
 
-    return GatedJudge(judge, BlindReader.from_config(config), config.blind.needed)
+    return GatedJudge(judge, BlindReader.from_config(config, base), config.blind.needed)
 
 
 async def judge_game(judge: Judge, record: GameRecord) -> None:

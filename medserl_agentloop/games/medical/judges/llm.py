@@ -23,6 +23,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from medserl_agentloop.core.base_model import BASE, TEMPLATE_KWARGS, BaseModelChat
 from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
@@ -139,11 +140,15 @@ class _Model(Generic[Answer]):
     The ``version`` is all that makes its answers what they are, beside the notes.
     """
 
-    def __init__(self, server: JudgeServer, wording: str, kind: type[Answer]) -> None:
-        if server.model is None:
+    def __init__(self, server: JudgeServer, wording: str, kind: type[Answer], base: BaseModelChat | None) -> None:
+        self.chat: ChatClient | BaseModelChat
+        if server.url == BASE and base is not None:
+            self.name = server.model or base.name
+            self.chat = base.with_template(**server.extra_body.get(TEMPLATE_KWARGS, {}))
+        elif server.model is None:
             raise ValueError(f"{server.node}.model is not set")
-        self.name = server.model
-        self.chat = ChatClient(server.client(PATH))
+        else:
+            self.name, self.chat = server.model, ChatClient(server.client(PATH))
         jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
         self._template = jinja.from_string(wording)
         self._kind, self._json_schema = kind, server.json_schema
@@ -178,21 +183,21 @@ class LlmJudge:
 
     name = "llm"
 
-    def __init__(self, server: JudgeServer, wording: str) -> None:
-        self._models = [_Model(member, wording, Verdict) for member in server.members()]
+    def __init__(self, server: JudgeServer, wording: str, base: BaseModelChat | None = None) -> None:
+        self._models = [_Model(member, wording, Verdict, base) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
         self._cache = server.answers("judgements", Judgement)
 
     @classmethod
-    def from_config(cls, config: MedicalConfig) -> LlmJudge:
+    def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
-        return cls(config.judge_server, judge_template(config.profile))
+        return cls(config.judge_server, judge_template(config.profile), base)
 
     @property
     def is_down(self) -> bool:
         """Whether no model answers any more."""
-        return all(model.chat.http.is_down for model in self._models)
+        return all(model.chat.is_down for model in self._models)
 
     async def judge(self, record: GameRecord) -> Judgement:
         started = time.monotonic()
@@ -229,16 +234,16 @@ class LlmJudge:
 class BlindReader:
     """Asks a model about the presented note alone, several times; a ValueError says which option it lacks."""
 
-    def __init__(self, server: JudgeServer, wording: str, readings: int) -> None:
+    def __init__(self, server: JudgeServer, wording: str, readings: int, base: BaseModelChat | None = None) -> None:
         self._readings = readings
-        self._model = _Model(server, wording, Finding)
+        self._model = _Model(server, wording, Finding, base)
         self._cache = server.answers("findings", Finding)
 
     @classmethod
-    def from_config(cls, config: MedicalConfig) -> BlindReader:
+    def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> BlindReader:
         """The reader of a run, worded as its judge is."""
         wording = judge_template(config.profile, "blind")
-        return cls(config.blind.server(config.judge_server), wording, config.blind.readings)
+        return cls(config.blind.server(config.judge_server), wording, config.blind.readings, base)
 
     async def read(self, record: GameRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from medserl_agentloop.core.base_model import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.chat import PATH
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.metrics import wilson_interval
@@ -190,14 +191,17 @@ def read_report(path: str | Path) -> JudgeReport:
         raise ValueError(f"{path}: not a report of medserl judge calibrate ({where}: {first['msg']})") from None
 
 
-def judge_identity(config: MedicalConfig, reward_model: str | None = None) -> dict[str, Any]:
-    """What makes a run's judge the judge that it is: its name, model (verl's where it names none), wording, options."""
+def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
+    """What makes a run's judge the judge that it is: its name, model, wording, options.
+
+    ``served`` is the model that is asked where ``judge_server`` names none: verl's reward model, or the base model.
+    """
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in _WITHOUT_OPTIONS:
         return identity
     identity |= config.judge_server.model_dump(mode="json", include=_CHANGES_ANSWERS)
-    if config.judge_server.url is None and config.judge_server.model is None:
-        identity["model"] = reward_model
+    if config.judge_server.url in (None, BASE) and config.judge_server.model is None:
+        identity["model"] = served
     if config.judge == "llm":
         identity["wording"] = hashlib.sha256(judge_template(config.profile).encode()).hexdigest()[:12]
     return identity
@@ -209,7 +213,10 @@ def judge_problems(run: Run) -> Iterator[str]:
     reward_model = run.config.reward.reward_model
     try:
         yield from _server_problems(selfplay, served=reward_model.enable)
-        yield from _report_problems(selfplay, reward_model.model_path if reward_model.enable else None)
+        served = reward_model.model_path if reward_model.enable else None
+        if selfplay.judge_server.url == BASE:
+            served = run.config.actor_rollout_ref.model.path
+        yield from _report_problems(selfplay, served)
     except ValueError as error:
         yield str(error)
     if reward_model.enable:
@@ -231,11 +238,23 @@ def _server_problems(selfplay: MedicalConfig, served: bool) -> Iterator[str]:
             "of its own with reward.reward_model.enable=True and reward.reward_model.enable_resource_pool=True. "
             "docs/judges.md has the commands."
         )
-    if selfplay.judge == "llm" and any(member.url and not member.model for member in server.members()):
+    if selfplay.asks_base and selfplay.adapters != "per_role":
+        yield (
+            f"{_NODE}.url={BASE} asks the base model, which the engine has only beside adapters: set "
+            "selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the address of a server."
+        )
+    if selfplay.asks_base and server.json_schema:
+        yield (
+            f"{_NODE}.url={BASE} with {_NODE}.json_schema=True: verl starts the engine without a tokenizer, so it "
+            "cannot bind answers to a schema. Set it to False."
+        )
+    if selfplay.asks_base and (unknown := sorted(server.extra_body.keys() - {TEMPLATE_KWARGS})):
+        yield f"{_NODE}.extra_body.{unknown[0]}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
+    if selfplay.judge == "llm" and any(m.url not in (None, BASE) and not m.model for m in server.members()):
         yield f"selfplay.judge=llm needs {_NODE}.model: the name the server knows its model by."
     # The http judge's server does not answer chat requests.
     reader = selfplay.blind.server(server) if selfplay.judge == "llm" else selfplay.blind
-    readable = reader.model if reader.url else served and selfplay.judge == "llm"
+    readable = reader.model or reader.url == BASE if reader.url else served and selfplay.judge == "llm"
     if selfplay.blind.readings and not readable:
         yield (
             "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and "
@@ -243,13 +262,13 @@ def _server_problems(selfplay: MedicalConfig, served: bool) -> Iterator[str]:
             "selfplay.blind.readings=0."
         )
     for address in (*server.members(), selfplay.blind):
-        if address.url is not None:
+        if address.url not in (None, BASE):
             address.check_address()
         address.api_key()
     server.check_votes()
 
 
-def _report_problems(selfplay: MedicalConfig, reward_model: str | None) -> Iterator[str]:
+def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
     if selfplay.judge_report is None:
         if selfplay.correct_judge:
             yield (
@@ -263,7 +282,7 @@ def _report_problems(selfplay: MedicalConfig, reward_model: str | None) -> Itera
     except ValueError as error:
         yield f"selfplay.judge_report={error}"
         return
-    identity = judge_identity(selfplay, reward_model)
+    identity = judge_identity(selfplay, served)
     others = [
         f"{name} is {json.dumps(report.judge.get(name))} there and {json.dumps(identity.get(name))} in this run"
         for name in {**report.judge, **identity}
@@ -350,7 +369,7 @@ def _reward_model_problems(run: Run, bound: bool) -> Iterator[str]:
 def unreachable(judge: str, server: JudgeServer) -> str | None:
     """The first of the judge's servers that cannot be asked now, and why; None if all can, or none is ours to ask."""
     for member in server.members() if judge in _PROBES else ():
-        if member.url is None:
+        if member.url in (None, BASE):
             continue
         asked, probed = _PROBES[judge]
         client = member.client(asked, timeout_s=3.0)

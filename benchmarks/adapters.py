@@ -1,0 +1,114 @@
+"""What an adapter for each role costs in an update, beside one adapter and beside all weights.
+
+    python benchmarks/adapters.py [--rounds 7] [--games 32]
+
+One packed batch of two-turn games on the tiny player, through verl's worker, engine and optimizer. Each round times all
+three; printed are the medians, and ratios within the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+if __name__ == "__main__":  # what verl's single controller sets for a worker, in a world of one
+    os.environ |= {"VERL_PLATFORM": "cpu", "WG_BACKEND": "ray", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+
+import torch
+from omegaconf import open_dict
+from tensordict import TensorDict
+from verl.utils import tensordict_utils
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
+from medserl_agentloop.core.config import ROLE_ADAPTERS
+from medserl_agentloop.testing.tiny import compose_run
+
+LENGTHS = (150, 120, 150, 60)  # prompt and answer of the attacker's context, then of the assessor's
+LORA = ("lora_rank=32", "lora_alpha=64", "target_modules=all-linear")
+VARIANTS = {
+    "all weights": (),
+    "one adapter": ("actor_rollout_ref.model.lora.merge=true", *(f"actor_rollout_ref.model.{of}" for of in LORA)),
+    "an adapter for each role": ("selfplay.adapters=per_role", *(f"actor_rollout_ref.model.{of}" for of in LORA)),
+}
+
+
+def worker(name: str) -> Any:
+    run = compose_run("+recipes=quickstart", *VARIANTS[name])
+    if name == "an adapter for each role":
+        with open_dict(run.actor_rollout_ref.model.lora) as lora:
+            lora[ROLE_ADAPTERS] = {"attacker": True, "assessor": True}
+    made = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
+    made.init_model()
+    return made
+
+
+def batch(games: int) -> TensorDict:
+    first, answer, second, last = LENGTHS
+    role_ids = torch.cat([torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))])
+    lengths = torch.tensor([first + answer, second + last])
+    columns: dict[str, list[torch.Tensor]] = {}
+    for seed in range(games):
+        ids = torch.randint(10, 1500, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+        mask = (role_ids > 0).long()
+        row = {
+            "prompts": ids[:first],
+            "responses": ids[first:],
+            "input_ids": ids,
+            "position_ids": restarted(lengths),
+            TOKEN_ROLES: token_roles(lengths, role_ids),
+            "response_mask": mask,
+            "loss_mask": mask,
+            "old_log_probs": torch.full(mask.shape, -7.0),
+            "advantages": torch.ones(mask.shape) * (1 - 2 * (seed % 2)),
+        }
+        for name, column in row.items():
+            columns.setdefault(name, []).append(column)
+    nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
+    found = TensorDict(nested, batch_size=games)
+    tensordict_utils.assign_non_tensor(
+        found,
+        calculate_entropy=False,
+        temperature=1.0,
+        global_batch_size=games,
+        mini_batch_size=games,
+        epochs=1,
+        seed=0,
+        micro_batch_size_per_gpu=2,
+        dataloader_kwargs={},
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--games", type=int, default=32)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    workers = {name: worker(name) for name in VARIANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for _ in range(options.rounds + 1):
+        for name, of in workers.items():
+            rows = batch(options.games)
+            started = time.process_time()
+            of.update_actor(rows)
+            seconds[name].append(time.process_time() - started)
+    print(f"{options.games} games of {sum(LENGTHS)} tokens; seconds of a core per update, medians of the rounds")
+    for name, of in workers.items():
+        engine, times = of.actor.engine, seconds[name][1:]  # the first round warms up
+        trained = [weight for weight in engine.module.parameters() if weight.requires_grad]
+        ratio = statistics.median(a / b for a, b in zip(times, seconds["one adapter"][1:], strict=True))
+        state = sum(w.numel() * 16 for w in trained)  # weight, gradient, AdamW's two moments: 4 bytes each
+        print(
+            f"{name:26} {statistics.median(times):6.2f} s   {ratio:5.2f} of one adapter   "
+            f"{sum(w.numel() for w in trained):9,} trained parameters   {state / 2**20:5.1f} MiB of training state"
+        )
+
+
+if __name__ == "__main__":
+    main()

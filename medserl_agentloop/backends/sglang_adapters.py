@@ -1,0 +1,108 @@
+"""verl's SGLang rollout with a LoRA adapter for each role.
+
+verl 0.9.1 serves one adapter, under one name, to every request. Here each request names its own; one that names none
+gets the base model. The adapters are pushed as folders in peft's format.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.replica import _load_sglang
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
+
+from medserl_agentloop.backends.role_adapters import adapter_states, lora_config, write_adapter
+from medserl_agentloop.core.config import ROLE_ADAPTERS
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class _ByAdapter:
+    """SGLang's tokenizer manager, for requests whose sampling parameters may name an adapter."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def generate_request(self, request: Any, http_request: Any = None) -> AsyncIterator[Any]:
+        # verl has put the name of its own only adapter there.
+        request.lora_path = request.sampling_params.pop("adapter", None)
+        answers: AsyncIterator[Any] = self._manager.generate_request(request, http_request)
+        return answers
+
+
+class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
+    """verl's SGLang server; where it serves adapters, ``sampling_params["adapter"]`` chooses one."""
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        await super().launch_server(*args, **kwargs)
+        if self.lora_as_adapter and self.node_rank == 0:
+            self.tokenizer_manager: Any = _ByAdapter(self.tokenizer_manager)
+
+
+def load_replica() -> type:
+    """verl's SGLang replica, with servers that serve adapters."""
+    stock = _load_sglang()
+
+    class AdapterReplica(stock):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.server_class = ray.remote(AdapterServer)
+
+    return AdapterReplica
+
+
+class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
+    """verl's way to its SGLang server, and a push of the roles' adapters. Trainer and server share a node."""
+
+    async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
+        """Push the weights as verl does; the adapters of all roles, where ``peft_config`` names them, replace theirs.
+
+        Raises:
+            RuntimeError: The server could not load an adapter; repeats what it said.
+        """
+        config = kwargs.get("peft_config") or {}
+        if ROLE_ADAPTERS not in config:
+            await super().update_weights(weights, *args, **kwargs)
+            return
+        await self._init_server_adapter()
+        states = adapter_states(weights)  # on every rank: a tensor may have to be gathered
+        if self._engine is None:  # another rank of this replica speaks to the server
+            return
+        for name, state in states.items():
+            await self._push_adapter(name, state, config)
+        await self._engine.flush_cache()
+        if kwargs.get("global_steps") is not None:
+            await self.server_actor.set_global_steps.remote(kwargs["global_steps"])
+
+    async def _push_adapter(self, name: str, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        served = await self._engine.available_models()
+        if name in (model["id"] for model in served["data"]):
+            await self._ask("unload_lora_adapter", {"lora_name": name})
+        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+            write_adapter(Path(folder), state, lora_config(config))
+            await self._ask("load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def _ask(self, endpoint: str, request: dict[str, Any]) -> None:
+        answer = await self._engine._make_async_request(endpoint, request)
+        if not answer.get("success"):
+            raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
+
+
+def place_for(size: int) -> Path | None:
+    """Shared memory if it has room for ``size`` bytes, else None, the usual place for temporary files.
+
+    Containers often give it 64 MB, and a file that outgrows it ends the writer with a bus error.
+    """
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
+        return SHARED_MEMORY
+    return None

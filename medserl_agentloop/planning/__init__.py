@@ -1,0 +1,1 @@
+"""What a run needs of a GPU, computed before there is one: ``medserl plan``."""

@@ -1,0 +1,361 @@
+"""``medserl plan``: a recipe's memory, time and disk on a GPU that need not be there, and what makes it fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.planning.arithmetic import DECODING, GIB, TRAINING, Card, Engine, Parts, Setup, Shape
+from medserl_agentloop.planning.arithmetic import phases as phases_of
+from medserl_agentloop.planning.arithmetic import seconds as seconds_of
+
+if TYPE_CHECKING:
+    from medserl_agentloop.core.run_check.run import Run
+
+PUBLISHED = {
+    "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
+    "qwen3-1.7b": Shape(2048, 6144, 28, 16, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
+    "qwen3-4b": Shape(2560, 9728, 36, 32, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
+    "qwen3-8b": Shape(4096, 12288, 36, 32, 8, 128, 151936, tied=False, qk_norm=True, max_tokens=40960),
+}
+"""By the beginning of a model's name; quoted from the config.json that Qwen publishes with it."""
+
+CARDS = {24: ("RTX 4090", 165, 1008), 48: ("L40S", 362, 864), 80: ("H100 SXM", 989, 3350),
+         96: ("RTX PRO 6000 Blackwell", 504, 1792), 141: ("H200", 989, 4800)}  # fmt: skip
+"""By GB: TFLOP/s in bf16 without sparsity, and GB/s of its memory; quoted from NVIDIA's data sheets."""
+
+USABLE, FULL, TIGHT = 0.985, 0.95, 0.9
+"""Shares, assumed: of a card's memory that programs get; of that, how much a plan may fill, and what is tight."""
+
+NOTE, INSTRUCTIONS, FILLED = 190, 500, 0.5
+"""Assumed: tokens of a note (124 words in MEDEC) and of a prompt without it; share of its budget that a turn uses."""
+
+_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+_ACTOR, _REF, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+_FSDP = {_ACTOR: f"{_ACTOR}.fsdp_config", _REF: f"{_REF}.fsdp_config", _CRITIC: "critic.fsdp"}
+_PASSES = {_ACTOR: "actor_rollout_ref.rollout.log_prob", _REF: f"{_REF}.log_prob", _CRITIC: "critic.forward"}
+_MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was computed; sizes are bytes of one GPU."""
+
+    card: Card
+    setup: Setup
+    phases: dict[str, Parts]
+    seconds: dict[str, float]
+    fits: bool
+    remedy: list[str] | None = None
+    """Overrides that make it fit, None if none are needed or known."""
+    remedied: Setup | None = None
+
+
+def read_shape(path: str, folder: Path | None = None) -> Shape:
+    """Shape of the model at ``path``, from the config.json of ``folder`` or of ``path``, or as published.
+
+    Raises:
+        ValueError: Nothing here knows the model, or it is no dense decoder of the Llama family.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    local = folder or Path(path).expanduser()
+    if not (local / "config.json").is_file():
+        known = [name for name in PUBLISHED if Path(path).name.lower().startswith(name)]
+        if known and folder is None:
+            return PUBLISHED[known[0]]
+        raise ValueError(
+            f"{_MODEL}.path={path}: there is no {local / 'config.json'}, and it is none of {', '.join(PUBLISHED)}. "
+            "Name the folder of its config.json: --model-config FOLDER."
+        )
+    config: Any = AutoConfig.from_pretrained(local).get_text_config()
+    kv_heads, head_dim = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
+    shape = Shape(
+        config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads,
+        kv_heads or config.num_attention_heads, head_dim or config.hidden_size // config.num_attention_heads,
+        config.vocab_size, tied=config.tie_word_embeddings, qk_norm=config.model_type == "qwen3",
+        max_tokens=config.max_position_embeddings,
+    )  # fmt: skip
+    with torch.device("meta"):
+        counted = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if abs(Engine(shape).parameters / counted - 1) > 0.01:
+        raise ValueError(f"{local} ({config.model_type}): medserl plan knows dense decoders of the Llama family only.")
+    return shape
+
+
+def _whole(run: Run, key: str) -> int:
+    value = run[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key}={value} is no whole number. Write one, e.g. {key}=1.")
+    return value
+
+
+def _bytes(run: Run, key: str, default: str) -> int:
+    dtype = run[key] or default
+    if dtype not in _BYTES:
+        raise ValueError(f"{key}={dtype} is no dtype of verl's. Write one of {', '.join(_BYTES)}.")
+    return _BYTES[dtype]
+
+
+def _longest(run: Run) -> int:
+    return _whole(run, "data.max_prompt_length") + _whole(run, "data.max_response_length")
+
+
+def _tokens(run: Run, dynamic: str, most: str, size: str, sharing: int) -> int:
+    """Tokens of the largest micro-batch on one GPU."""
+    longest = _longest(run)
+    if not run[dynamic]:
+        return _whole(run, size) * longest // sharing
+    if _whole(run, most) * sharing < longest:
+        raise ValueError(
+            f"{most}={run[most]} holds no game of data.max_prompt_length + data.max_response_length = {longest} "
+            f"tokens, and verl ends the run at the first one. Set it to {-(-longest // sharing)} or more."
+        )
+    return _whole(run, most)
+
+
+def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
+    fsdp, passes, sharing, reads = _FSDP[name], _PASSES[name], run.ulysses(name), name == _REF
+    dynamic, limit, size = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
+    if run[f"{name}.strategy"] not in ("fsdp", "fsdp2"):
+        raise ValueError(
+            f"{name}.strategy={run[f'{name}.strategy']}: medserl plan knows fsdp2 and fsdp. Set it to fsdp2."
+        )
+    size_of_group = _whole(run, f"{fsdp}.fsdp_size")
+    own = f"{_CRITIC}.{dynamic}" if name == _CRITIC else f"{passes}_{dynamic}"
+    ppo = () if reads else (f"{name}.{dynamic}", f"{name}.ppo_{limit}", f"{name}.ppo_{size}")
+    adam, cuda = run[f"{name}.optim.override_optimizer_config"] or {}, run["trainer.device"] == "cuda"
+    model = f"{_CRITIC}.model" if name == _CRITIC else _MODEL
+    return Engine(
+        shape,
+        workers=size_of_group if size_of_group > 0 else run.gpus,
+        weight_bytes=_bytes(run, f"{fsdp}.model_dtype", "bf16" if reads else "fp32"),
+        compute_bytes=_bytes(run, f"{fsdp}.mixed_precision.param_dtype", "bf16"),
+        lora_rank=run.lora_rank * (name == _ACTOR) * (2 if run.selfplay.adapters == "per_role" else 1),
+        outputs=1 if name == _CRITIC else None,
+        checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
+        foreach=cuda and not adam.get("fused") and adam.get("foreach") is not False,
+        fused_loss=cuda and flash,
+        scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
+        param_offload=bool(run[f"{fsdp}.param_offload"]),
+        optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
+        on_cpu=reads or bool(run[f"{fsdp}.offload_policy"]),
+        update_tokens=_tokens(run, *ppo, sharing) if ppo else 0,
+        infer_tokens=_tokens(run, own, f"{passes}_{limit}", f"{passes}_{size}", sharing),
+    )
+
+
+def _game_tokens(run: Run) -> tuple[float, float]:
+    """Tokens of a game, and of them those generated, on average."""
+    selfplay: Any = run.selfplay
+    if not hasattr(selfplay, "budget"):
+        return FILLED * _longest(run), FILLED * _longest(run) / 2
+    mix = selfplay.mix or {"vanilla": 1, "adversarial": 1}
+    attacks = sum(share for kind, share in mix.items() if not kind.startswith("vanilla")) / sum(mix.values())
+    generated = attacks * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
+    generated += selfplay.assessments * FILLED * selfplay.budget.assessor
+    return generated + (attacks + selfplay.assessments) * (INSTRUCTIONS + NOTE), generated
+
+
+def read_setup(run: Run, shapes: dict[str, Shape], *, flash: bool = True) -> Setup:
+    """What the arithmetic needs of a run; ``flash`` is whether flash-attn's cross entropy is there.
+
+    Raises:
+        ValueError: Names the key that is no number, or too small or large for another one, and what to write.
+    """
+    engines = {name: _engine(run, name, shapes[name], flash) for name in run.engines}
+    longest, server = _longest(run), f"{_ROLLOUT}.max_model_len"
+    for key, most in ((server, run[server]), (f"{_MODEL}.path={run[f'{_MODEL}.path']}", shapes[_ACTOR].max_tokens)):
+        if most is not None and most < longest:
+            raise ValueError(
+                f"data.max_prompt_length + data.max_response_length = {longest}, and {key} allows {most} tokens. Set "
+                f"data.max_response_length={most - run['data.max_prompt_length']} or less."
+            )
+    game_tokens, generated = _game_tokens(run)
+    return Setup(
+        engines[_ACTOR],
+        engines.get(_REF),
+        engines.get(_CRITIC),
+        pool=0.0 if run[f"{_ROLLOUT}.name"] == "cpu_hf" else float(run[f"{_ROLLOUT}.gpu_memory_utilization"]),
+        pool_of_free=run[f"{_ROLLOUT}.name"] != "vllm",
+        pool_freed=bool(run[f"{_ROLLOUT}.free_cache_engine"]),
+        tensor_parallel=_whole(run, f"{_ROLLOUT}.tensor_model_parallel_size"),
+        concurrent=_whole(run, f"{_ROLLOUT}.max_num_seqs"),
+        games=_whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n"),
+        longest_game=longest,
+        game_tokens=game_tokens,
+        generated_tokens=generated,
+        epochs=_whole(run, f"{_ACTOR}.ppo_epochs"),
+    )
+
+
+def _peak(found: dict[str, Parts]) -> tuple[str, float]:
+    return max(((name, sum(parts.values())) for name, parts in found.items()), key=lambda phase: phase[1])
+
+
+def _fits(setup: Setup, card: Card) -> bool:
+    found = phases_of(setup, card)
+    cache = found["generation"].get("KV cache", 0.0)
+    enough = not setup.pool or cache >= setup.longest_game * setup.actor.shape.kv_bytes
+    return enough and _peak(found)[1] <= FULL * card.memory
+
+
+def remedies(run: Run) -> list[list[str]]:
+    """Overrides that make a run smaller, in the order of what they cost."""
+    fsdp, least = [_FSDP[name] for name in run.trained], -(-_longest(run) // 1024) * 1024
+    found = [
+        [f"{name}.optim.override_optimizer_config={{fused:true}}" for name in run.trained],
+        [f"{_ROLLOUT}.gpu_memory_utilization=0.4"],
+        [f"{node}.optimizer_offload=true" for node in fsdp],
+        [f"{node}.param_offload=true" for node in fsdp],
+        [f"{name}.ppo_max_token_len_per_gpu={least}" for name in run.trained if run[f"{name}.use_dynamic_bsz"]],
+        [f"{node}.offload_policy=true" for node in fsdp],
+    ]
+    lora = [f"{_MODEL}.lora_rank=32", f"{_MODEL}.target_modules=all-linear", f"{_MODEL}.lora.merge=true"]
+    found.append([] if run.lora_rank else [*lora, f"{_ACTOR}.checkpoint.save_contents=[model,optimizer,extra]"])
+    return [overrides for overrides in found if overrides]
+
+
+@contextmanager
+def _changed(run: Run, overrides: list[str]) -> Iterator[None]:
+    """The overrides hold for the run meanwhile; a copy for each combination would take seconds."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf, open_dict
+
+    wanted = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(overrides)}
+    before = {key: run[key] for key in wanted}
+    with open_dict(run.config):
+        for values in (wanted, before):
+            for key, value in values.items():
+                OmegaConf.update(run.config, key, value, merge=False)
+            if values is wanted:
+                yield
+
+
+def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash: bool = True) -> Plan:
+    """Plan a composed run on cards of ``gpu_gb`` GB.
+
+    Raises:
+        ValueError: See :func:`read_setup` and :func:`read_shape`.
+    """
+    shapes = {name: read_shape(run[f"{key}.path"], model_config) for name, key in run.engines.items()}
+    name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
+    card = Card(name, gpu_gb * USABLE * GIB, tflops, bandwidth)
+    setup = read_setup(run, shapes, flash=flash)
+    plan = Plan(card, setup, phases_of(setup, card), seconds_of(setup, card, run.gpus), _fits(setup, card))
+    tries = remedies(run)
+    numbers = (c for size in range(1, len(tries) + 1) for c in combinations(range(len(tries)), size))
+    # All that the first remedies can do comes before the next one.
+    for chosen in sorted(numbers, key=lambda c: (c[-1], len(c))) if not plan.fits else ():
+        overrides = [override for number in chosen for override in tries[number]]
+        with _changed(run, overrides):
+            changed = read_setup(run, shapes, flash=flash)
+        if _fits(changed, card):
+            return Plan(card, setup, plan.phases, plan.seconds, False, overrides, changed)
+    return plan
+
+
+def composed(*overrides: str) -> Run:
+    """The run that these overrides make of verl's config.
+
+    Raises:
+        ValueError: Hydra cannot compose it, or a key of it is none that verl has.
+    """
+    import verl  # noqa: F401  # loads the plugin
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.core.run_check.run import Run, unknown_keys
+    from medserl_agentloop.testing.tiny import compose_run
+
+    try:
+        config = compose_run(*overrides)
+        run, unknown = Run(config, SelfPlayConfig.from_run(config)), unknown_keys(config, compose_run())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error)) from None
+    if unknown:
+        raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
+    return run
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="Recipe of the run, or several: qwen3_4b,gpu_80g.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    gpu: Annotated[float, typer.Option(help="Memory of one GPU, in GB.")] = 96,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a node, instead of the recipe's.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes, instead of the recipe's.")] = None,
+    model_config: Annotated[Path | None, typer.Option(help="Folder with the model's config.json.")] = None,
+    flash: Annotated[
+        bool, typer.Option("--flash-attn/--no-flash-attn", help="Whether flash-attn is installed.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Compute memory, time and disk of a run from its config, and what makes it fit; exit code 1 if it does not."""
+    counts = {"n_gpus_per_node": gpus, "nnodes": nodes}
+    wanted = [f"+recipes=[{recipe}]", *(overrides or [])]
+    wanted += [f"trainer.{key}={count}" for key, count in counts.items() if count is not None]
+    with errors_in_one_line():
+        found = plan_run(composed(*wanted), gpu, model_config, flash=flash)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        console = Console()
+        console.print(_table(found), "")
+        for line in _lines(found):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if found.fits else 1)
+
+
+def _table(plan: Plan) -> Table:
+    usable = plan.card.memory / GIB
+    title = f"Memory of one GPU, {usable:.1f} GiB usable, from the second step on"
+    table = Table("phase", "GiB", "share", "largest parts", box=None, title=title, title_justify="left")
+    for phase, parts in plan.phases.items():
+        total, largest = sum(parts.values()), sorted(parts.items(), key=lambda part: -part[1])[:5]
+        style = "red" if total > FULL * plan.card.memory else "yellow" if total > TIGHT * plan.card.memory else ""
+        text = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
+        table.add_row(phase, f"{total / GIB:.1f}", f"{total / plan.card.memory:.0%}", text, style=style)
+    return table
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    setup, (worst, size) = plan.setup, _peak(plan.phases)
+    spent = ", ".join(f"{phase} {s:.0f}" for phase, s in sorted(plan.seconds.items(), key=lambda item: -item[1]))
+    written = " and ".join(f"{engine.checkpoint / GIB:.0f} GiB" for _, engine in setup.trained())
+    yield f"A step: {sum(plan.seconds.values()):.0f} s ({spent})"
+    yield f"in {setup.games} games of {setup.game_tokens:,.0f} tokens, {setup.generated_tokens:,.0f} of them generated"
+    yield f"A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU."
+    yield (
+        f"Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the "
+        f"shares of them that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of a game, "
+        "CUDA contexts and graphs. Not counted: traffic between GPUs, the judge."
+    )
+    tight = " It is tight." if size > TIGHT * plan.card.memory else ""
+    said = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
+    yield f"{said} The peak is {size / GIB:.1f} GiB, in {worst}."
+    cache, needed = plan.phases["generation"].get("KV cache", 0.0), setup.longest_game * setup.actor.shape.kv_bytes
+    if setup.pool and cache < needed:
+        yield (
+            f"The server's pool has {cache / GIB:.1f} GiB for the KV cache, and the longest game needs "
+            f"{needed / GIB:.1f}: raise {_ROLLOUT}.gpu_memory_utilization."
+        )
+    if plan.remedied is not None:
+        quoted = (f"'{override}'" if "{" in override else override for override in plan.remedy or ())
+        worst, size = _peak(phases_of(plan.remedied, plan.card))
+        host = plan.remedied.host / GIB
+        yield "These overrides make it fit:\n  " + " \\\n  ".join(quoted)
+        yield f"With them the peak is {size / GIB:.1f} GiB, in {worst}, and the host holds {host:.0f} GiB for each GPU."
+    elif not plan.fits:
+        yield "No override that medserl plan knows makes it fit. Take a smaller model or a larger GPU."
