@@ -120,6 +120,17 @@ def test_a_node_without_the_plugin_or_with_other_versions_is_named(monkeypatch: 
     )
 
 
+def test_a_cluster_that_a_run_cannot_join_as_it_asks_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert found(doctor._ray_start, run_of()) == ""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").touch()
+    assert "Ray refuses ray_kwargs.ray_init.num_cpus and num_gpus for one that it joins" in found(
+        doctor._ray_start, run_of()
+    )
+    assert found(doctor._ray_start, run_of({"ray_kwargs.ray_init.address": "local"})) == ""
+
+
 def test_a_card_that_this_torch_has_no_kernels_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for known in ((9, 0), (10, 3), (12, 0)):
         card(monkeypatch, known)
