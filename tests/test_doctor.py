@@ -29,6 +29,13 @@ JUDGE = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_s
 schema = cache(compose_run)
 
 
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody has started Ray here, whatever else runs on this machine."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
 def found(check: Any, *arguments: Any) -> str:
     """All that a check finds, one line for each."""
     return "\n".join(f"{status}: {text}" for status, text in check(*arguments))
@@ -120,8 +127,7 @@ def test_a_node_without_the_plugin_or_with_other_versions_is_named(monkeypatch: 
     )
 
 
-def test_a_cluster_that_a_run_cannot_join_as_it_asks_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+def test_a_cluster_that_a_run_cannot_join_as_it_asks_is_found(tmp_path: Path) -> None:
     assert found(doctor._ray_start, run_of()) == ""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").touch()
@@ -151,9 +157,8 @@ def test_a_driver_that_is_too_old_is_named_with_the_one_that_is_needed(monkeypat
     assert "with driver 535.104: CUDA 13.0 needs 580 or later" in found(doctor._gpu, None)
 
 
-def test_a_run_on_gpus_without_one_is_refused_as_at_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_on_gpus_without_one_is_refused_as_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with pytest.raises(ConfigError, match="this run needs a GPU"):
         found(doctor._gpu, run_of(recipe="qwen3_4b").config)
     assert found(doctor._gpu, run_of().config) == "ok: none, and this run needs none"
@@ -280,9 +285,8 @@ def test_a_game_is_played_without_a_model(files: dict[str, Any]) -> None:
 
 
 def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(
-    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    files: dict[str, Any],
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     good = list(diagnose(Composition(run_of(files).config, schema(), [])))
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
     assert {finding.check for finding in good} >= {"config", "versions", "plugin", "GPU", "model", "data", "dry run"}
