@@ -3,6 +3,23 @@
 Run by hand: ``python benchmarks/advantages.py``. One thread by default: Ray gives the process that
 computes advantages one. All take turns in every repeat, and the median of their CPU time counts, so that
 other load on the machine changes little.
+
+Measured on two CPU cores without a GPU:
+
+512 trajectories of 4,096 response tokens (`--rows 512`), CPU time on one thread, while other work used the cores too:
+
+| estimator | CPU ms | times faster than verl's `reinforce_plus_plus` | than verl's `grpo` |
+|---|---|---|---|
+| verl's `reinforce_plus_plus` | 314 | 1 | 0.04 |
+| verl's `grpo` | 14 | 22 | 1 |
+| `role_rae` | 63 | 5.0 | 0.22 |
+| `role_rloo` | 73 | 4.3 | 0.19 |
+| `role_grpo`, with and without KL in the reward | 79 | 4.0 | 0.18 |
+| `role_reinforce_pp`, with and without KL in the reward | 159 | 2.0 | 0.09 |
+| `role_gae`, lambda 1 and 0.95 | 188 | 1.7 | 0.07 |
+
+They run once in a step of minutes, so they are written as plainly as their formulas: the tokens of a role stand one
+after the other in float64, and groups are compared in a loop over them.
 """
 
 from __future__ import annotations

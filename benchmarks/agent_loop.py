@@ -10,6 +10,35 @@ for a rewritten note, beside playing all attackers, then all assessors, then jud
 that no schedule can beat: the longest game with its judge's answer, or all generation divided by the
 server's slots, whichever is more. With few slots no order that does not know the lengths beforehand
 comes near that bound: a long turn may start last.
+
+Measured on two CPU cores without a GPU:
+
+One of verl's agent-loop workers with a server that answers at once, 256 games of about 1,005 tokens, seven repeats,
+while other work kept both cores busy (load 3 to 6):
+
+| | games/s (from, to) | CPU ms per game |
+|---|---|---|
+| self-play | 106 (60, 168) | 5.5 |
+| verl's tool agent, transcripts of the same tokens | 87 (61, 111) | 7.7 |
+
+That is 1.22 times the games per second and 0.72 times the CPU time. About a third of a game's CPU time is verl's own
+`hydra.instantiate`. verl's worker class and both loops are real; the model server, the TransferQueue's storage and
+Ray's call of the reward loop are stood in for.
+
+The schedule, with log-normal generation times and a judge that takes 0.5 s for a rewritten note (untouched notes are
+not judged): every game goes on by itself, and the judge overlaps with other games' generation. Beside it a schedule in
+phases (all attackers, then all assessors, then one judge request for the batch, the OpenRLHF baseline's), and the lower
+bound: the longest game and its judge, or all generation divided by the server's slots, whichever is longer.
+
+| slots of the server | self-play s | in phases s | bound s | phases / self-play | self-play / bound |
+|---|---|---|---|---|---|
+| 256 | 17.73 | 31.47 | 17.07 | 1.78 | 1.04 |
+| 128 | 18.41 | 31.72 | 17.07 | 1.72 | 1.08 |
+| 64 | 20.90 | 33.10 | 17.07 | 1.58 | 1.22 |
+
+The slots model an engine that runs so many sequences at once, first come, first served, each at a speed that does
+not depend on the others. With fewer slots than games, waiting for a slot is what the last column shows: in a batch
+of which every game fits, the schedule is within 4 % of the bound.
 """
 
 from __future__ import annotations

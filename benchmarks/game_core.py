@@ -2,6 +2,15 @@
 
 Run by hand: ``python benchmarks/game_core.py``. Scripted players write turns on synthetic notes of MEDEC's median
 length; the ``http`` judge asks a server of labels in a process of its own, whose CPU time is not counted.
+
+Measured on two CPU cores without a GPU:
+
+Rules, parsing, edits, judge and rewards of whole games, records complete (the script asserts it):
+
+| judge | games | games/s | CPU ms per game |
+|---|---|---|---|
+| `labels` | 1,000 | 2,437 | 0.41 |
+| `http`, a server on the same machine | 200 | 827 | 0.62 |
 """
 
 from __future__ import annotations

@@ -2,6 +2,19 @@
 
 ``python -m benchmarks.packed_attention`` prints, for packs of more and more sequences, the seconds of a forward and
 backward pass of a small Qwen3 with ``sdpa`` and with ``packed_sdpa``, taken in turns, and their ratio.
+
+Measured on two CPU cores without a GPU:
+
+A small Qwen3 (the tiny player's size), forward and backward over a pack of sequences of 256 tokens, fp32, one thread:
+Transformers' SDPA with a mask over the whole pack, and SDPA for each sequence alone, as the CPU engines do it. Two
+runs, while other work used the cores too:
+
+| sequences in the pack | SDPA over the pack, s | each sequence alone, s | ratio |
+|---|---|---|---|
+| 1 | 0.04 | 0.03 to 0.04 | 1.0 to 1.1 |
+| 4 | 0.20 | 0.12 to 0.13 | 1.6 |
+| 16 | 2.0 to 2.2 | 0.58 to 0.66 | 3.3 to 3.4 |
+| 64 | 29 to 30 | 3.3 to 3.4 | 8.6 to 8.9 |
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ WIDTH = 120
 RECORDS = "${trainer.default_local_dir}"  # the recipes put a run's files beside its checkpoints
 MORE = {
     "profile": "prompts.md",
-    "context": "contexts.md",
+    "context": "how_it_works.md#contexts",
     "reward": "rewards.md",
     "assessments": "rewards.md#several-assessments-of-one-attack",
     "judge": "judges.md",
     "judge_server": "judges.md",
     "judge_report": "judges.md#how-good-is-a-judge",
     "opponent": "opponents.md",
-    "certify": "contexts.md#the-certificate",
+    "certify": "how_it_works.md#the-certificate",
     "alarms": "metrics.md",
 }
 """The page that says more of a key."""

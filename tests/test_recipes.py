@@ -1,8 +1,5 @@
 """Every recipe composes against verl's real config, and every key it sets exists there."""
 
-import re
-import shlex
-
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -15,7 +12,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, unknown_keys
 from medserl_agentloop.core.run_check.composition import Composition, problems
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 
 # Those of verl's SFT trainer are in test_warm_start_recipes.py, the parts for a GPU in planning/test_plan.py.
@@ -130,22 +127,6 @@ def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(re
         assert config.selfplay.judge in ("llm", "http")
         with pytest.raises(ConfigError, match=r"set selfplay\.judge_server\.url"):
             check_run(config)
-
-
-def commands_in(page: str) -> list[list[str]]:
-    """The overrides of verl's commands in a page's shell blocks."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", (PACKAGE.parent / "docs" / page).read_text(), re.S | re.M)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    start = "python -m verl.trainer.main_ppo "
-    return [shlex.split(line, comments=True)[3:] for line in lines if line.startswith(start)]
-
-
-@pytest.mark.parametrize("overrides", commands_in("judges.md"), ids=" ".join)
-def test_the_commands_of_the_judges_page_start(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_API_KEY", "k")
-    made_by_another_command = "selfplay.judge_report="
-    overrides = [override for override in overrides if not override.startswith(made_by_another_command)]
-    assert check_run(compose_run(*overrides)).judge != "labels"
 
 
 def test_recipes_bring_the_start_up_check_along() -> None:

@@ -56,18 +56,24 @@ def test_the_new_file_differs_in_rewards_and_scheme_alone(games: Path, tmp_path:
     assert {r.scheme for r in new} == {"zero_sum"}
 
 
-def test_a_run_s_folder_and_the_file_itself_will_do(games: Path) -> None:
-    assert rescore(games.parent, games).exit_code == 0
-    assert {r.scheme for r in read_games(games)} == {"zero_sum"}
-    assert list(games.parent.iterdir()) == [games]
+def test_a_run_s_folder_will_do(games: Path, tmp_path: Path) -> None:
+    assert rescore(games.parent, tmp_path / "new.jsonl").exit_code == 0
+    assert {r.scheme for r in read_games(tmp_path / "new.jsonl")} == {"zero_sum"}
+
+
+def test_a_file_that_exists_is_never_written_to(games: Path) -> None:
+    before = games.read_bytes()
+    result = rescore(games, games)
+    assert result.exit_code == 2 and f"{games} exists already; name a new file with --output" in result.output
+    assert games.read_bytes() == before
 
 
 def test_there_and_back_gives_the_same_bytes(games: Path, tmp_path: Path) -> None:
-    before = games.read_bytes()
-    rescore(games, games, "medical_general_sum")
-    assert games.read_bytes() != before
-    rescore(games, games, "medserl")
-    assert games.read_bytes() == before
+    there, back = tmp_path / "there.jsonl", tmp_path / "back.jsonl"
+    rescore(games, there, "medical_general_sum")
+    assert there.read_bytes() != games.read_bytes()
+    rescore(there, back, "medserl")
+    assert back.read_bytes() == games.read_bytes()
 
 
 USERS = """
@@ -80,8 +86,8 @@ def shapeless(record): return 3.5
 def test_a_user_s_scheme_scores_too(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_rewards.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
-    assert rescore(games, games, "users_rewards:flat").exit_code == 0
-    assert [r.rewards for r in read_games(games)] == [{Role.ATTACKER: {"flat": 1.0}}] * 4
+    assert rescore(games, tmp_path / "flat.jsonl", "users_rewards:flat").exit_code == 0
+    assert [r.rewards for r in read_games(tmp_path / "flat.jsonl")] == [{Role.ATTACKER: {"flat": 1.0}}] * 4
 
 
 @pytest.mark.parametrize("function", ["broken", "shapeless"])
@@ -90,11 +96,10 @@ def test_a_scheme_that_fails_is_named_and_leaves_everything_as_it_was(
 ) -> None:
     (tmp_path / "users_rewards.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
-    before = games.read_bytes()
-    result = rescore(games, games, f"users_rewards:{function}")
+    result = rescore(games, tmp_path / "new.jsonl", f"users_rewards:{function}")
     assert result.exit_code == 2
     assert f"line 1: reward scheme users_rewards:{function} failed" in result.output
-    assert games.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["games.jsonl", "users_rewards.py"]
 
 
 @pytest.mark.parametrize(

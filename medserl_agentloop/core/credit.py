@@ -23,6 +23,8 @@ NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
     "role_gae": ("batch", "kind", "mean", "none"),
     # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "kind"),
+    # Nearly centred within the group already.
+    "role_opo": ("none", "batch", "kind"),
     # Whitening within a kind would take off again what the baseline, one per kind, put in.
     "role_rae": ("none", "mean", "batch"),
     "role_reinforce_pp": ("batch", "kind", "mean", "none"),

@@ -31,11 +31,13 @@ from medserl_agentloop.paths import replacing
 def rescore(
     games: Annotated[Path, typer.Argument(help="File of game records, or the folder of a run.")],
     reward: Annotated[str, typer.Option(help="Reward scheme, or package.module:function.")],
-    output: Annotated[Path, typer.Option(help="File for the records with their new rewards.")],
+    output: Annotated[Path, typer.Option(help="New file for the records with their new rewards.")],
 ) -> None:
     """Apply another reward scheme to games that were played before."""
     games = games / GAMES_FILE if games.is_dir() else games
     with errors_in_one_line():
+        if output.is_file():
+            raise ValueError(f"{output} exists already; name a new file with --output")
         score = load_scheme(reward)
         with replacing(output) as file:  # all records or none
             for number, record in enumerate(read_games(games), start=1):

@@ -25,6 +25,7 @@ from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
@@ -114,15 +115,19 @@ def draw_games(
     ``opener`` draws only rows whose first turn is that role's. A ValueError says what is wrong with the file.
     """
     try:
-        if "extra_info" not in pq.read_schema(file).names:
+        columns = [name for name in ("extra_info", "prompt") if name in pq.read_schema(file).names]
+        if "extra_info" not in columns:
             raise ValueError(f"{file} has no column extra_info; write it with data_prep/medec_to_parquet.py")
-        rows = pq.read_table(file, columns=["extra_info"])["extra_info"]
+        rows = pq.read_table(file, columns=columns)
     except (OSError, ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
     games: list[Any] = []
     for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+        (row,) = rows.slice(number, 1).to_pylist()
         try:
-            game = interaction.new_game(rows[number].as_py() or {})
+            game = interaction.new_game(row["extra_info"] or {})
+            if row.get("prompt") and isinstance(interaction, MedicalGameInteraction):
+                interaction.check_prompt(row["extra_info"], row["prompt"])
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         first = interaction.next_turn(game)

@@ -77,6 +77,15 @@ def test_a_full_record_leaves_no_field_at_its_default() -> None:
 
 
 @pytest.mark.parametrize("outcome", Outcome)
+def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outcome) -> None:
+    record = finished(outcome)
+    written = record.to_json()
+    assert written["outcome"] == outcome.value
+    old = {name: value for name, value in written.items() if name != "outcome"}  # records of before it was written
+    assert GameRecord.model_validate(old) == GameRecord.model_validate({**written, "outcome": "nonsense"}) == record
+
+
+@pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_survives_json(outcome: Outcome) -> None:
     assert through_json(finished(outcome)).outcome is outcome
 

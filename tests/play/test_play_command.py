@@ -23,6 +23,7 @@ from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_ga
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
 
+SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
 
 
@@ -70,6 +71,17 @@ def test_the_same_seed_draws_the_same_rows(server: ChatServer, rows: Path, tmp_p
         for n, seed in enumerate(["1", "1", "2"])
     ]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_data_of_another_profile_is_refused(server: ChatServer, tmp_path: Path) -> None:
+    convert = ["data", "convert", "--input", str(SAMPLE), "--output", str(tmp_path / "brief"), "--profile", "brief"]
+    assert CliRunner().invoke(app, convert).exit_code == 0
+    data, output = tmp_path / "brief" / "val.parquet", tmp_path / "games.jsonl"
+    result = run(server, data, output, "--games", "2")
+    assert result.exit_code == 2 and not output.exists()
+    assert "its prompt is not the one that --profile medserl --vanilla-attacker skip gives it" in result.output
+    server.answer = good_player
+    assert run(server, data, output, "--games", "2", "--profile", "brief").exit_code == 0
 
 
 def test_a_server_without_answers_makes_games_void_and_invents_nothing(

@@ -40,6 +40,7 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
         ),
         ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"Set {ROLLOUT}.n to 2 or more"),
         ({"algorithm.adv_estimator": "role_rloo", f"{ROLLOUT}.n": 1}, "all advantages would be 0"),
+        ({"algorithm.adv_estimator": "role_opo", f"{ROLLOUT}.n": 1}, "all advantages would be 0"),
         ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
         # verl's losses and corrections
         ({f"{ACTOR}.policy_loss.loss_mode": "gspo"}, f"Set {ACTOR}.policy_loss.loss_mode=vanilla, or train one role"),

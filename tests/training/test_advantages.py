@@ -97,6 +97,13 @@ def test_role_rloo_computed_by_hand() -> None:
     torch.testing.assert_close(credited.advantages, expected, **CLOSE)
 
 
+def test_role_opo_computed_by_hand() -> None:
+    """The docstring's; the assessor's two tokens of the first game weigh nothing in the attacker's baseline."""
+    batch = written_batch([[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]], [[1.0, 0, 7], [0, 0, 5]])
+    credited = estimate("role_opo", batch)
+    assert credited.advantages.tolist() == [[-3, 0, 0], [1, 1, 1]]
+
+
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
     settings, state = with_forms(None, rae_decay=0.9), BaselineState({"attacker": {"c": 0.5}})
     first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)

@@ -74,6 +74,15 @@ class Reference:
         others = (sum(peers) - self.total[row]) / (len(peers) - 1) if len(peers) > 1 else self.total[row]
         return [self.total[row] - others] * len(self.own[row])
 
+    def role_opo(self, row: int, how: str) -> list[float]:
+        b = self.batch
+        key = (b.groups[row], b.kinds[row])
+        group = [r for r in self.own if (b.groups[r], b.kinds[r]) == key]
+        weights = [len(self.own[r]) for r in group]
+        return [self.total[row] - float(np.average([self.total[r] for r in group], weights=weights))] * len(
+            self.own[row]
+        )
+
     def role_rae(self, row: int, how: str) -> list[float]:
         baseline = self.state.values.get(self.role, {}).get(self.batch.kinds[row], 0.0)
         return [self.total[row] - baseline] * len(self.own[row])
@@ -177,7 +186,9 @@ def test_padding_is_invisible(name: str, how: str, batch: RoleBatch, left: int, 
     assert flat(here) == pytest.approx(flat(there), abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "how"), [("role_grpo", "group"), ("role_rloo", "none"), ("role_rae", "none")])
+@pytest.mark.parametrize(
+    ("name", "how"), [("role_grpo", "group"), ("role_rloo", "none"), ("role_opo", "none"), ("role_rae", "none")]
+)
 @few
 @any_batch
 def test_workers_with_whole_groups_would_agree_with_the_whole_batch(name: str, how: str, batch: RoleBatch) -> None:

@@ -125,10 +125,10 @@ def _estimator(run: Run) -> Rules:
         name == "role_gae" and not run["critic.enable"],
         f"algorithm.adv_estimator=role_gae needs a critic, and critic.enable={run['critic.enable']}. Set "
         "critic.enable=True, or choose an estimator without a critic: role_reinforce_pp, role_grpo, "
-        "role_rloo or role_rae.",
+        "role_rloo, role_opo or role_rae.",
     )
     yield (
-        name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1,
+        name in ("role_grpo", "role_rloo", "role_opo") and run[f"{ROLLOUT}.n"] == 1,
         f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
         f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more.",
     )

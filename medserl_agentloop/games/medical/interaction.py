@@ -147,13 +147,18 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
                 "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
+        self.check_prompt(facts, prompt)
+        return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
+
+    def check_prompt(self, facts: Mapping[str, Any], prompt: Sequence[Message]) -> None:
+        """ValueError if a row was written for other prompts than those that are played."""
+        spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
         if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
             options = f"--profile {self.config.profile} --vanilla-attacker {here.value}"
             raise ValueError(
                 f"its prompt is not the one that {options} gives it. Write the file again with them, or set "
                 "selfplay.profile and selfplay.vanilla_attacker to those it was written with."
             )
-        return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core.records import GameRecord as CoreRecord
 from medserl_agentloop.core.step_file import from_line
@@ -238,6 +238,13 @@ class GameRecord(CoreRecord):
         """Number of the assessor's first turn, counted from 0."""
         return 0 if self.attack is None else 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_outcome(cls, fields: Any) -> Any:
+        """JSON has the outcome for its readers; here it follows from the other fields."""
+        return {name: v for name, v in fields.items() if name != "outcome"} if isinstance(fields, dict) else fields
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
         """How the game ended, by the judge's label for the presented note and the first assessment."""
@@ -263,7 +270,10 @@ class GameRecord(CoreRecord):
 
 def record_schema() -> dict[str, Any]:
     """The JSON Schema of one line of a games file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GameRecord.model_json_schema()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **GameRecord.model_json_schema(mode="serialization"),
+    }
 
 
 def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
