@@ -212,6 +212,63 @@ def certify(
     raise typer.Exit(1 if run.returncode else 0)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def config(
+    recipe: Annotated[str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")] = False,
+) -> None:
+    """Print what a run is set to and where each value comes from, and what its start would refuse."""
+    from medserl_agentloop.core.run_check.composition import compose_recipe, problems
+
+    with errors_in_one_line():
+        composed = compose_recipe(recipe, overrides or [])
+    width = max(len(setting.origin) for setting in composed.settings)
+    for setting in composed.settings:
+        if everything or setting.changed:
+            typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
+    refused, warned = problems(composed)
+    for line in warned:
+        typer.echo(f"warning: {visible(line)}", err=True)
+    for line in refused:
+        typer.echo(f"refused: {visible(line)}", err=True)
+    raise typer.Exit(1 if refused else 0)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
+    ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
+) -> None:
+    """Check whether a run can start and last here, with a remedy for each problem; exit code 1 if one blocks it."""
+    import json
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from medserl_agentloop.core.run_check.composition import compose_recipe
+    from medserl_agentloop.doctor import Finding, diagnose
+
+    with errors_in_one_line():
+        composed = compose_recipe(recipe, overrides or []) if recipe else None
+    console, found = Console(), list[Finding]()
+    for finding in diagnose(composed, ray=ray):
+        found.append(finding)
+        if not as_json:
+            style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+            console.print(
+                Text(f"{finding.status:4}  {finding.check}: ", style),
+                Text(visible(finding.text)),
+                sep="",
+                soft_wrap=True,
+            )
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    raise typer.Exit(1 if any(finding.status == "fail" for finding in found) else 0)
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a line of a games file."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,23 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
-        from medserl_agentloop.core.run_check.machine import check_machine, check_models
+        from medserl_agentloop.core.run_check.inputs import check_models, check_rows
+        from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
+        from medserl_agentloop.core.run_check.run import wrong_types
 
         if self.platform is not None:
             _choose_platform(self.platform)
         try:
+            check_gpus(config)  # first and alone: without a GPU nothing else matters
+            if wrong := wrong_types(config, compose(config.hydra.job.config_name)):
+                raise ConfigError("\n".join(wrong))  # alone, too: the other checks count and compare
             selfplay = check_run(config)
-            if selfplay.context == "isolated":
-                check_models(config)
             if self.platform == backends.PLATFORM_NAME:
                 check_sglang_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]
+            if selfplay.context == "isolated":
+                check_models(config)
+            check_rows(config, selfplay)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None
@@ -116,6 +123,15 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         for line in game_class(selfplay.game).startup_lines(config, selfplay):
             print(f"[medserl] {line}", flush=True)
         _warn_of_unknown_keys(config)
+        sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)
+
+
+def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
+    """Ctrl-C ends a run with one line; everything else is said as before."""
+    if not issubclass(kind, KeyboardInterrupt):
+        others(kind, error, trace)
+        return
+    print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
 
 
 class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped

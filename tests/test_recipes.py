@@ -3,11 +3,14 @@
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from planning.gpu_recipes import PARTS as GPU_PARTS
+from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, unknown_keys
+from medserl_agentloop.core.run_check.composition import Composition, problems
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
@@ -45,6 +48,15 @@ def test_a_misspelt_key_is_found_with_the_nearest_right_one() -> None:
     ]
 
 
+def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one() -> None:
+    # Hydra's own answer is to write + before it, with which it composes.
+    for key in ("selfplay.turn_timout_s=5", "+selfplay.turn_timout_s=5"):
+        with pytest.raises(ConfigError, match=r"selfplay\.turn_timout_s is not .* \(did you mean 'turn_timeout_s'\?\)"):
+            check_run(compose_run("+recipes=quickstart", key))
+    with pytest.raises(ConfigCompositionException, match=r"Could not override 'trainer\.total_step'"):
+        compose_run("+recipes=quickstart", "trainer.total_step=5")
+
+
 def is_toy(config: DictConfig) -> bool:
     """Whether the player of a run travels with the package; others play real notes."""
     return str(config.actor_rollout_ref.model.path).startswith(str(resource("assets")))
@@ -60,6 +72,29 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
     assert isinstance(check_run(config), MedicalConfig)
+
+
+BROKEN = {
+    "a typo": ("selfplay.turn_timout_s", 5, "did you mean 'turn_timeout_s'?"),
+    "a wrong type": ("trainer.save_freq", "often", "trainer.save_freq='often' is not of type int"),
+    "an unknown name": ("algorithm.adv_estimator", "role_rea", "did you mean 'role_rae'?"),
+    "indivisible": ("trainer.n_gpus_per_node", 7, "Set it to a multiple of 7"),
+    "too long": (
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        100,
+        "ppo_max_token_len_per_gpu=100 is less than a trajectory may have",
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS - OTHER_GAMES))
+def test_a_broken_copy_of_a_recipe_is_refused_with_the_key_and_what_to_write(recipe: str) -> None:
+    schema = compose_run()
+    for key, value, message in BROKEN.values():
+        changes = {"actor_rollout_ref.actor.use_dynamic_bsz": True, key: value}
+        judge = dict(setting.split("=", 1) for setting in JUDGE_SERVER)
+        refused, _ = problems(Composition(run({**judge, **changes}, recipe), schema, []))
+        assert message in "\n".join(refused), key
 
 
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:

@@ -12,6 +12,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +120,9 @@ def check_dataset(
     *,
     prompt_length: int,
     response_length: int,
+    longest: int | None = None,
 ) -> str:
-    """Check every row of verl's ``RLHFDataset``, which messages call ``name``.
+    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or so many with the longest facts.
 
     Returns one line that says what will be played and how long the longest row is.
 
@@ -130,7 +133,10 @@ def check_dataset(
     agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
     kinds: list[str] = []
     longest_prompt = longest_response = 0
-    for number, (agent, prompt, facts) in enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)):
+    everything = list(enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)))
+    if longest is not None:
+        everything = sorted(nlargest(longest, everything, key=lambda row: len(str(row[1][2]))), key=itemgetter(0))
+    for number, (agent, prompt, facts) in everything:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
             raise ConfigError(

@@ -12,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ CONFIG_FILE = "run_config.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 LOCK_FILE = ".lock"
+WANDB_RUN_FILE = "wandb_run_id"
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> IO[bytes]:
@@ -53,6 +55,18 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> IO[bytes]:
         except OSError as error:  # a file system without locks
             print(f"[medserl] warning: {folder} cannot be locked ({error}): let no second run write to it", flush=True)
             return file
+
+
+def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
+    """Have ``wandb.init`` in this process go on with the run of this folder, or begin one and remember it.
+
+    verl names no id (utils/tracking.py), so W&B would show a second run. A user's own WANDB_RUN_ID stays.
+    """
+    file = folder / WANDB_RUN_FILE
+    if not (resumed and file.is_file()):
+        file.write_text(secrets.token_hex(4), encoding="utf-8")
+    os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
+    os.environ.setdefault("WANDB_RESUME", "allow")
 
 
 class StepFile:

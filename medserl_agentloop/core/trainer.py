@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import transfer_queue as tq
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
@@ -65,7 +65,8 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.machine import check_models
+from medserl_agentloop.core.run_check.inputs import check_models, config_text
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import (
     CONFIG_FILE,
     GAMES_FILE,
@@ -74,6 +75,7 @@ from medserl_agentloop.core.step_file import (
     StepFile,
     load_state,
     lock_folder,
+    resume_wandb_run,
     save_state,
     write_prompts,
 )
@@ -109,7 +111,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify != "only":
             folder = Path(self.selfplay.records)
             self._lock = lock_folder(folder)
-            (folder / CONFIG_FILE).write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+            (folder / CONFIG_FILE).write_text(config_text(config), encoding="utf-8")
         self.pool: CheckpointPool | None = None
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.selfplay.opponent.kind == "pool":
@@ -205,6 +207,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)
         self._nodes = nodes_alive()
+        if "wandb" in Run(self.config, self.selfplay).names("trainer.logger"):
+            resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
             with watched(self.llm_server_manager.get_replicas()):

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from game.builders import finished
 from hydra import compose, initialize_config_module
@@ -218,7 +216,7 @@ def test_a_server_that_answers_and_judges_without_one_are_no_problem() -> None:
 def test_start_up_warns_of_a_judge_that_is_not_there_and_goes_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pq.write_table(pa.table({"row": range(16)}), data := tmp_path / "notes.parquet")
+    (data := tmp_path / "notes.jsonl").touch()  # only rows of parquet files are looked at
     GlobalHydra.instance().clear()
     overrides = ["+recipes=quickstart", f"data.train_files={data}", f"data.val_files={data}"]
     overrides += ["selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}"]

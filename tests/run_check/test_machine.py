@@ -2,6 +2,7 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
-from medserl_agentloop.core.run_check.machine import check_machine
-from medserl_agentloop.plugin import StartupCheck
+from medserl_agentloop.core.run_check.inputs import config_text
+from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
+from medserl_agentloop.paths import resource
+from medserl_agentloop.plugin import StartupCheck, _say_how_to_resume
 
 MODEL = "actor_rollout_ref.model.override_config.attn_implementation"
 WANDB = {"trainer.logger": ["console", "wandb"]}
-ON_GPU = {"actor_rollout_ref.rollout.name": None, "trainer.logger": "console"}
+PLAYER = {"actor_rollout_ref.model.path": str(resource("assets/tiny_player"))}  # a model that is here
+ON_GPU = {"actor_rollout_ref.rollout.name": None, "trainer.logger": "console", **PLAYER}
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("quickstart", "medec_ms"):
         (tmp_path / "data" / folder).mkdir(parents=True)
         for file in ("train", "val"):
-            pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / folder / f"{file}.parquet")
+            pq.write_table(
+                pa.table({"row": range(64), "of": [folder] * 64}), tmp_path / "data" / folder / f"{file}.parquet"
+            )
     for name in ("medec_val", "panel"):
         pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / f"{name}.parquet")
     return tmp_path
@@ -93,7 +99,9 @@ def test_a_logger_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rollout_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     has_packages(monkeypatch, "flash-attn")
-    assert "rollout.name=sglang: the package sglang is not installed" in missing({"trainer.logger": []}, "qwen3_4b")
+    assert "rollout.name=sglang: the package sglang is not installed" in missing(
+        {"trainer.logger": [], **PLAYER}, "qwen3_4b"
+    )
 
 
 def test_a_model_without_flash_attention_is_refused_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,5 +169,65 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
 ) -> None:
     with pytest.raises(SystemExit, match=r"\[medserl\] data\.val_files: none\.parquet does not exist"):
         start_up("data.val_files=none.parquet")
-    start_up("actor_rollout_ref.rollout.top_p=0.9")
+    README = resource("recipes").parent / "README.md"  # only the rows of parquet files are looked at
+    start_up("actor_rollout_ref.rollout.top_p=0.9", f"data.train_files={README}", f"data.val_files={README}")
     assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut" in capsys.readouterr().out
+
+
+def no_gpu(changes: dict[str, Any], recipe: str = "qwen3_4b") -> str:
+    try:
+        check_gpus(run(changes, recipe))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_machine_without_a_gpu_is_told_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert "this run needs a GPU (trainer.device=cuda), and torch finds none" in no_gpu({})
+    assert "+recipes=quickstart" in no_gpu({})
+    assert no_gpu({}, "quickstart") == ""
+    assert no_gpu({"ray_kwargs.ray_init.address": "auto"}) == no_gpu({"trainer.nnodes": 2}) == ""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").touch()
+    assert no_gpu({}) == ""  # the GPUs may be on its other machines
+
+
+def test_fewer_gpus_than_the_run_asks_for_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert "trainer.n_gpus_per_node=8, and torch finds 2" in no_gpu({"trainer.n_gpus_per_node": 8})
+    assert no_gpu({"trainer.n_gpus_per_node": 2}) == ""
+
+
+def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -> None:
+    def folder_of(changes: dict[str, Any]) -> None:
+        folder = home / "runs" / "quickstart"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "latest_checkpointed_iteration.txt").write_text("3")
+        (folder / "run_config.yaml").write_text(config_text(run(changes)))
+
+    folder_of({})
+    assert missing({}) == missing({"trainer.total_epochs": 7}) == ""
+    assert "(selfplay.profile was medserl and is classic)" in missing({"selfplay.profile": "classic"})
+    assert "has checkpoints of another run (data.train_files was data/quickstart/train.parquet" in missing(
+        {"data.train_files": "data/medec_ms/train.parquet", "trainer.default_local_dir": "runs/quickstart"}
+    )
+    on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
+    (home / "runs/quickstart/global_step_3").mkdir()
+    assert missing({"selfplay.profile": "classic", **on_purpose}) == ""
+    pq.write_table(pa.table({"row": range(65)}), home / "data" / "quickstart" / "train.parquet")
+    assert "or its rows changed" in missing({})
+    (home / "runs/quickstart/latest_checkpointed_iteration.txt").unlink()
+    assert missing({}) == ""
+
+
+def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[Any] = []
+    hook = partial(_say_how_to_resume, lambda *error: said.append(error[0]), "runs/x")
+    hook(ValueError, ValueError(), None)
+    assert said == [ValueError] and capsys.readouterr().out == ""
+    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().out == "[medserl] stopped. The same command resumes from the last checkpoint in runs/x\n"
+    assert said == [ValueError]

@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import transformers
+from huggingface_hub.errors import RepositoryNotFoundError
 from omegaconf import OmegaConf
 from training.model_families import ISOLATED, LEAKING
 
-from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check.machine import check_models, leak_of
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import inputs
+from medserl_agentloop.core.run_check.inputs import check_models, leak_of, missing_models
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -64,3 +68,40 @@ def test_a_path_that_cannot_be_read_here_is_left_to_the_certificate(tmp_path: Pa
 )
 def test_other_layers_that_do_not_restart_are_known(config: Any) -> None:
     assert leak_of(config) is not None
+
+
+class Hub:
+    """The hub's answer to whether it has a model."""
+
+    def __init__(self, answer: Exception | None) -> None:
+        self.answer = answer
+
+    def model_info(self, name: str, *, timeout: float) -> None:
+        assert timeout <= 5
+        if self.answer is not None:
+            raise self.answer
+
+
+def missing(path: str, monkeypatch: pytest.MonkeyPatch, hub: Exception | None = None) -> str:
+    monkeypatch.setattr(inputs, "HfApi", lambda: Hub(hub))
+    config = compose_run("+recipes=quickstart", f"actor_rollout_ref.model.path={path}")
+    return "".join(missing_models(Run(config, SelfPlayConfig.from_run(config))))
+
+
+def test_a_model_that_nobody_has_is_refused_with_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer = missing("someone/no-such-model", monkeypatch, httpx.ConnectError("Name or service not known"))
+    assert answer.startswith("actor_rollout_ref.model.path=someone/no-such-model: it is no folder here")
+    assert "cannot be asked (Name or service not known)" in answer and "hf download someone/no-such-model" in answer
+    unknown = RepositoryNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "http://h")))
+    assert "has no model of this name, or none for you" in missing("someone/no-such-model", monkeypatch, unknown)
+    assert "there is no such folder (seen from" in missing("./models/nothing", monkeypatch)
+    assert "the folder has no config.json" in missing(str(tmp_path), monkeypatch)
+
+
+def test_a_model_that_is_here_or_on_the_hub_is_not_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert missing("someone/some-model", monkeypatch) == ""
+    assert missing("hdfs://cluster/model", monkeypatch) == ""
+    (tmp_path / "config.json").write_text("{}")
+    assert missing(str(tmp_path), monkeypatch) == ""
+    monkeypatch.setattr(inputs, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    assert missing("someone/cached", monkeypatch, httpx.ConnectError("")) == ""

@@ -5,6 +5,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -13,6 +15,7 @@ from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strin
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
+from medserl_agentloop.core.run_check.inputs import check_rows
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.writing import write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -98,6 +101,34 @@ def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"longest row needs \d+ tokens, but data.{key}"):
         check(tmp_path, [row("adversarial_benign")], **limits)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("selfplay.profile=classic", "row 0: its prompt is not the one that --profile classic"),
+        ("data.max_response_length=10", r"longest row needs \d+ tokens, but data.max_response_length=10"),
+    ],
+)
+def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, message: str) -> None:
+    write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
+    files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
+    config = compose_run("+recipes=quickstart", *files)
+    check_rows(config, MedicalConfig.from_run(config))
+    config = compose_run("+recipes=quickstart", *files, override)
+    with pytest.raises(ConfigError, match=rf"^data.train_files={file}.* ?{message}"):
+        check_rows(config, MedicalConfig.from_run(config))
+
+
+def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_left_to_the_trainer(
+    tmp_path: Path,
+) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), file := tmp_path / "rows.parquet")
+    config = compose_run("+recipes=quickstart", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
+    with pytest.raises(ConfigError, match=r"rows\.parquet has no column extra_info, prompt"):
+        check_rows(config, MedicalConfig.from_run(config))
+    config.actor_rollout_ref.model.path = "someone/not-here-yet"
+    check_rows(config, MedicalConfig.from_run(config))
 
 
 def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:

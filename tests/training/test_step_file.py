@@ -1,6 +1,7 @@
 """Step files: what is appended is read back, and a resumed run finds every step once."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import StepFile, lock_folder
+from medserl_agentloop.core.step_file import StepFile, lock_folder, resume_wandb_run
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
@@ -230,3 +231,23 @@ def test_games_before_a_broken_line_are_still_read(file: StepFile) -> None:
     with file.path.open("ab") as opened:
         opened.write(b"broken\n")
     assert next(read_games(str(file.path))) == game
+
+
+def test_a_resumed_run_goes_on_in_its_wandb_run_and_a_new_one_begins_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_id(*, resumed: bool) -> str:
+        for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+            monkeypatch.delenv(name, raising=False)
+        resume_wandb_run(tmp_path, resumed=resumed)
+        assert os.environ["WANDB_RESUME"] == "allow"
+        return os.environ["WANDB_RUN_ID"]
+
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    first = run_id(resumed=False)
+    assert run_id(resumed=True) == first
+    assert run_id(resumed=False) != first
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    resume_wandb_run(tmp_path, resumed=True)
+    assert os.environ["WANDB_RUN_ID"] == "mine"

@@ -1,12 +1,7 @@
-"""What a run needs of the machine it starts on (keys, packages, files) and of the models that it loads from there.
+"""What a run needs of the machine it starts on: GPUs, packages, keys, files.
 
 verl finds these missing when the model is loaded, the first step is logged or the first checkpoint is written.
 The recipes' Hydra callback asks :func:`check_machine`; tests compose configs for machines that they are not on.
-
-:func:`check_models` asks whether a model's layers read a restart of position ids as a new sequence, from its
-configuration alone. Attention does: Transformers masks it at every restart. Layers that carry state along the sequence
-(linear attention, Mamba, convolutions) do not, and a role would be trained on a state that holds the other's turns. The
-certificate measures the same on the loaded model.
 """
 
 from __future__ import annotations
@@ -15,19 +10,17 @@ import os
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow.parquet as pq
+import torch
 from omegaconf import DictConfig
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 from transformers.utils import is_kernels_available
 from verl.utils.import_utils import resolve_config_path
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check.inputs import another_run, data_files, missing_models
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
@@ -46,8 +39,34 @@ WANDB_HOSTS = ("wandb", "coreweave")
 
 WANDB_FILES = ("wandb/settings", "~/.config/wandb/settings")
 
-_ISOLATED_LAYERS = {"full_attention", "sliding_attention", "attention", "dense", "sparse", "moe", "mlp"}
-"""Layer types of Transformers' configurations that attend within a packed sequence, or mix no tokens at all."""
+
+def check_gpus(config: DictConfig) -> None:
+    """Refuse a run on the GPUs of this machine if it has none, or fewer; a cluster of Ray's may have them elsewhere.
+
+    Raises:
+        ConfigError: Says what was found and what to write instead.
+    """
+    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    if config.trainer.device != "cuda" or address or ray_started_here() or config.trainer.nnodes > 1:
+        return
+    found, needed = torch.cuda.device_count(), config.trainer.n_gpus_per_node
+    if not found:
+        build = "" if torch.version.cuda or torch.version.hip else f"; torch {torch.__version__} is built without CUDA"
+        raise ConfigError(
+            "this run needs a GPU (trainer.device=cuda), and torch finds none on this machine"
+            f"{build}. Start it where `nvidia-smi` shows one (docs/install_gpu.md), or try a recipe for the CPU: "
+            "+recipes=quickstart."
+        )
+    if found < needed:
+        raise ConfigError(
+            f"trainer.n_gpus_per_node={needed}, and torch finds {found} on this machine "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}). Set it to {found} or less."
+        )
+
+
+def ray_started_here() -> bool:
+    """Whether `ray start` made this machine part of a cluster, which ``ray.init`` then joins."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
 
 
 def check_machine(config: DictConfig) -> list[str]:
@@ -59,21 +78,23 @@ def check_machine(config: DictConfig) -> list[str]:
     if str(config.ray_kwargs.ray_init.get("address") or "").startswith("ray://"):  # it will run on another machine
         return []
     run = Run(config, SelfPlayConfig.from_run(config))
-    checks = (_packages, _wandb_key, _flash_attention, _data_files, _folders)
+    checks = (missing_packages, wandb_key, flash_attention, missing_models, data_files, another_run, folders)
     problems = [problem for check in checks for problem in check(run)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return list(_downloads(run))
+    return list(downloads(run))
 
 
-def _packages(run: Run) -> Iterator[str]:
+def missing_packages(run: Run) -> Iterator[str]:
+    """One sentence for each package that a name of the config needs and that is not installed."""
     for key, packages in PACKAGES.items():
         for name in run.names(key):
             if name in packages and find_spec(packages[name]) is None:
                 yield f"{key}={name}: the package {packages[name]} is not installed. Install it, or take another."
 
 
-def _wandb_key(run: Run) -> Iterator[str]:
+def wandb_key(run: Run) -> Iterator[str]:
+    """A sentence if W&B is asked for and has no key."""
     if not {"wandb", "tracking"} & set(run.names("trainer.logger")):
         return
     offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
@@ -94,7 +115,8 @@ def _netrc_knows_wandb() -> bool:
     return any(server in text for server in (*WANDB_HOSTS, own_server) if server)
 
 
-def _flash_attention(run: Run) -> Iterator[str]:
+def flash_attention(run: Run) -> Iterator[str]:
+    """One sentence for each thing that would be loaded with a flash attention that is not installed."""
     if is_kernels_available():  # Transformers falls back to it (modeling_utils.py)
         return
     for what, way_out in _without_flash_attention(run):
@@ -105,7 +127,8 @@ def _flash_attention(run: Run) -> Iterator[str]:
         )
 
 
-def _downloads(run: Run) -> Iterator[str]:
+def downloads(run: Run) -> Iterator[str]:
+    """What Transformers will fetch from the hub while the run starts."""
     if any(_without_flash_attention(run)):
         yield (
             "flash-attn is not installed; when the model is loaded, Transformers fetches "
@@ -129,22 +152,8 @@ def _installed(distribution: str) -> bool:
     return any(distributions(name=distribution))
 
 
-def _data_files(run: Run) -> Iterator[str]:
-    for key in ("data.train_files", "data.val_files"):
-        files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
-        missing = [str(file) for file in files if not file.exists()]
-        if missing:
-            yield (
-                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Write it with "
-                "data_prep/medec_to_parquet.py, or name another."
-            )
-        elif key == "data.train_files" and all(file.suffix == ".parquet" for file in files):
-            rows, batch = sum(pq.read_metadata(file).num_rows for file in files), run["data.train_batch_size"]
-            if files and rows < batch:
-                yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
-
-
-def _folders(run: Run) -> Iterator[str]:
+def folders(run: Run) -> Iterator[str]:
+    """One sentence for each folder or file that cannot be used."""
     keys = {run.selfplay.records: "selfplay.records", run["trainer.default_local_dir"]: "trainer.default_local_dir"}
     for name, key in keys.items():
         folder = Path(name).resolve()
@@ -159,45 +168,3 @@ def _folders(run: Run) -> Iterator[str]:
             yield f"{loops}={run[loops]} cannot be read ({error}). Set it to null, or to tool_configs/agent_loop.yaml."
     if run["trainer.resume_mode"] == "resume_path" and not Path(run[resume]).is_dir():
         yield f"{resume}={run[resume]}: there is no such folder. Set it to the folder global_step_N of a checkpoint."
-
-
-def check_models(run: DictConfig) -> None:
-    """Refuse a run in isolated contexts whose model would let them leak.
-
-    A configuration that cannot be read here, e.g. on a remote file system, is left to the certificate.
-
-    Raises:
-        ConfigError: Names the model and the layers, and says what to use instead.
-    """
-    nodes = [run.actor_rollout_ref.model, *([run.critic.model] if run.critic.enable else [])]
-    for path, trust in {(node.path, bool(node.get("trust_remote_code", False))) for node in nodes}:
-        try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-        except (OSError, ValueError):
-            continue  # verl says what is wrong with it
-        if problem := leak_of(config):
-            raise ConfigError(
-                f"selfplay.context=isolated cannot run with model.path={path} ({config.model_type}): {problem}, so the "
-                "roles would be trained on contexts that hold each other's turns. Use a model with full or "
-                "sliding-window attention and one position per token (Qwen3, Llama, Mistral, Gemma 3), or set "
-                "selfplay.context=shared."
-            )
-
-
-def leak_of(config: Any) -> str | None:
-    """Why contexts in one row would leak in a model of this configuration of Transformers; None if not."""
-    text = config.get_text_config()
-    layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
-    if carrying := sorted(set(layers) - _ISOLATED_LAYERS):
-        return f"its layers of type {', '.join(carrying)} do not start anew where position ids restart"
-    models: list[Any] = []
-    for auto, known in product((AutoModel, AutoModelForCausalLM), (config, text)):
-        if type(known) in auto._model_mapping:
-            found = auto._model_mapping[type(known)]
-            models += found if isinstance(found, tuple) else [found]
-    if any(getattr(model, "_is_stateful", False) for model in models):
-        return "its layers carry a state along the sequence that does not start anew where position ids restart"
-    rope = repr(getattr(text, "rope_parameters", None))
-    if "mrope_section" in rope or any(hasattr(model, "get_rope_index") for model in models):
-        return "its rotary positions have several dimensions (MRoPE), and restarts are written for one"
-    return None

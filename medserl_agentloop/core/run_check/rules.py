@@ -20,7 +20,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 from medserl_agentloop.backends import PLATFORM_NAME
 from medserl_agentloop.core.config import game_class
 from medserl_agentloop.core.credit import NORMALIZATIONS
-from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
+from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, REF, ROLLOUT, Run
 from medserl_agentloop.paths import did_you_mean
 
 Rules = Iterator[tuple[bool, str]]
@@ -76,7 +76,7 @@ _REFUSED_IF_ON = {
 def refusals(run: Run) -> Iterator[str]:
     """One sentence for each rule that the run breaks."""
     first = (_roles, _estimator, _opponents, _contexts, _adapters, _asynchronous)
-    for table in (*first, _coupling, _correction, _rollout, _batches, _checkpoints):
+    for table in (*first, _coupling, _correction, _rollout, _batches, _lengths, _checkpoints):
         yield from (sentence for broken, sentence in table(run) if broken)
 
 
@@ -405,6 +405,23 @@ def _batches(run: Run) -> Rules:
             run[f"{engine}.strategy"] in FSDP and workers > 0 and bool(size * n % workers),
             f"{engine}.ppo_mini_batch_size={size} with {ROLLOUT}.n={n} makes mini-batches of {size * n} games, "
             f"which {workers} data-parallel workers cannot share evenly. Set it to a multiple of {workers}.",
+        )
+
+
+def _lengths(run: Run) -> Rules:
+    """The longest trajectory fits in a micro-batch that is planned by tokens."""
+    prompt, response = run["data.max_prompt_length"], run["data.max_response_length"]
+    phases = [(engine, "use_dynamic_bsz", "ppo_max_token_len_per_gpu") for engine in run.trained]
+    if REF in run.engines:
+        phases.append((REF, "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"))
+    for engine, dynamic, budget in phases:
+        tokens, workers = run[f"{engine}.{budget}"], run.ulysses(engine)
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it, when such a trajectory comes.
+        yield (
+            bool(run[f"{engine}.{dynamic}"]) and tokens * workers < prompt + response,
+            f"{engine}.{budget}={tokens} is less than a trajectory may have (data.max_prompt_length={prompt} and "
+            f"data.max_response_length={response}), and the run would end at the first longer one. Set it to "
+            f"{-(-(prompt + response) // workers)} or more.",
         )
 
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.trainer.ppo.utils import need_reference_policy
@@ -201,3 +206,62 @@ def _unknown_below(node: Any, known: Any, path: str) -> Iterator[str]:
             yield f"{here}{did_you_mean(str(name), known)}"
         elif isinstance(child, dict) and known[name]:
             yield from _unknown_below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
+
+
+def wrong_types(run: DictConfig, schema: DictConfig) -> list[str]:
+    """One sentence for each value whose type verl cannot use where its own config has another.
+
+    A node with ``_target_`` is one of verl's dataclasses, whose annotations say the type; any other is compared with
+    verl's default. An annotation that verl's own default contradicts says nothing.
+    """
+    return list(_wrong_below(run, schema, ""))
+
+
+def _wrong_below(run: DictConfig, schema: DictConfig, path: str) -> Iterator[str]:
+    types = _annotations(schema.get("_target_"))
+    for key in schema:
+        here, asked, default = f"{path}{key}", _value(run, key), _value(schema, key)
+        if isinstance(default, DictConfig):
+            if isinstance(asked, DictConfig):
+                yield from _wrong_below(asked, default, f"{here}.")
+            elif asked is not None:
+                yield f"{here}={asked}: this node holds keys ({', '.join(map(str, default))}); set one of them."
+            continue
+        if asked is None or asked == default or isinstance(asked, DictConfig | ListConfig):
+            continue
+        if OmegaConf.is_interpolation(run, key):  # told where its value is set
+            continue
+        expected = types.get(str(key), type(default) if isinstance(default, bool | int | float) else Any)
+        if not _fits(asked, expected) and (default is None or _fits(default, expected)):
+            name = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
+            yield f"{here}={asked!r} is not of type {name}, which verl needs here (default: {default}). Set one."
+
+
+def _value(node: DictConfig, key: Any) -> Any:
+    try:
+        return node.get(key)
+    except OmegaConfBaseException:  # an interpolation of what is not there, or ???
+        return None
+
+
+@cache
+def _annotations(target: str | None) -> dict[str, Any]:
+    try:
+        return get_type_hints(resolve_name(str(target)))
+    except (ImportError, AttributeError, ValueError, TypeError, NameError):
+        return {}
+
+
+@cache
+def _reader(expected: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(expected, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    try:
+        _reader(expected).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    except PydanticSchemaGenerationError:
+        return True
+    return True

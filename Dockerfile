@@ -1,0 +1,17 @@
+# A GPU environment on verl's published image for SGLang 0.5.12 (quoted from verl's docker/README.md), which brings
+# CUDA 13, torch 2.11, SGLang with its kernels, and flash-attn 2.8.3. Not built here.
+#
+#   docker build --tag medserl .
+#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/work/data" medserl
+FROM verlai/verl:sgl0512.latest
+
+WORKDIR /work
+COPY constraints-gpu.txt .
+# Everything else in the versions of the lock file. What is built for CUDA stays as the image has it.
+RUN grep -vE '^(#|torch|triton|nvidia-|cuda-|cupy-|flash|sgl)' constraints-gpu.txt > rest.txt \
+    && pip install --no-cache-dir --no-deps --requirement rest.txt
+
+COPY . medserl-agentloop
+RUN pip install --no-cache-dir --no-deps ./medserl-agentloop && cp -r medserl-agentloop/data_prep . && medserl --help > /dev/null
+
+CMD ["bash"]

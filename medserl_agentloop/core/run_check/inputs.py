@@ -1,0 +1,220 @@
+"""What a run reads: its models, and the rows that it plays.
+
+:func:`check_models` asks whether a model's layers read a restart of position ids as a new sequence, from its
+configuration alone. Attention does: Transformers masks it at every restart. Layers that carry state along the sequence
+(linear attention, Mamba, convolutions) do not, and a role would be trained on a state that holds the other's turns. The
+certificate measures the same on the loaded model.
+
+:func:`check_rows` looks at a few rows before Ray starts; the trainer looks at all of them (core/dataset.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pyarrow.parquet as pq
+from datasets import Dataset
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.dataset import check_dataset
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.manifest import sha256_of
+from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.step_file import CONFIG_FILE
+
+HUB_SECONDS = 3.0
+"""How long the hub may take to say whether it has a model."""
+
+ROWS_AT_START = 500
+"""Rows of a data file that are looked at before Ray starts: about a second."""
+
+SAME_RUN = ("selfplay.game", "selfplay.profile", "actor_rollout_ref.model.path")
+"""Keys that a run keeps when it is resumed."""
+
+TRAIN_HASHES = "medserl_train_files_sha256"
+"""Where ``run_config.yaml`` has the hashes of the training files."""
+
+_NO_CHECKPOINT = (
+    "Name a folder in Hugging Face's format; docs/evaluation.md says how to make one from a checkpoint of a run."
+)
+
+_ISOLATED_LAYERS = {"full_attention", "sliding_attention", "attention", "dense", "sparse", "moe", "mlp"}
+"""Layer types of Transformers' configurations that attend within a packed sequence, or mix no tokens at all."""
+
+
+def missing_models(run: Run) -> Iterator[str]:
+    """One sentence for each model that is neither here nor on the hub. verl says so after a minute or more."""
+    told: set[str] = set()
+    for engine in run.trained.values():
+        path = str(run[f"{engine}.path"])
+        if path not in told and "://" not in path and (why := _not_found(path)):
+            told.add(path)
+            yield f"{engine}.path={path}: {why}"
+
+
+def _not_found(path: str) -> str | None:
+    """Why no model can be loaded from a path or a name on the hub; None if one can."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        missing = not (folder / "config.json").is_file()
+        return f"the folder has no config.json. {_NO_CHECKPOINT}" if missing else None
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return f"there is no such folder (seen from {Path.cwd()}), and no model on the hub can have this name."
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return None
+    here = f"it is no folder here (seen from {Path.cwd()}) and not in the cache {constants.HF_HUB_CACHE}"
+    try:
+        HfApi().model_info(path, timeout=HUB_SECONDS)
+    except RepositoryNotFoundError:
+        return f"{here}, and {constants.ENDPOINT} has no model of this name, or none for you: run `hf auth login`."
+    except (OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return (
+            f"{here}, and {constants.ENDPOINT} cannot be asked ({reason}). Fetch it where there is a network, with "
+            f"`hf download {path} --local-dir FOLDER`, and set the key to that folder."
+        )
+    return None
+
+
+def data_files(run: Run) -> Iterator[str]:
+    """One sentence for each data file that is missing or holds less than a batch."""
+    for key in ("data.train_files", "data.val_files"):
+        files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
+        missing = [str(file) for file in files if not file.exists()]
+        if missing:
+            yield (
+                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Write it with "
+                "data_prep/medec_to_parquet.py, or name another."
+            )
+        elif key == "data.train_files" and all(file.suffix == ".parquet" for file in files):
+            rows, batch = sum(pq.read_metadata(file).num_rows for file in files), run["data.train_batch_size"]
+            if files and rows < batch:
+                yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
+
+
+def config_text(config: DictConfig) -> str:
+    """The whole config of a run as YAML, with the hashes of its training files: what a resumed run is held against."""
+    files = [Path(name) for name in Run(config, SelfPlayConfig.from_run(config)).names("data.train_files")]
+    hashes = {TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file())}
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
+
+
+def another_run(run: Run) -> Iterator[str]:
+    """A sentence if the run would resume from checkpoints of a run of another game, model, profile or data."""
+    folder, before = Path(run["trainer.default_local_dir"]), Path(run.selfplay.records) / CONFIG_FILE
+    resumes = run["trainer.resume_mode"] == "auto" and (folder / "latest_checkpointed_iteration.txt").exists()
+    if not resumes or not before.is_file():
+        return
+    old, new = OmegaConf.load(before), OmegaConf.create(config_text(run.config))
+    found = {key: (OmegaConf.select(old, key), OmegaConf.select(new, key)) for key in SAME_RUN}
+    # By their last part, because a folder of models may have been moved.
+    differs = [f"{key} was {was} and is {now}" for key, (was, now) in found.items() if was and _last(was) != _last(now)]
+    if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
+        differs.append(
+            f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed"
+        )
+    if differs:
+        yield (
+            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differs)}), and this one "
+            "would resume from them. Set trainer.default_local_dir to a folder of its own; or, to go on from them on "
+            "purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to a folder global_step_N."
+        )
+
+
+def _last(value: object) -> str:
+    return Path(str(value)).name
+
+
+def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
+    """Check the longest rows of the data files, as the trainer checks all of them once Ray is up.
+
+    What only verl can read is left to the trainer: remote files, other formats, a data set class of the user's, a
+    tokenizer that is not here yet.
+
+    Raises:
+        ConfigError: Names the row, what is wrong with it and what to do.
+    """
+    run = Run(config, selfplay)
+    model, data = config.actor_rollout_ref.model, config.data
+    if data.custom_cls.path is not None:
+        return
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.get("tokenizer_path") or model.path,
+            local_files_only=True,
+            trust_remote_code=bool(model.get("trust_remote_code", False)),
+        )
+    except (OSError, ValueError):
+        return
+    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+    encoder = ChatEncoder.of_run(tokenizer, data)
+    game = game_class(selfplay.game)(selfplay, encoder)
+    lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
+    for key in ("data.train_files", "data.val_files"):
+        for name in run.names(key):
+            file = Path(name).expanduser()
+            if file.suffix != ".parquet" or not file.is_file():
+                continue
+            table = pq.read_table(file)
+            if missing := {"prompt", "extra_info"} - set(table.column_names):
+                raise ConfigError(
+                    f"{key}={name} has no column {', '.join(sorted(missing))}. Write it with "
+                    "data_prep/medec_to_parquet.py."
+                )
+            rows = SimpleNamespace(dataframe=Dataset(table))
+            check_dataset(rows, f"{key}={name}", game, encoder, **lengths, longest=ROWS_AT_START)
+
+
+def check_models(run: DictConfig) -> None:
+    """Refuse a run in isolated contexts whose model would let them leak.
+
+    A configuration that cannot be read here, e.g. on a remote file system, is left to the certificate.
+
+    Raises:
+        ConfigError: Names the model and the layers, and says what to use instead.
+    """
+    nodes = [run.actor_rollout_ref.model, *([run.critic.model] if run.critic.enable else [])]
+    for path, trust in {(node.path, bool(node.get("trust_remote_code", False))) for node in nodes}:
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        except (OSError, ValueError):
+            continue  # verl says what is wrong with it
+        if problem := leak_of(config):
+            raise ConfigError(
+                f"selfplay.context=isolated cannot run with model.path={path} ({config.model_type}): {problem}, so the "
+                "roles would be trained on contexts that hold each other's turns. Use a model with full or "
+                "sliding-window attention and one position per token (Qwen3, Llama, Mistral, Gemma 3), or set "
+                "selfplay.context=shared."
+            )
+
+
+def leak_of(config: Any) -> str | None:
+    """Why contexts in one row would leak in a model of this configuration of Transformers; None if not."""
+    text = config.get_text_config()
+    layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
+    if carrying := sorted(set(layers) - _ISOLATED_LAYERS):
+        return f"its layers of type {', '.join(carrying)} do not start anew where position ids restart"
+    models: list[Any] = []
+    for auto, known in product((AutoModel, AutoModelForCausalLM), (config, text)):
+        if type(known) in auto._model_mapping:
+            found = auto._model_mapping[type(known)]
+            models += found if isinstance(found, tuple) else [found]
+    if any(getattr(model, "_is_stateful", False) for model in models):
+        return "its layers carry a state along the sequence that does not start anew where position ids restart"
+    rope = repr(getattr(text, "rope_parameters", None))
+    if "mrope_section" in rope or any(hasattr(model, "get_rope_index") for model in models):
+        return "its rotary positions have several dimensions (MRoPE), and restarts are written for one"
+    return None
