@@ -19,7 +19,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Without a deadline: a busy machine says nothing about the code; benchmarks/ measures speed.
-hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=100, deadline=None)
 hypothesis.settings.load_profile("quick")
 
@@ -32,22 +32,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
         _remember_read_configs()
         _remember_composed_runs()
+        _remember_commands()
 
 
 def _remember_read_configs() -> None:
-    """verl's config is 27 files of a package; reading them takes almost half of composing a run."""
-    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource as Source
+    """A run's config is some 30 files of YAML; reading them takes most of composing a run."""
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
 
-    load = Source.load_config
+    Plugins.instance()  # it loads the modules of its sources, again if they were imported before
     read: dict[tuple[str, str, str], bytes] = {}
+    for scheme in ("file", "pkg"):
+        source = SourcesRegistry.instance().resolve(scheme)
+        pytest.MonkeyPatch().setattr(source, "load_config", _remembering(source.load_config, read))
 
+
+def _remembering(load: Any, read: dict[tuple[str, str, str], bytes]) -> Any:
     def load_config(self: Any, config_path: str) -> Any:
         key = (self.provider, self.path, config_path)
         if key not in read:
             read[key] = pickle.dumps(load(self, config_path))
         return pickle.loads(read[key])
 
-    pytest.MonkeyPatch().setattr(Source, "load_config", load_config)
+    return load_config
 
 
 def _remember_composed_runs() -> None:
@@ -57,6 +64,14 @@ def _remember_composed_runs() -> None:
     compose = functools.cache(lambda *overrides, **names: pickle.dumps(_compose(*overrides, **names)))
     _compose = tiny.compose_run
     tiny.compose_run = lambda *overrides, **names: pickle.loads(compose(*overrides, **names))
+
+
+def _remember_commands() -> None:
+    """typer reads the signatures of all commands of an application whenever a test invokes one of them."""
+    import typer.testing
+
+    build = typer.testing._get_command
+    pytest.MonkeyPatch().setattr(typer.testing, "_get_command", functools.lru_cache(build))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
