@@ -74,10 +74,35 @@ def _remember_commands() -> None:
     pytest.MonkeyPatch().setattr(typer.testing, "_get_command", functools.lru_cache(build))
 
 
+LONGEST = (
+    "test_main_ppo_certificate.py",
+    "test_main_ppo.py",
+    "test_main_ppo_waiting.py",
+    "test_main_ppo_async.py",
+    "test_main_ppo_adapters.py",
+    "test_main_ppo_validation.py",
+    "test_shortcuts.py",
+    "test_experiments.py",
+    "test_warm_start.py",
+    "test_main_ppo_credit.py",
+    "test_main_ppo_health.py",
+    "test_main_ppo_own_game.py",
+    "test_certificate.py",
+    "test_update.py",
+    "test_role_adapters.py",
+)
+"""Files with runs, the longest first: one of them begun last would keep one process busy alone."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with real runs come first: one of them begun last would keep one process busy alone."""
+    """Long files first, then those that start other processes, then the rest."""
     with_runs = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in with_runs)
+
+    def place(item: pytest.Item) -> int:
+        first = item.path in with_runs and item.path.name in LONGEST
+        return LONGEST.index(item.path.name) if first else len(LONGEST) + (item.path not in with_runs)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
