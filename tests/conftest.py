@@ -79,8 +79,8 @@ LONGEST = (
     "test_main_ppo.py",
     "test_main_ppo_waiting.py",
     "test_main_ppo_async.py",
-    "test_main_ppo_adapters.py",
     "test_main_ppo_validation.py",
+    "test_role_adapters.py",
     "test_shortcuts.py",
     "test_experiments.py",
     "test_warm_start.py",
@@ -89,7 +89,6 @@ LONGEST = (
     "test_main_ppo_own_game.py",
     "test_certificate.py",
     "test_update.py",
-    "test_role_adapters.py",
 )
 """Files with runs, the longest first: one of them begun last would keep one process busy alone."""
 

@@ -2,8 +2,8 @@
 
     python adapters_worker.py FOLDER
 
-Writes to FOLDER a checkpoint whose adapters are not zero, the log-probs of a packed row and its contexts, what an
-update for each role alone changed, and what one changed that trains the first role only.
+Writes to FOLDER a checkpoint of a step whose adapters have been updated, the log-probs of a packed row and its
+contexts, what an update for each role alone changed, and what one changed that trains the first role only.
 """
 
 import json
@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What verl's single controller sets for a worker, for a world of one.
-os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
+if __name__ == "__main__":
+    # What verl's single controller sets for a worker, for a world of one.
+    os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
 from omegaconf import open_dict
@@ -122,7 +123,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     both = {"attacker": True, "assessor": True}
     worker = engine(both)
-    worker.save_checkpoint(f"{folder}/actor", global_step=1)
+    worker.update_actor(row())  # so that the optimizer, too, would move both adapters on
+    worker.save_checkpoint(f"{folder}/global_step_1/actor", global_step=1)
     found: dict[str, Any] = {"ids": row()["input_ids"].unbind()[0].tolist()}
     found["log_probs"] = worker.compute_log_prob(row())["log_probs"].unbind()[0].tolist()
     base = row()
