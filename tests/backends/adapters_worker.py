@@ -8,7 +8,9 @@ contexts, what an update for each role alone changed, and what one changed that 
 
 import json
 import os
+import pickle
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,21 @@ LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then of the second's
 
 
-def engine(trained: dict[str, bool]) -> Any:
-    run = compose_run(
-        "+recipes=quickstart",
-        "selfplay.adapters=per_role",
-        "actor_rollout_ref.actor.optim.weight_decay=0.1",
-        "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
-        *(f"actor_rollout_ref.model.{override}" for override in LORA),
+@cache
+def composed() -> bytes:
+    return pickle.dumps(
+        compose_run(
+            "+recipes=quickstart",
+            "selfplay.adapters=per_role",
+            "actor_rollout_ref.actor.optim.weight_decay=0.1",
+            "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+            *(f"actor_rollout_ref.model.{override}" for override in LORA),
+        )
     )
+
+
+def engine(trained: dict[str, bool]) -> Any:
+    run = pickle.loads(composed())
     with open_dict(run.actor_rollout_ref.model.lora) as lora:
         lora[ROLE_ADAPTERS] = trained
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
