@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # a fifth of the time of an import goes into counting objects that stay
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests:
+        _remember_composed_runs()  # before the plugin takes over the function
+
         import verl  # noqa: F401  # loads the plugin, as every run does
 
         _remember_read_configs()
-        _remember_composed_runs()
         _remember_commands()
 
 
@@ -58,12 +60,19 @@ def _remembering(load: Any, read: dict[tuple[str, str, str], bytes]) -> Any:
 
 
 def _remember_composed_runs() -> None:
-    """Composing a run takes half a second of reading YAML, and hundreds of tests ask for the same few runs."""
-    from medserl_agentloop.testing import tiny
+    """Composing a run takes a fifth of a second, and hundreds of tests ask for the same few runs."""
+    import hydra
 
-    compose = functools.cache(lambda *overrides, **names: pickle.dumps(_compose(*overrides, **names)))
-    _compose = tiny.compose_run
-    tiny.compose_run = lambda *overrides, **names: pickle.loads(compose(*overrides, **names))
+    compose = hydra.compose
+    composed: dict[tuple[Any, ...], bytes] = {}
+
+    def remembered(config_name: str, overrides: Sequence[str] = (), **options: bool) -> Any:
+        key = (config_name, *overrides, *options.items())
+        if key not in composed:
+            composed[key] = pickle.dumps(compose(config_name, list(overrides), **options))
+        return pickle.loads(composed[key])
+
+    pytest.MonkeyPatch().setattr(hydra, "compose", remembered)
 
 
 def _remember_commands() -> None:
