@@ -101,7 +101,6 @@ def test_a_run_that_couples_the_roles_names_each_cause_and_raises_the_alarm_in_i
         *data,
         *BF16,
         *ONE_STEP,
-        "data.train_batch_size=8",
         "selfplay.certify=warn",  # that it stops otherwise: training/test_trainer.py
         "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.actor.policy_loss.loss_mode=one_ratio_per_row",
