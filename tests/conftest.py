@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Without a deadline: a busy machine says nothing about the code; benchmarks/ measures speed.
-hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=100, deadline=None)
 hypothesis.settings.load_profile("quick")
 
@@ -28,41 +29,90 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # a fifth of the time of an import goes into counting objects that stay
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests:
+        _remember_composed_runs()  # before the plugin takes over the function
+
         import verl  # noqa: F401  # loads the plugin, as every run does
 
         _remember_read_configs()
-        _remember_composed_runs()
+        _remember_commands()
 
 
 def _remember_read_configs() -> None:
-    """verl's config is 27 files of a package; reading them takes almost half of composing a run."""
-    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource as Source
+    """A run's config is some 30 files of YAML; reading them takes most of composing a run."""
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
 
-    load = Source.load_config
+    Plugins.instance()  # it loads the modules of its sources, again if they were imported before
     read: dict[tuple[str, str, str], bytes] = {}
+    for scheme in ("file", "pkg"):
+        source = SourcesRegistry.instance().resolve(scheme)
+        pytest.MonkeyPatch().setattr(source, "load_config", _remembering(source.load_config, read))
 
+
+def _remembering(load: Any, read: dict[tuple[str, str, str], bytes]) -> Any:
     def load_config(self: Any, config_path: str) -> Any:
         key = (self.provider, self.path, config_path)
         if key not in read:
             read[key] = pickle.dumps(load(self, config_path))
         return pickle.loads(read[key])
 
-    pytest.MonkeyPatch().setattr(Source, "load_config", load_config)
+    return load_config
 
 
 def _remember_composed_runs() -> None:
-    """Composing a run takes half a second of reading YAML, and hundreds of tests ask for the same few runs."""
-    from medserl_agentloop.testing import tiny
+    """Composing a run takes a fifth of a second, and hundreds of tests ask for the same few runs."""
+    import hydra
 
-    compose = functools.cache(lambda *overrides, **names: pickle.dumps(_compose(*overrides, **names)))
-    _compose = tiny.compose_run
-    tiny.compose_run = lambda *overrides, **names: pickle.loads(compose(*overrides, **names))
+    compose = hydra.compose
+    composed: dict[tuple[Any, ...], bytes] = {}
+
+    def remembered(config_name: str, overrides: Sequence[str] = (), **options: bool) -> Any:
+        key = (config_name, *overrides, *options.items())
+        if key not in composed:
+            composed[key] = pickle.dumps(compose(config_name, list(overrides), **options))
+        return pickle.loads(composed[key])
+
+    pytest.MonkeyPatch().setattr(hydra, "compose", remembered)
+
+
+def _remember_commands() -> None:
+    """typer reads the signatures of all commands of an application whenever a test invokes one of them."""
+    import typer.testing
+
+    build = typer.testing._get_command
+    pytest.MonkeyPatch().setattr(typer.testing, "_get_command", functools.lru_cache(build))
+
+
+LONGEST = (
+    "test_main_ppo_certificate.py",
+    "test_main_ppo.py",
+    "test_main_ppo_waiting.py",
+    "test_main_ppo_async.py",
+    "test_main_ppo_validation.py",
+    "test_main_ppo_nodes.py",
+    "test_main_ppo_adapters.py",
+    "test_role_adapters.py",
+    "test_shortcuts.py",
+    "test_experiments.py",
+    "test_warm_start.py",
+    "test_main_ppo_credit.py",
+    "test_main_ppo_health.py",
+    "test_main_ppo_own_game.py",
+    "test_certificate.py",
+    "test_update.py",
+)
+"""Files with runs, the longest first: one of them begun last would keep one process busy alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with real runs come first: one of them begun last would keep one process busy alone."""
+    """Long files first, then those that start other processes, then the rest."""
     with_runs = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in with_runs)
+
+    def place(item: pytest.Item) -> int:
+        first = item.path in with_runs and item.path.name in LONGEST
+        return LONGEST.index(item.path.name) if first else len(LONGEST) + (item.path not in with_runs)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How many examples a property test draws: a quarter in ``make test``, all with ``--hypothesis-profile=thorough``."""
+"""How many examples a property test draws: a tenth in ``make test``, all with ``--hypothesis-profile=thorough``."""
 
 from typing import Any
 

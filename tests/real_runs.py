@@ -26,6 +26,7 @@ SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size
 SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)
 # Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
 RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+RAY["RAY_ADDRESS"] = "local"  # or a run would join a cluster that somebody has started on this machine
 NO_CHECKPOINT = "trainer.save_freq=-1"
 AGREEMENT = 1e-4
 """Largest difference between rollout and actor that counts as none, in probability and in log-probability: float32

@@ -1,6 +1,7 @@
 """Builders that several test modules share: a note and its row, turns as text, a game on a scripted engine."""
 
 import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,11 @@ RUN.selfplay.budget.assessor = 400
 ROW = {"uid": "group", "session_id": 0, "global_steps": 3}
 
 
+PICKLED = pickle.dumps(RUN)  # copied ten times as fast as by OmegaConf
+
+
 def run_with(**changes: Any) -> DictConfig:
-    run = RUN.copy()
+    run: DictConfig = pickle.loads(PICKLED)
     for key, value in changes.items():
         OmegaConf.update(run, key.replace("__", "."), value)
     return run

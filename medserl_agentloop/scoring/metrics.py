@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
 from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
@@ -304,6 +303,8 @@ def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:
 
 
 def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
+    from scipy.stats import binomtest  # half a second, in each of a run's processes that play or score games
+
     only_first, only_second = int((first > second).sum()), int((second > first).sum())
     p_value = binomtest(only_first, only_first + only_second).pvalue if only_first + only_second else 1.0
     return McNemar(only_first, only_second, float(p_value))

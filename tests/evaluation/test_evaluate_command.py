@@ -175,6 +175,7 @@ def test_samples_that_must_be_equal_are_refused(server: MockServer, notes: Path,
     assert done.exit_code == 2 and "--temperature above 0" in done.output and not server.prompts
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, notes: Path, tmp_path: Path) -> None:
     options = [server.url, "--notes", notes, "--output", tmp_path, "--model", MODEL, "--concurrency", 1]
     server.hold_after = 5
@@ -371,6 +372,7 @@ def test_notes_without_errors_have_no_twins(server: MockServer, tmp_path: Path) 
     assert done.exit_code == 2 and "no note with an error and its correction" in done.output
 
 
+@pytest.mark.slow
 def test_a_served_model_is_evaluated_without_verl_and_torch(tmp_path: Path) -> None:
     code = (
         "import sys, medserl_agentloop.evaluation.cli, medserl_agentloop.evaluation.evaluate;"

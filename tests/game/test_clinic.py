@@ -8,7 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.learning.attack_check import check_attack, error_detail
@@ -35,7 +36,7 @@ seeds = st.integers(min_value=0, max_value=2**32)
 
 
 @given(seeds)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_oracle_calls_sampled_notes_safe_and_reads_them_back(seed: int) -> None:
     note = sample_clean_note(random.Random(seed))
     assert parse_note(note.text) == note
@@ -43,7 +44,7 @@ def test_oracle_calls_sampled_notes_safe_and_reads_them_back(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_oracle_finds_exactly_the_injected_error(seed: int) -> None:
     rng = random.Random(seed)
     clean = sample_clean_note(rng)
@@ -55,7 +56,7 @@ def test_oracle_finds_exactly_the_injected_error(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rewording_changes_the_text_and_not_the_truth(seed: int) -> None:
     rng = random.Random(seed)
     clean = sample_clean_note(rng)
@@ -68,7 +69,7 @@ def test_rewording_changes_the_text_and_not_the_truth(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_an_error_can_be_made_another_error(seed: int) -> None:
     rng = random.Random(seed)
     wrong, index = inject_error(rng, sample_clean_note(rng))
@@ -90,7 +91,7 @@ def test_a_true_dose_in_the_digits_of_another_script_is_no_wrong_dose() -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_oracle_takes_any_text(text: str) -> None:
     assert oracle(text).label is None
 

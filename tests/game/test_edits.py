@@ -1,8 +1,9 @@
 """Sentence splitting and the counted difference of two notes."""
 
 import pytest
+from examples import examples
 from game.real_pairs import real_pairs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.edits import (
@@ -147,7 +148,7 @@ def test_notes_with_different_words_always_count_a_change(old: str, new: str) ->
 
 
 @given(st.text(), st.text())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_arbitrary_notes_are_compared_without_raising(old: str, new: str) -> None:
     assert compare_notes(old, new).words >= 0
 

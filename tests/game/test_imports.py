@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 LIST_LOADED = """
 import importlib, json, pkgutil, sys
 import medserl_agentloop.games.medical as game
@@ -17,6 +19,7 @@ print(json.dumps({"game": names, "loaded": sorted({name.partition(".")[0] for na
 FRAMEWORKS = {"torch", "verl", "ray", "transformers", "tensordict", "hydra", "omegaconf"}
 
 
+@pytest.mark.slow
 def test_importing_the_rules_loads_no_framework() -> None:
     answer = subprocess.run([sys.executable, "-c", LIST_LOADED], capture_output=True, text=True, check=True).stdout
     found = json.loads(answer.splitlines()[-1])

@@ -1,7 +1,8 @@
 """Text in a note that is meant for the machine: what is seen as such, and what clinicians write that is not."""
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.injections import injections, instructions_in
@@ -86,7 +87,7 @@ def test_the_run_s_own_special_tokens_are_known_by_their_strings() -> None:
 
 
 @given(st.text(), st.text())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_text_raises_and_a_note_brings_nothing_into_itself(seed: str, note: str) -> None:
     assert injections(note, note) == []
     injections(seed, note, special_tokens=[seed])

@@ -1,5 +1,6 @@
 """Rewards corrected for a judge that errs: right on average, component by component."""
 
+import functools
 import math
 import random
 import statistics
@@ -108,25 +109,34 @@ def simulated_game(rng: random.Random) -> tuple[GameRecord, Label]:
     return record.model_copy(update={"judgement": Judgement(judge="noisy", label=truth, realistic=realistic)}), truth
 
 
-def means(scheme: RewardScheme, rates: ErrorRates, games: int = 5000) -> dict[str, dict[Role, tuple[float, float]]]:
-    """Mean difference to the true reward and half of its 99.9 % interval, plain and corrected, for both roles."""
+@functools.lru_cache(maxsize=1)
+def simulated_games(rates: ErrorRates, games: int = 5000) -> list[tuple[GameRecord, GameRecord]]:
+    """Games as they are, and as a judge of these rates sees them."""
     rng = random.Random(7)
+    found = []
+    for _ in range(games):
+        record, truth = simulated_game(rng)
+        right = rng.random() < (rates.sensitivity if truth is BAD else rates.specificity)
+        found.append((record, judged(record, truth if right else (GOOD if truth is BAD else BAD))))
+    return found
+
+
+def means(scheme: RewardScheme, rates: ErrorRates) -> dict[str, dict[Role, tuple[float, float]]]:
+    """Mean difference to the true reward and half of its 99.9 % interval, plain and corrected, for both roles."""
+    games = simulated_games(rates)
     score = corrected(scheme, rates)
     differences: dict[str, dict[Role, list[float]]] = {n: {r: [] for r in Role} for n in ("plain", "corrected")}
 
     def total(rewards: Rewards, role: Role) -> float:
         return sum(rewards[role].values())
 
-    for _ in range(games):
-        record, truth = simulated_game(rng)
-        right = rng.random() < (rates.sensitivity if truth is BAD else rates.specificity)
-        noisy = judged(record, truth if right else (GOOD if truth is BAD else BAD))
+    for record, noisy in games:
         true, plain, mended = scheme(record), scheme(noisy), score(noisy)
         for role in Role:
             differences["plain"][role].append(total(plain, role) - total(true, role))
             differences["corrected"][role].append(total(mended, role) - total(true, role))
     return {
-        name: {r: (statistics.fmean(d), 3.29 * statistics.stdev(d) / math.sqrt(games)) for r, d in by_role.items()}
+        name: {r: (statistics.fmean(d), 3.29 * statistics.stdev(d) / math.sqrt(len(games))) for r, d in by_role.items()}
         for name, by_role in differences.items()
     }
 

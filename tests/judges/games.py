@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, game
 from omegaconf import OmegaConf
-from support import RUN, TOKENIZER
+from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
@@ -35,8 +35,7 @@ def played(
 
 def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
     """verl's reward manager of a run with this judge, as its reward-loop workers build it."""
-    run = RUN.copy()
-    run.selfplay.judge = judge
+    run = run_with(selfplay__judge=judge)
     run.selfplay.judge_server = server.model_dump()
     for key, value in changes.items():
         OmegaConf.update(run, key.replace("__", "."), value)

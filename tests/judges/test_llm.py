@@ -16,7 +16,7 @@ from jinja2.sandbox import SecurityError
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
-from support import RUN, TOKENIZER
+from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
@@ -93,8 +93,7 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
 
 def test_verl_s_own_reward_model_server_is_asked_where_no_url_is_given() -> None:
     with serving(lambda number, body: completion(PRESENT)) as server:
-        run = RUN.copy()
-        run.selfplay.judge = "llm"
+        run = run_with(selfplay__judge="llm")
         OmegaConf.update(run, "reward.reward_model.model_path", "models/judge")
         manager = load_reward_manager(run, TOKENIZER, reward_router_address=server.url.removeprefix("http://"))
         (game,) = reward_all(manager, [played()])

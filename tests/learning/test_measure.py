@@ -12,7 +12,7 @@ from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 
-CASES = 40
+CASES = 20
 
 
 @pytest.fixture(scope="module")

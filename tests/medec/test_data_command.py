@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from medec.builders import SAMPLE, run
 from typer.testing import CliRunner
 
@@ -50,6 +51,7 @@ def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) 
     assert one == two
 
 
+@pytest.mark.slow
 def test_the_commands_load_no_parquet_and_no_model_library_before_they_run() -> None:
     code = "import sys, medserl_agentloop.data.cli; print(*{'pyarrow', 'datasets', 'torch', 'verl'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,7 +16,8 @@ from statistics import NormalDist
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from medec.builders import OFFICIAL
 
@@ -141,7 +142,7 @@ def test_nothing_tells_the_label_in_converted_rows(converted, kind, which):
 TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(100)
 @given(notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), newline=st.sampled_from(["\n", "\r\n"]))
 def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(notes, newline):
     with tempfile.TemporaryDirectory() as folder:

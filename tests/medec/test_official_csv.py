@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from medec.builders import message_of, read_one
 
@@ -123,7 +124,7 @@ def test_note_longer_than_the_csv_modules_limit_is_read(write_csv, error_row):
     assert len(read_one(write_csv(error_row(0, Text="word " * 60_000))).error_note) == 299_999
 
 
-@settings(max_examples=60, deadline=None)
+@examples(100)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00") | st.sampled_from('\r\n",')))
 def test_any_unicode_note_survives_but_for_outer_strip_and_newlines(error_row_cells, note):
     expected = note.replace("\r\n", "\n").replace("\r", "\n").strip()

@@ -178,6 +178,7 @@ def test_a_file_that_exists_is_never_written_to(server: ChatServer, rows: Path, 
     assert "exists already" in result.output
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows: Path, tmp_path: Path) -> None:
     output, asked = tmp_path / "games.jsonl", threading.Event()
 
@@ -203,6 +204,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
     assert len(list(read_games(output))) in (2, 3)
 
 
+@pytest.mark.slow
 def test_play_needs_neither_verl_nor_torch() -> None:
     code = (
         "import sys, medserl_agentloop.cli, medserl_agentloop.play.human, medserl_agentloop.medical_team\n"

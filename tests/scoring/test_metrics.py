@@ -11,7 +11,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from scipy.stats import binomtest
 from scoring.builders import VALIDATION, gold, guesses, note, real_file, scored, validation
 from sklearn.feature_extraction.text import CountVectorizer
@@ -58,7 +59,7 @@ def _unigram_f1(reference: str, prediction: str) -> float:
     return float(f1_score(there, here))
 
 
-@settings(max_examples=60)
+@examples(100)
 @given(scored())
 def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
     notes, predictions = case
@@ -72,7 +73,7 @@ def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote]
             assert found[name].value == pytest.approx(value, abs=1e-7), name
 
 
-@settings(max_examples=50)
+@examples(100)
 @given(scored())
 def test_order_changes_nothing(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
     notes, predictions = case
@@ -83,7 +84,7 @@ def test_order_changes_nothing(case: tuple[list[ReferenceNote], list[Prediction]
     assert score(notes, predictions, resamples=20) == expected
 
 
-@settings(max_examples=30)
+@examples(100)
 @given(scored())
 def test_a_group_has_the_score_of_its_notes(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
     notes, predictions = case

@@ -157,6 +157,7 @@ def test_the_sample_notes_are_a_reference() -> None:
     assert len({note.case for note in notes}) < len(notes)
 
 
+@pytest.mark.slow
 def test_scoring_imports_no_framework_and_nothing_that_plays_or_trains() -> None:
     code = """
 import importlib, pkgutil, sys
@@ -170,6 +171,7 @@ print(sorted(parts & {"training", "play", "judges", "toy", "evaluation"}), {"tor
     assert found.stdout == "[] set()\n"
 
 
+@pytest.mark.slow
 def test_help_loads_neither_scikit_learn_nor_rouge_nor_pandas() -> None:
     code = "import sys, medserl_agentloop.cli; print([m for m in ('sklearn', 'rouge', 'pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

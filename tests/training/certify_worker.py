@@ -20,6 +20,7 @@ os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RA
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -47,8 +48,9 @@ def games() -> list[list[TrajectoryTurn]]:
     return [[TrajectoryTurn(role.value, tokens(90 + n), tokens(70 + 2 * n), None) for role in Role] for n in range(2)]
 
 
-def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
-    run = compose_run("+recipes=quickstart", f"actor_rollout_ref.model.path={variant['model']}", *variant["overrides"])
+def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, Any]]:
+    overrides = [f"actor_rollout_ref.model.path={variant['model']}", *variant["overrides"]]
+    run = OmegaConf.merge(quickstart, OmegaConf.from_dotlist(overrides))
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref.copy(), role="actor")
     worker.init_model()
     worker.set_loss_fn(partial(probe_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), ROLES))
@@ -71,7 +73,8 @@ def measure(variant: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     torch.set_num_threads(1)
     variants = json.loads(Path(sys.argv[1]).read_text())
-    print(json.dumps({name: measure(variant) for name, variant in variants.items()}))
+    quickstart = compose_run("+recipes=quickstart")
+    print(json.dumps({name: measure(quickstart, variant) for name, variant in variants.items()}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training.advantage_batches import (
     ASSESSOR,
@@ -36,7 +36,6 @@ batches = st.builds(
     lam=st.sampled_from([1.0, 0.95, 0.0]),
 )
 any_batch = given(batch=batches)
-few = settings(max_examples=25, deadline=None)
 
 
 class Reference:
@@ -123,7 +122,6 @@ def flat(state: BaselineState) -> dict[tuple[str, str], float]:
 
 
 @forms
-@few
 @any_batch
 def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> None:
     credited = estimate(name, batch, with_forms(how))
@@ -133,7 +131,6 @@ def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> 
 
 
 @forms
-@few
 @given(
     batch=batches,
     changed=st.sampled_from([ATTACKER, ASSESSOR]),
@@ -155,7 +152,6 @@ def test_nothing_one_role_earns_changes_a_bit_of_the_others_advantages(
 
 
 @forms
-@few
 @given(batch=batches, data=st.data())
 def test_the_order_of_rows_is_irrelevant(name: str, how: str, batch: RoleBatch, data: Any) -> None:
     order = data.draw(st.permutations(range(len(batch.groups))))
@@ -169,7 +165,6 @@ def test_the_order_of_rows_is_irrelevant(name: str, how: str, batch: RoleBatch, 
 
 
 @forms
-@few
 @given(batch=batches, left=st.integers(0, 3), right=st.integers(0, 70))
 def test_padding_is_invisible(name: str, how: str, batch: RoleBatch, left: int, right: int) -> None:
     """More columns on either side, and rows as verl adds them: copies of others with a mask of zeros."""
@@ -189,7 +184,6 @@ def test_padding_is_invisible(name: str, how: str, batch: RoleBatch, left: int, 
 @pytest.mark.parametrize(
     ("name", "how"), [("role_grpo", "group"), ("role_rloo", "none"), ("role_opo", "none"), ("role_rae", "none")]
 )
-@few
 @any_batch
 def test_workers_with_whole_groups_would_agree_with_the_whole_batch(name: str, how: str, batch: RoleBatch) -> None:
     """These compare games of a group, or with a baseline, only.

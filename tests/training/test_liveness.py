@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -1,6 +1,7 @@
 """docs/metrics.md has every metric the code can produce, and none that it cannot."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -50,6 +51,7 @@ ROLES = [role.value for role in Role]
 VOTES = [Vote(model="m", edited_first=first, label=Label.HARMFUL) for first in (False, True)]
 
 
+@cache
 def documented() -> dict[str, re.Pattern[str]]:
     """Each name of the table, a row of a role twice, with the names it stands for."""
     names = [row[0].strip("`") for row in METRIC_ROWS]
@@ -111,7 +113,8 @@ def against_opponents() -> list[GameRecord]:
     return [game.model_copy(update={"opponent": met}) for game in everything()]
 
 
-def produced() -> set[str]:
+@cache
+def produced() -> frozenset[str]:
     role_ids = torch.tensor([[role.id for role in Role]])
     ones = torch.ones_like(role_ids, dtype=torch.float)
     metrics = (
@@ -126,7 +129,7 @@ def produced() -> set[str]:
     batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), BaselineState()).metrics
-    return {*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)}
+    return frozenset({*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 
 @pytest.mark.parametrize("name", sorted(produced()))
