@@ -4,7 +4,7 @@ verl trains on packs: many trajectories in one row, each with one or more contex
 restart. With ``attn_implementation=sdpa`` Transformers lets every token of the pack look at every other one behind a
 mask, so time and memory grow with the square of the pack. Here they grow with the square of a context.
 
-The CPU engines put it in place of ``sdpa`` once a model is loaded. It is not in the config, because verl writes
+The engines put it in place of ``sdpa`` once a model is loaded. It is not in the config, because verl writes
 ``override_config`` into checkpoints, and theirs have to load where this package is not installed.
 """
 

@@ -21,9 +21,11 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
+from medserl_agentloop.backends import packed_attention
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, RoleAdapters
 from medserl_agentloop.core.columns import token_roles
 from medserl_agentloop.paths import resource
+from medserl_agentloop.testing.tiny import tiny_model
 
 FIRST = sum(LENGTHS[:2])
 
@@ -137,6 +139,10 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatc
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
     found = EngineRegistry.get_engine_cls("language_model", "fsdp2")
     assert issubclass(found, RoleAdapters) and issubclass(found, FSDPEngineWithLMHead)
+    for attention, expected in (("sdpa", packed_attention.NAME), ("eager", "eager")):
+        model = tiny_model(100, attention=attention)
+        monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
+        assert found._build_module(object.__new__(found)).config._attn_implementation == expected
     assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
 
 

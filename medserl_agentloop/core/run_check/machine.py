@@ -141,7 +141,10 @@ def _without_flash_attention(run: Run) -> Iterator[tuple[str, str]]:
     if run["trainer.device"] != "cuda" or _installed("flash-attn"):
         return
     if run[f"{ACTOR}.strategy"] in FSDP and run[ATTENTION] in (None, "flash_attention_2"):
-        yield "a model", f"set +{ATTENTION}=sdpa, which needs memory for the square of a micro-batch's tokens."
+        yield (
+            "a model",
+            f"set +{ATTENTION}=sdpa, with which each context attends to itself: slower, and not run on a GPU.",
+        )
     # verl/utils/model.py (load_valuehead_model) asks for it, whatever attn_implementation says.
     if CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP:
         yield "every critic", "choose an estimator without one, e.g. role_reinforce_pp, and critic.enable=False."
