@@ -80,7 +80,10 @@ def test_values_that_verl_accepts_are_of_no_wrong_type() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["qwen3_4"], "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_role, base, "),
+        (
+            ["qwen3_4"],
+            "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_role, ",
+        ),
         (["quickstart", "trainer.total_epoch=3"], "Could not override 'trainer.total_epoch'. (did you mean 'trainer."),
         (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
     ],
