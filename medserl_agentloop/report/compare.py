@@ -22,7 +22,7 @@ from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
+from medserl_agentloop.report.frames import games_frame, metrics, parts, read_run, turns_frame
 from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
 
 NOT_MEASURED = "not measured"
@@ -32,6 +32,10 @@ MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
+
+_OF_ROLES = (f"{role.value}_{what}" for role in Role for what in ("reward", "tokens"))
+_GAMES, _TURNS = ["step", "outcome", "right", "invalid", *_OF_ROLES], ["role", "violations", "readable", "truncated"]
+"""The columns that are compared. Texts are not held: a run may have a million games."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,14 @@ def _read(path: Path) -> Run:
         with path.open("rb") as file:
             if b'"spec"' not in file.readline():  # every game record has one
                 return Run(str(path), "", *read_log(path), whole=False)
-    records = read_run(path)
+    games, turns, schemes = [], [], set()
+    for part in parts(read_run(path)):
+        games.append(games_frame(part)[_GAMES])
+        turns.append(turns_frame(part)[_TURNS])
+        schemes |= {record.scheme for record in part}
     numbers = metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame()
-    schemes = "; ".join(sorted({record.scheme for record in records} - {""}))
-    return Run(str(path), schemes, games_frame(records), turns_frame(records), numbers)
+    said, played = pd.concat(turns, ignore_index=True), pd.concat(games, ignore_index=True)
+    return Run(str(path), "; ".join(sorted(schemes - {""})), played, said, numbers)
 
 
 def compare(a: Side, b: Side, names: Sequence[str] = ()) -> list[Section]:
