@@ -15,6 +15,7 @@ SHORT_FORMS = {
     "data_prep": "--rows 100,200",
     "game_core": "--labels 8 --http 8",
     "packed_attention": "--sequences 1 2",
+    "soak": "--games 40",
 }
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
     "adapters": "tests/backends/test_role_adapters.py",
@@ -46,3 +47,28 @@ def test_a_benchmark_runs_to_its_end(
     finally:
         torch.set_num_threads(threads)
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_soak_says_what_grew_slowed_down_or_was_lost(tmp_path: Path) -> None:
+    from game.builders import finished
+    from soak import Tenth, faults
+
+    from medserl_agentloop.core.step_file import StepFile
+    from medserl_agentloop.games.medical.records import Outcome
+
+    def tenths(memory: float, files: int, rate: float) -> list[Tenth]:
+        return [Tenth(1, 600.0, 13, 50.0, 100.0)] * 7 + [Tenth(1, memory, files, 50.0, rate)] * 3
+
+    path = tmp_path / "games.jsonl"
+    record = finished(Outcome.MISSED_ERROR).model_copy(update={"uid": "0", "rewards": {"attacker": {"game": 1.0}}})
+    StepFile(path).append([record.to_json()])
+    assert faults(tenths(629.0, 13, 76.0), 1, path) == []
+    assert [fault.split(" ")[0] for fault in faults(tenths(631.0, 14, 74.0), 2, path)] == [
+        "memory",
+        "open",
+        "games",
+        "of",
+    ]
+    StepFile(path).append([record.to_json()])
+    assert faults(tenths(600.0, 13, 100.0), 1, path) == ["of 1 games, 1 have a whole record, among 2"]
