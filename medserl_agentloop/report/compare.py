@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Template
+from scipy.stats import ks_2samp
 
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
@@ -128,12 +129,7 @@ def _rewards(a: Side, b: Side) -> Section:
         difference = float(y.mean() - x.mean())
         share = abs(difference / x.mean()) if x.mean() else None
         close = ["mean of A is 0", ""] if share is None else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
-        try:
-            from scipy.stats import ks_2samp
-
-            test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
-        except ImportError:
-            test = "not computed: pip install 'medserl-agentloop[eval]'"
+        test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
         rows.append([*row, f"{difference:+.4f}", *close, test])
     columns = ["role", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
     note = (
