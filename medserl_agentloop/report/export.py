@@ -41,7 +41,8 @@ def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None
         raise ValueError(
             "inspect_ai is not installed here; its dependencies conflict with verl's. Give it an environment of its "
             "own: python -m venv .venv-inspect, then .venv-inspect/bin/pip install inspect_ai jinja2 omegaconf pandas "
-            "pyarrow rapidfuzz scipy typer, and --no-deps --editable . in a checkout; export with .venv-inspect/bin/medserl"
+            "pyarrow rapidfuzz scipy typer, and --no-deps --editable . in a checkout; export with "
+            ".venv-inspect/bin/medserl"
         ) from None
     file = output or Path(f"{name}.eval")
     played = read_run(run)
