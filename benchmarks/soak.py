@@ -105,7 +105,7 @@ async def soak(count: int, url: str, path: Path) -> list[Tenth]:
                 played += len(games)
             gc.collect()
             tenths.append(Tenth(played, process.memory_info().rss / 1e6, process.num_fds(), size / wall, size / cpu))
-            print(f"{played} games", file=sys.stderr, flush=True)
+            print(tenths[-1], file=sys.stderr, flush=True)
     return tenths
 
 
