@@ -14,7 +14,7 @@ from jinja2 import Template
 from pyarrow.parquet import ParquetWriter
 
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import GAMES, TURNS, Column, games, parts, read_run, turns_frame, typed_frame
+from medserl_agentloop.report.frames import GAMES, TURNS, Column, all_games, parts, read_run, turns_frame, typed_frame
 
 NOTES = {
     "seed_note": Column("string", "note that the game starts from", lambda g: g.spec.seed_note),
@@ -54,7 +54,8 @@ def write_dataset(run: Path, name: str, folder: Path) -> Path:
     """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md)."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a new folder, or remove its files")
-    facts = games(run)
+    games = read_run(run)
+    facts = all_games(games)
     tables = {"games": facts[:0].join(typed_frame([], NOTES)), "turns": typed_frame([], TURNS)}
     rows = Counter[str]()
     names: dict[str, Counter[str]] = {"reward schemes": Counter(), "prompt profiles": Counter()}
@@ -66,7 +67,7 @@ def write_dataset(run: Path, name: str, folder: Path) -> Path:
                 folder / table / f"{table}.parquet", pa.Schema.from_pandas(frame, preserve_index=False)
             )
             files[table] = stack.enter_context(file)
-        for part in parts(read_run(run)):  # memory may not hold the texts of all games
+        for part in parts(games):  # memory may not hold the texts of all games
             first = rows["games"]
             notes = typed_frame([{name: column.value(game) for name, column in NOTES.items()} for game in part], NOTES)
             played = facts[first : first + len(part)].reset_index(drop=True).join(notes)

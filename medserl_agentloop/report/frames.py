@@ -99,7 +99,12 @@ SCORES = {
 
 def games(run: str | Path) -> pd.DataFrame:
     """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
-    return pd.concat([games_frame(part) for part in parts(read_run(run))], ignore_index=True)
+    return all_games(read_run(run))
+
+
+def all_games(records: Games) -> pd.DataFrame:
+    """The frame of a file's games, made in parts."""
+    return _with_signal(pd.concat([games_frame(part) for part in parts(records)], ignore_index=True))
 
 
 def turns(run: str | Path) -> pd.DataFrame:
@@ -184,6 +189,10 @@ def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
         frame[f"reward/{role}/{_storable(part)}"] = pd.array(values, dtype="Float64")
+    return _with_signal(frame)
+
+
+def _with_signal(frame: pd.DataFrame) -> pd.DataFrame:
     rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
     different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
     frame["signal"] = different.any(axis=1).astype("boolean")

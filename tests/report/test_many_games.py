@@ -1,5 +1,6 @@
 """What a command holds in memory does not follow the number of games; the games of a long run do not fit."""
 
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -78,10 +79,17 @@ def test_a_games_file_is_read_by_place_and_holds_what_it_held_when_it_was_opened
     path.write_bytes(before)
 
 
-def test_frames_made_in_parts_are_those_made_at_once(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    in_parts = games(runs[0]), turns(runs[0])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_frames_made_in_parts_are_those_made_at_once(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    lines = (runs[0] / GAMES_FILE).read_bytes().splitlines(keepends=True)
+    if mixed:  # files of several runs put together
+        random.Random(0).shuffle(lines)
+    (tmp_path / GAMES_FILE).write_bytes(b"".join(lines))
+    in_parts = games(tmp_path), turns(tmp_path)
     monkeypatch.setattr(frames, "PART", 10**9)
-    for some, whole in zip(in_parts, (games(runs[0]), turns(runs[0])), strict=True):
+    for some, whole in zip(in_parts, (games(tmp_path), turns(tmp_path)), strict=True):
         pd.testing.assert_frame_equal(some, whole, check_like=True)
 
 
