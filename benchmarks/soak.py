@@ -2,10 +2,11 @@
 
 One of verl's agent-loop workers plays scripted games, each on a note of its own, on a server that answers at once. The
 reward manager asks a judge over HTTP, in a process of its own, and every record is written. After each tenth it prints
-the memory and the open files of this process, and games per second of wall and of CPU time. It exits with 1 where
+the memory and the open files of this process, its connections, of which it keeps 16 to the judge open
+(``judge_server.concurrency``), and games per second of wall and of CPU time. It exits with 1 where
 
 - the memory at the end is more than 5 % above that after the first tenth,
-- the second half has more files open than the first,
+- the second half has more files open than the first, or over 16 connections more,
 - the last three tenths play fewer than three quarters of the games per CPU second of the first three (other work on
   the machine changes the wall time), or
 - a game has no record, more than one, or one without a judgement and rewards.
@@ -45,6 +46,7 @@ from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.records import read_games
 
 STEP = 256
@@ -57,6 +59,7 @@ class Tenth(NamedTuple):
     games: int
     memory_mb: float
     files: int
+    connections: int
     per_s: float
     per_cpu_s: float
 
@@ -104,7 +107,12 @@ async def soak(count: int, url: str, path: Path) -> list[Tenth]:
                 wall, cpu = wall + time.perf_counter() - started[0], cpu + time.process_time() - started[1]
                 played += len(games)
             gc.collect()
-            tenths.append(Tenth(played, process.memory_info().rss / 1e6, process.num_fds(), size / wall, size / cpu))
+            files, connections = process.num_fds(), len(process.net_connections(kind="all"))
+            tenths.append(
+                Tenth(
+                    played, process.memory_info().rss / 1e6, files - connections, connections, size / wall, size / cpu
+                )
+            )
             print(tenths[-1], file=sys.stderr, flush=True)
     return tenths
 
@@ -115,9 +123,10 @@ def faults(tenths: list[Tenth], count: int, path: Path) -> list[str]:
     found = []
     if last.memory_mb > 1.05 * first.memory_mb:
         found.append(f"memory grew from {first.memory_mb:.0f} to {last.memory_mb:.0f} MB")
-    before, after = (max(tenth.files for tenth in half) for half in (tenths[:5], tenths[5:]))
-    if after > before:
-        found.append(f"open files grew from {before} to {after}")
+    for what, more in (("files", 0), ("connections", JudgeServer().concurrency)):
+        before, after = (max(getattr(tenth, what) for tenth in half) for half in (tenths[:5], tenths[5:]))
+        if after > before + more:
+            found.append(f"open {what} grew from {before} to {after}")
     fast, slow = (median(tenth.per_cpu_s for tenth in three) for three in (tenths[:3], tenths[-3:]))
     if slow < 0.75 * fast:
         found.append(f"games per CPU second fell from {fast:.0f} to {slow:.0f}")
@@ -137,7 +146,7 @@ def main() -> None:
         path = Path(folder) / GAMES_FILE
         tenths = asyncio.run(soak(count, url, path))
         found = faults(tenths, count, path)
-    table = Table("games", "memory, MB", "open files", "games/s", "games per CPU s")
+    table = Table("games", "memory, MB", "open files", "connections", "games/s", "games per CPU s")
     for tenth in tenths:
         table.add_row(*(f"{value:.0f}" for value in tenth))
     console.print(table)

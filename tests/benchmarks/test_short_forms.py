@@ -54,21 +54,17 @@ def test_a_soak_says_what_grew_slowed_down_or_was_lost(tmp_path: Path) -> None:
     from medserl_agentloop.games.medical.records import Outcome
     from medserl_agentloop.games.medical.types import Role
 
-    def tenths(memory: float, files: int, rate: float) -> list[Tenth]:
-        return [Tenth(1, 600.0, 13, 50.0, 100.0)] * 7 + [Tenth(1, memory, files, 50.0, rate)] * 3
+    def tenths(memory: float, files: int, connections: int, rate: float) -> list[Tenth]:
+        return [Tenth(1, 600.0, 11, 2, 50.0, 100.0)] * 7 + [Tenth(1, memory, files, connections, 50.0, rate)] * 3
 
     path = tmp_path / "games.jsonl"
     record = finished(Outcome.MISSED_ERROR).model_copy(update={"uid": "0", "rewards": {Role.ATTACKER: {"game": 1.0}}})
     StepFile(path).append([record.to_json()])
-    assert faults(tenths(629.0, 13, 76.0), 1, path) == []
-    assert [fault.split(" ")[0] for fault in faults(tenths(631.0, 14, 74.0), 2, path)] == [
-        "memory",
-        "open",
-        "games",
-        "of",
-    ]
+    assert faults(tenths(629.0, 11, 18, 76.0), 1, path) == []
+    grown = faults(tenths(631.0, 12, 19, 74.0), 2, path)
+    assert [fault.split(" ")[0] for fault in grown] == ["memory", "open", "open", "games", "of"]
     StepFile(path).append([record.to_json()])
-    assert faults(tenths(600.0, 13, 100.0), 1, path) == ["of 1 games, 1 have a whole record, among 2"]
+    assert faults(tenths(600.0, 11, 2, 100.0), 1, path) == ["of 1 games, 1 have a whole record, among 2"]
 
 
 @pytest.mark.slow
