@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import register
@@ -92,7 +93,7 @@ class ScriptedGame:
 
 
 def scripted_games(
-    count: int, *, attacked: float = 1.0, spread: float | None = None, median: float = 1.0
+    count: int, *, attacked: float = 1.0, spread: float | None = None, median: float = 1.0, first: int = 0
 ) -> list[ScriptedGame]:
     """Reproducible games on notes of the toy clinic.
 
@@ -101,13 +102,14 @@ def scripted_games(
         attacked: Share of them with an attacker's turn.
         spread: Sigma of the turns' log-normal times; None for no time at all.
         median: Median of these times, in seconds.
+        first: Number of the first; other numbers are other games.
     """
-    rng = random.Random(SEED)
+    rng = random.Random(SEED + first)
     words = [w for _ in range(20) for w in sample_clean_note(rng).text.split()]
     games = []
-    for number in range(count):
+    for number in range(first, first + count):
         note = " ".join(sample_clean_note(rng).text for _ in range(NOTES_JOINED)) + f" Chart {number} is closed."
-        category = Category.ADVERSARIAL_BENIGN if number < attacked * count else Category.VANILLA_BENIGN
+        category = Category.ADVERSARIAL_BENIGN if number - first < attacked * count else Category.VANILLA_BENIGN
         presented, attack, call = note, None, None
         if category.has_attack:
             presented = note.replace("Chart", "Table")
@@ -217,6 +219,13 @@ def run_config(*overrides: str) -> DictConfig:
     return run
 
 
+def batch_of(games: list[ScriptedGame], agent: str) -> TensorDict:
+    """The games' rows as verl's trainer gives them to a worker."""
+    columns = {name: [game.row[name] for game in games] for name in games[0].row}
+    columns |= {"agent_name": [agent] * len(games), "index": [g.row["extra_info"]["index"] for g in games]}
+    return get_tensordict(columns, {"global_steps": 1})
+
+
 async def play(
     games: list[ScriptedGame], run: DictConfig, server: ScriptedServer, reward_loop: RewardLoop, agent: str
 ) -> Storage:
@@ -235,9 +244,7 @@ async def play(
             }
             _OBSERVATIONS.update({number: messages[-1]["content"] for number, messages in prompts.items()})
             worker.tools = [get_function_tool(TOOL)]
-        columns = {name: [game.row[name] for game in games] for name in games[0].row}
-        columns |= {"agent_name": [agent] * len(games), "index": [g.row["extra_info"]["index"] for g in games]}
-        batch = get_tensordict(columns, {"global_steps": 1})
+        batch = batch_of(games, agent)
         gc.collect()  # of what ran before
         wall, cpu = time.perf_counter(), time.process_time()
         await worker.generate_sequences(batch)

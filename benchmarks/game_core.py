@@ -22,7 +22,8 @@ import multiprocessing
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -165,8 +166,9 @@ def serve_labels(port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
-def measure_http(games: int) -> None:
-    """Start the server and measure the judge that asks it."""
+@contextmanager
+def serving_labels() -> Iterator[str]:
+    """Start the server in a process of its own; yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -181,11 +183,17 @@ def measure_http(games: int) -> None:
                 break
             except httpx.TransportError:
                 time.sleep(0.1)
-        node = {"selfplay": {"judge": "http", "judge_server": {"url": url}}}
-        measure(MedicalConfig.from_run(OmegaConf.create(node)), games)
+        yield url
     finally:
         server.terminate()
         server.join()
+
+
+def measure_http(games: int) -> None:
+    """Measure the judge that asks the server."""
+    with serving_labels() as url:
+        node = {"selfplay": {"judge": "http", "judge_server": {"url": url}}}
+        measure(MedicalConfig.from_run(OmegaConf.create(node)), games)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.evaluation.rescoring import CHECKOUT, disagreements
+from medserl_agentloop.evaluation.rescoring import CHECKOUT, comparisons
 from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, read_games, record_schema
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
@@ -227,9 +227,9 @@ def test_of_the_original_system_the_reward_module_alone_is_imported(
     for name in ("medical_team", "medical_team.utils", "medical_team.prompts"):
         monkeypatch.setitem(sys.modules, name, None)  # remembers what is there, to be put back
         del sys.modules[name]
-    compared, found = disagreements(games, ["medical_general_sum", "original"])
-    assert compared == 4
-    assert [(each.line, each.role, each.first, each.second, each.components) for each in found] == [
+    found = list(comparisons(games, ["medical_general_sum", "original"]))
+    assert len(found) == 4
+    assert [(each.line, each.role, each.first, each.second, each.components) for each in found if each] == [
         (1, "attacker", 2.5, 11.0, "detection"),
         (1, "assessor", 0.0, 2.0, "detection"),
         (3, "attacker", 1.5, 11.0, "detection"),
@@ -239,7 +239,7 @@ def test_of_the_original_system_the_reward_module_alone_is_imported(
 @pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout of the OpenRLHF system")
 def test_the_original_system_s_code_rewards_1200_transcripts_as_our_scheme_does(tmp_path: Path) -> None:
     StepFile(tmp_path / "games.jsonl").append(record.to_json() for record, _ in transcripts())
-    assert disagreements(tmp_path / "games.jsonl", ["medical_general_sum", "original"]) == (1047 + 671, [])
+    assert list(comparisons(tmp_path / "games.jsonl", ["medical_general_sum", "original"])) == [None] * (1047 + 671)
 
 
 # --- the schema ---

@@ -5,11 +5,13 @@ Nothing is judged or played again: a scheme is a function of the record.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import importlib
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
@@ -92,27 +94,31 @@ def replay(
         if len(scheme) > 2:
             raise ValueError(f"{len(scheme)} schemes are given; replay compares two")
         names = [*scheme, RECORDED][:2]
-        compared, found = disagreements(games, names)
-        if output is not None:
-            with output.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-                csv.writer(file).writerows([Disagreement._fields, *found])
+        compared, kinds = 0, Counter[tuple[str, str, str]]()
+        with open(os.devnull, "wb") if output is None else replacing(output) as file:
+            rows = csv.writer(codecs.getwriter("utf-8")(file, "backslashreplace"))
+            rows.writerow(Disagreement._fields)
+            for found in comparisons(games, names):
+                compared += 1
+                if found is not None:
+                    kinds[found.outcome, found.role, found.components] += 1
+                    rows.writerow(found)
     table = Table("outcome", "role", "components", "rewards", box=None)
-    for kind, count in Counter((each.outcome, each.role, each.components) for each in found).most_common():
+    for kind, count in kinds.most_common():
         table.add_row(*(Text(visible(part)) for part in kind), str(count))
-    if found:
+    if kinds:
         Console().print(table)
-    typer.echo(f"{compared} rewards compared, {len(found)} differ: {names[0]} and {names[1]}")
+    typer.echo(f"{compared} rewards compared, {kinds.total()} differ: {names[0]} and {names[1]}")
     if output is not None:
         typer.echo(f"disagreements: {output}")
 
 
-def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement]]:
-    """How many rewards of a games file were compared under two schemes, and those that differ.
+def comparisons(games: Path, names: list[str]) -> Iterator[Disagreement | None]:
+    """Each reward of a games file under two schemes: None where they agree.
 
     A ValueError names a scheme that does not exist or fails, or a line that is not a game record.
     """
     schemes = {name: _scheme(name) for name in names}
-    compared, found = 0, []
     for number, record in enumerate(read_games(games), start=1):
         rewards = []
         for name in names:
@@ -121,13 +127,14 @@ def disagreements(games: Path, names: list[str]) -> tuple[int, list[Disagreement
             rewards.append(rewarded.rewards)
         for role in Role:
             first, second = (None if role not in r else round(sum(r[role].values()), 9) for r in rewards)
-            compared += first is not None or second is not None
-            if first != second:
+            if first == second:
+                if first is not None:
+                    yield None
+            else:
                 a, b = (r.get(role, {}) for r in rewards)
                 components = "; ".join(name for name in {**a, **b} if a.get(name, 0.0) != b.get(name, 0.0))
                 facts = (number, record.step, record.category.value, record.outcome.value, role.value)
-                found.append(Disagreement(*facts, first, second, components))
-    return compared, found
+                yield Disagreement(*facts, first, second, components)
 
 
 def _scheme(text: str) -> RewardScheme:

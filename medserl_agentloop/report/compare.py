@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Template
+from scipy.stats import ks_2samp
 
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import games_frame, metrics, read_run, turns_frame
+from medserl_agentloop.report.frames import games_frame, metrics, parts, read_run, turns_frame
 from medserl_agentloop.report.openrlhf_log import SECONDS, read_log
 
 NOT_MEASURED = "not measured"
@@ -32,6 +33,10 @@ MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
+
+_OF_ROLES = (f"{role.value}_{what}" for role in Role for what in ("reward", "tokens"))
+_GAMES, _TURNS = ["step", "outcome", "right", "invalid", *_OF_ROLES], ["role", "violations", "readable", "truncated"]
+"""The columns that are compared. Texts are not held: a run may have a million games."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,14 @@ def _read(path: Path) -> Run:
         with path.open("rb") as file:
             if b'"spec"' not in file.readline():  # every game record has one
                 return Run(str(path), "", *read_log(path), whole=False)
-    records = read_run(path)
+    games, turns, schemes = [], [], set()
+    for part in parts(read_run(path)):
+        games.append(games_frame(part)[_GAMES])
+        turns.append(turns_frame(part)[_TURNS])
+        schemes |= {record.scheme for record in part}
     numbers = metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame()
-    schemes = "; ".join(sorted({record.scheme for record in records} - {""}))
-    return Run(str(path), schemes, games_frame(records), turns_frame(records), numbers)
+    said, played = pd.concat(turns, ignore_index=True), pd.concat(games, ignore_index=True)
+    return Run(str(path), "; ".join(sorted(schemes - {""})), played, said, numbers)
 
 
 def compare(a: Side, b: Side, names: Sequence[str] = ()) -> list[Section]:
@@ -120,12 +129,7 @@ def _rewards(a: Side, b: Side) -> Section:
         difference = float(y.mean() - x.mean())
         share = abs(difference / x.mean()) if x.mean() else None
         close = ["mean of A is 0", ""] if share is None else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
-        try:
-            from scipy.stats import ks_2samp
-
-            test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
-        except ImportError:
-            test = "not computed: pip install 'medserl-agentloop[eval]'"
+        test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
         rows.append([*row, f"{difference:+.4f}", *close, test])
     columns = ["role", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
     note = (

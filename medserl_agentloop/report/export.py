@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import pyarrow as pa
 from jinja2 import Template
+from pyarrow.parquet import ParquetWriter
 
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import GAMES, TURNS, Column, games_frame, read_run, turns, typed_frame
+from medserl_agentloop.report.frames import GAMES, TURNS, Column, all_games, parts, read_run, turns_frame, typed_frame
 
 NOTES = {
     "seed_note": Column("string", "note that the game starts from", lambda g: g.spec.seed_note),
@@ -31,17 +34,19 @@ def export_run(run: Path, to: Literal["inspect", "dataset"], output: Path | None
         return write_dataset(run, name, output or Path(f"{name}-dataset"))
     try:
         from medserl_agentloop.report.inspect_log import write_log
-        from medserl_agentloop.report.page import prompts_of
+        from medserl_agentloop.report.page import MOST_GAMES, prompts_of, sample
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("inspect_ai"):
             raise
         raise ValueError(
             "inspect_ai is not installed here; its dependencies conflict with verl's. Give it an environment of its "
             "own: python -m venv .venv-inspect, then .venv-inspect/bin/pip install inspect_ai jinja2 omegaconf pandas "
-            "pyarrow rapidfuzz typer, and --no-deps --editable . in a checkout; export with .venv-inspect/bin/medserl"
+            "pyarrow rapidfuzz scipy typer, and --no-deps --editable . in a checkout; export with "
+            ".venv-inspect/bin/medserl"
         ) from None
     file = output or Path(f"{name}.eval")
-    write_log(read_run(run), prompts_of(run), name, file)
+    played = read_run(run)
+    write_log(sample(played, MOST_GAMES), len(played), prompts_of(run), name, file)
     return file
 
 
@@ -49,27 +54,44 @@ def write_dataset(run: Path, name: str, folder: Path) -> Path:
     """Write a folder for ``datasets.load_dataset``: parquet files of games and turns, and a card (README.md)."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a new folder, or remove its files")
-    records = read_run(run)
-    notes = typed_frame([{name: column.value(game) for name, column in NOTES.items()} for game in records], NOTES)
-    games, said = games_frame(records).join(notes), turns(run)
-    for table, frame in (("games", games), ("turns", said)):
-        (folder / table).mkdir(parents=True)
-        frame.to_parquet(folder / table / f"{table}.parquet", index=False)
-    counted = {"outcomes": games["outcome"], "kinds of games": games["category"], "judges": games["judge"]}
-    counted["reward schemes"] = pd.Series([game.scheme for game in records])
-    counted["prompt profiles"] = pd.Series([game.profile for game in records])
+    games = read_run(run)
+    facts = all_games(games)
+    tables = {"games": facts[:0].join(typed_frame([], NOTES)), "turns": typed_frame([], TURNS)}
+    rows = Counter[str]()
+    names: dict[str, Counter[str]] = {"reward schemes": Counter(), "prompt profiles": Counter()}
+    with ExitStack() as stack:
+        files = {}
+        for table, frame in tables.items():
+            (folder / table).mkdir(parents=True)
+            file = ParquetWriter(
+                folder / table / f"{table}.parquet", pa.Schema.from_pandas(frame, preserve_index=False)
+            )
+            files[table] = stack.enter_context(file)
+        for part in parts(games):  # memory may not hold the texts of all games
+            first = rows["games"]
+            notes = typed_frame([{name: column.value(game) for name, column in NOTES.items()} for game in part], NOTES)
+            played = facts[first : first + len(part)].reset_index(drop=True).join(notes)
+            for table, frame in (("games", played), ("turns", turns_frame(part, first))):
+                files[table].write_table(pa.Table.from_pandas(frame, files[table].schema))
+                rows[table] += len(frame)
+            names["reward schemes"].update(game.scheme for game in part)
+            names["prompt profiles"].update(game.profile for game in part)
+    kinds = {"outcomes": "outcome", "kinds of games": "category", "judges": "judge"}
+    counted = {what: Counter(facts[column].dropna()) for what, column in kinds.items()} | names
     card = Template((PACKAGE / "report" / "dataset_card.md.jinja").read_text(encoding="utf-8")).render(
         name=name,
         version=importlib.metadata.version("medserl-agentloop"),
-        steps=(games["step"].min(), games["step"].max()),
-        counted={what: Counter(values.dropna().replace("", "not named")) for what, values in counted.items()},
-        tables={"games": _described(games, GAMES | NOTES), "turns": _described(said, TURNS)},
+        steps=(facts["step"].min(), facts["step"].max()),
+        counted={
+            what: {value or "not named": count for value, count in each.items()} for what, each in counted.items()
+        },
+        tables={table: _described(frame, rows[table]) for table, frame in tables.items()},
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
 
 
-def _described(frame: pd.DataFrame, schema: dict[str, Column]) -> dict[str, Any]:
-    meanings = {name: column.meaning for name, column in schema.items()}
+def _described(frame: pd.DataFrame, rows: int) -> dict[str, Any]:
+    meanings = {name: column.meaning for name, column in (GAMES | NOTES | TURNS).items()}
     columns = [(name, frame[name].dtype, meanings.get(name, "component of the reward")) for name in frame.columns]
-    return {"rows": len(frame), "columns": columns}
+    return {"rows": rows, "columns": columns}

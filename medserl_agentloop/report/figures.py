@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import Games, Outcome
 
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
 STYLE: Any = {  # matplotlib's names of settings are literal types
@@ -39,17 +40,22 @@ _COLOURS = {
 }
 
 
-def write_figures(games: Sequence[GameRecord], folder: Path, name: str) -> list[Path]:
+def write_figures(games: Games, folder: Path, name: str) -> list[Path]:
     """Draw rewards, accuracy, valid attacks and outcome shares by step, all from the games; return the two files."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
-    steps = sorted({game.step for game in games})
-    numbers = pd.DataFrame({step: role_metrics(game for game in games if game.step == step) for step in steps}).T
-    outcomes = pd.crosstab([game.step for game in games], [game.outcome.value for game in games], normalize="index")
-    shares_of = outcomes.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
+    places: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
+    outcomes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for place, game in enumerate(games):
+        places[game.step].append(place)
+        outcomes[game.step][game.outcome.value] += 1
+    steps = sorted(places)
+    numbers = pd.DataFrame({step: role_metrics(games[place] for place in places[step]) for step in steps}).T
+    counts = pd.DataFrame([outcomes[step] for step in steps], index=steps, columns=[o.value for o in _COLOURS])
+    shares_of = counts.fillna(0).div(counts.sum(axis=1), axis=0)
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.4), layout="constrained")

@@ -9,15 +9,19 @@ Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.records import GameRecord, read_games
+from medserl_agentloop.games.medical.records import GameRecord, Games
 from medserl_agentloop.games.medical.types import Role
+
+PART = 1000
+"""Games that are held at a time where a frame is made, besides those that complete a step."""
 
 
 class Column(NamedTuple):
@@ -95,18 +99,27 @@ SCORES = {
 
 def games(run: str | Path) -> pd.DataFrame:
     """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
-    return games_frame(read_run(run))
+    return all_games(read_run(run))
+
+
+def all_games(records: Games) -> pd.DataFrame:
+    """The frame of a file's games, made in parts."""
+    return _with_signal(pd.concat([games_frame(part) for part in parts(records)], ignore_index=True))
 
 
 def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
-    return turns_frame(read_run(run))
+    frames, first = [], 0
+    for part in parts(read_run(run)):
+        frames.append(turns_frame(part, first))
+        first += len(part)
+    return pd.concat(frames, ignore_index=True)
 
 
-def turns_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
-    """The frame of the turns of these games; see :data:`TURNS`."""
+def turns_frame(records: Sequence[GameRecord], first: int = 0) -> pd.DataFrame:
+    """The frame of the turns of these games, which are numbered from ``first``; see :data:`TURNS`."""
     rows = []
-    for number, game in enumerate(records):
+    for number, game in enumerate(records, start=first):
         seconds = iter(game.seconds)
         assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
@@ -143,14 +156,26 @@ def scores(results: str | Path) -> pd.DataFrame:
     return typed_frame(rows, SCORES)
 
 
-def read_run(run: str | Path) -> list[GameRecord]:
-    """The records of a run's games, in order; raises as :func:`games`."""
+def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
+    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a little more."""
+    part: list[GameRecord] = []
+    for _, step in groupby(records, key=lambda game: game.step):
+        part += step
+        if len(part) >= PART:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def read_run(run: str | Path) -> Games:
+    """The records of a run's games, in order, each read when it is used; raises as :func:`games`."""
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records) that has played games")
-    records = list(read_games(path))
-    if not records:
+    records = Games(path)
+    if not len(records):
         raise ValueError(f"{path} holds no games yet")
     return records
 
@@ -164,6 +189,10 @@ def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
         frame[f"reward/{role}/{_storable(part)}"] = pd.array(values, dtype="Float64")
+    return _with_signal(frame)
+
+
+def _with_signal(frame: pd.DataFrame) -> pd.DataFrame:
     rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
     different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
     frame["signal"] = different.any(axis=1).astype("boolean")
@@ -183,4 +212,4 @@ def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.Dat
 
 def _storable(text: str) -> str:
     """Text of a model, or a name of a user's, without halves of surrogate pairs, which Arrow and UTF-8 cannot hold."""
-    return text.encode("utf-8", errors="backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", errors="backslashreplace").decode()

@@ -27,8 +27,8 @@ _SPAN = "role"
 """Type of a role's span. With ``agent`` the viewer hides it behind a card."""
 
 
-def write_log(games: Sequence[GameRecord], prompts: Prompts, name: str, output: Path) -> None:
-    """Write the games of a run as an Inspect log (``*.eval``), with the prompts that the run wrote down."""
+def write_log(games: Sequence[GameRecord], played: int, prompts: Prompts, name: str, output: Path) -> None:
+    """Write games of a run that ``played`` so many as an Inspect log, with the prompts that the run wrote down."""
     samples = [_Transcript(_encodable(game), prompts, number).sample() for number, game in enumerate(games)]
     clocks = [finished for game in games if (finished := game.finished)]
     started, ended = (min(clocks), max(clocks)) if clocks else (_NO_CLOCK, _NO_CLOCK)
@@ -40,7 +40,8 @@ def write_log(games: Sequence[GameRecord], prompts: Prompts, name: str, output: 
             model="policy",
             dataset=log.EvalDataset(name=name, samples=len(samples)),
             config=log.EvalConfig(),
-            metadata={} if len(clocks) == len(games) else {"clock": _FAKED},
+            metadata=({} if len(clocks) == len(games) else {"clock": _FAKED})
+            | ({} if len(games) == played else {"games": f"a sample of {len(games)} of {played}"}),
             viewer=viewer.ViewerConfig(trust_content=False),  # models wrote it
         ),
         results=_results(samples),

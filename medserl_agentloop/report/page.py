@@ -28,7 +28,7 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.interaction import Message, Prompt
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
 from medserl_agentloop.games.medical.prompting import load_profile, template_name
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import GameRecord, Games
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
 from medserl_agentloop.report.frames import games_frame, metrics, read_run
@@ -50,7 +50,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     names = run_names(runs)
     played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
     total = sum(map(len, played.values()))
-    shown = {name: _sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
+    shown = {name: sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
     records = [(name, game) for name, games in shown.items() for game in games]
     frame = games_frame([game for _, game in records])
     frame["run"] = pd.array([name for name, _ in records], dtype="string")
@@ -134,10 +134,10 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     raise ValueError("a run is named twice: name each run once")
 
 
-def _sample(games: list[GameRecord], most: int) -> list[GameRecord]:
+def sample(games: Games, most: int) -> list[GameRecord]:
     """At most ``most`` games, prompt groups whole, in their order; always the same ones."""
     if len(games) <= most:
-        return games
+        return list(games)
     groups = list(Counter((game.step, game.uid) for game in games).items())
     random.Random(0).shuffle(groups)
     sizes = accumulate(size for _, size in groups)

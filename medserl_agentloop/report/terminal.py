@@ -5,9 +5,11 @@ Called by ``medserl show``. Model text is untrusted: its control characters are 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -16,7 +18,7 @@ from rich.text import Text
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import GameRecord, Games, Outcome
 from medserl_agentloop.games.medical.table import marked_changes
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.report.frames import read_run
@@ -44,17 +46,17 @@ def show_run(run: Path, console: Console, *, game: int | None = None) -> None:
     ``game`` is its line number, from 1; None picks a telling one of the last step. A ValueError says that the run holds
     no games, or no game of that number.
     """
-    games, number = _games(run, game)
+    games, number, steps = _games(run, game)
     console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}"))
-    _print_metrics(run, games, console)
+    _print_metrics(run, games, steps, console)
 
 
 def walk(run: Path, console: Console, *, game: int | None = None) -> None:
     """Show one game after the other, as the person at ``console`` asks for them; arguments as in :func:`show_run`."""
-    games, number = _games(run, game)
+    games, number, steps = _games(run, game)
     words: list[str] = []
-    found = list(range(1, len(games) + 1))
-    _print_metrics(run, games, console)
+    found: Sequence[int] = range(1, len(games) + 1)
+    _print_metrics(run, games, steps, console)
     while True:
         of = f", {found.index(number) + 1} of {len(found)} with {' '.join(words)}" if words else ""
         console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}{of}"))
@@ -71,7 +73,7 @@ def walk(run: Path, console: Console, *, game: int | None = None) -> None:
                 number = next((n for n in reversed(found) if n < number), found[-1])
             case [digits] if digits.isdecimal():
                 if 1 <= int(digits) <= len(games):
-                    number, words, found = int(digits), [], list(range(1, len(games) + 1))
+                    number, words, found = int(digits), [], range(1, len(games) + 1)
                 else:
                     console.print(Text(f"there are games 1 to {len(games)}"))
             case ["f", *asked]:
@@ -106,18 +108,21 @@ def matches(record: GameRecord, words: Sequence[str]) -> bool:
     return True
 
 
-def _games(run: Path, game: int | None) -> tuple[list[GameRecord], int]:
-    """The games of a run, and the number of the one to show: the latest with a valid attack and a verdict."""
+def _games(run: Path, game: int | None) -> tuple[Games, int, np.ndarray]:
+    """The games of a run, the number of the one to show (the latest with an attack and a verdict), and their steps."""
     games = read_run(run)
     if game is not None and not 1 <= game <= len(games):
         raise ValueError(f"{run} holds games 1 to {len(games)}, there is no game {game}")
     decided = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION)
-    telling = [number for number, each in enumerate(games, start=1) if each.attack and each.outcome in decided]
-    return games, game or [len(games), *telling][-1]
+    telling, steps = len(games), array("q")
+    for number, each in enumerate(games, start=1):
+        telling = number if each.attack and each.outcome in decided else telling
+        steps.append(each.step)
+    return games, game or telling, np.asarray(steps)
 
 
-def _print_metrics(run: Path, games: list[GameRecord], console: Console) -> None:
-    console.print(render_metrics(games, run / METRICS_FILE))
+def _print_metrics(run: Path, games: Games, steps: np.ndarray, console: Console) -> None:
+    console.print(render_metrics(games, steps, run / METRICS_FILE))
     files = f"all games: {run / GAMES_FILE}\nall metrics: {run / METRICS_FILE}" if run.is_dir() else f"all games: {run}"
     console.print(Text(visible(files)))
 
@@ -159,12 +164,15 @@ def _panel(title: str, content: RenderableType, colour: str = "none") -> Panel:
     return Panel(content, title=Text(visible(title)), title_align="left", border_style=colour)
 
 
-def render_metrics(games: list[GameRecord], metrics_file: Path) -> Table:
-    """The headline metrics of the first and the last step, side by side; of the only one, once."""
+def render_metrics(games: Games, step_of: np.ndarray, metrics_file: Path) -> Table:
+    """The headline metrics of the first and the last step, side by side; of the only one, once.
+
+    ``step_of`` has the step of each game.
+    """
     rows = list(StepFile(metrics_file).read()) if metrics_file.exists() else []
-    steps = sorted({game.step for game in games} | {int(row["step"]) for row in rows})
+    steps = sorted({*np.unique(step_of).tolist(), *(int(row["step"]) for row in rows)})
     shown = list(dict.fromkeys((steps[0], steps[-1])))
-    numbers = {step: role_metrics(game for game in games if game.step == step) for step in shown}
+    numbers = {step: role_metrics(games[n] for n in np.flatnonzero(step_of == step).tolist()) for step in shown}
     for row in rows:
         numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
     table = Table("metric", *(f"step {step}" for step in shown), title="role metrics")

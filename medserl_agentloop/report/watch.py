@@ -10,7 +10,9 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ CURVES = (
     r"actor/grad_norm",
 )
 """Metrics that are drawn, those that the run has."""
+SECONDS = "timing_s/step"
 WIDTH = 40
 _BARS = "▁▂▃▄▅▆▇█"
 _RECENT = 10  # steps that the time left follows
@@ -46,30 +49,43 @@ def watch_run(run: Path, console: Console, *, every: float, once: bool = False) 
         return
     try:
         with Live(console=console, auto_refresh=False) as live:
+            shown: Any = ""
             while True:
-                rows = steps_of(run)
-                live.update(frame(run, rows), refresh=True)
-                if rows and rows[-1]["step"] == rows[-1].get("steps"):
-                    return
+                if (now := _state(run / METRICS_FILE)) != shown:  # a step takes minutes, a long file half a second
+                    rows, shown = steps_of(run), now
+                    live.update(frame(run, rows), refresh=True)
+                    if rows and rows[-1]["step"] == rows[-1].get("steps"):
+                        return
                 time.sleep(every)
     except KeyboardInterrupt:
         return
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics of each step, in order. A line that is not whole yet is left out; lines of one step are one."""
+    """The metrics of each step that are shown, in order.
+
+    A line that is not whole yet is left out; lines of one step are one.
+    """
     by_step: dict[int, dict[str, Any]] = defaultdict(dict)
-    try:
-        lines = (run / METRICS_FILE).read_bytes().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            row = from_line(line)
-            by_step[int(row["step"])].update(row)
-        except (ValueError, TypeError, KeyError, OverflowError):
-            continue
+    with suppress(OSError), (run / METRICS_FILE).open("rb") as file:
+        for line in file:
+            with suppress(ValueError, TypeError, KeyError, OverflowError, AttributeError):
+                row = from_line(line)
+                by_step[int(row["step"])].update({name: row[name] for name in row if _is_shown(name)})
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(10_000)
+def _is_shown(name: str) -> bool:
+    return name in ("step", "steps", SECONDS) or METRIC_PREFIX in name or any(re.fullmatch(of, name) for of in CURVES)
 
 
 def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
@@ -79,7 +95,7 @@ def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
     last = rows[-1]
     step, steps = last["step"], last.get("steps")
     progress = f"step {step}" + (f" of {steps}" if steps else "")
-    took = [row["timing_s/step"] for row in rows[-_RECENT:] if _is_number(row.get("timing_s/step"))]
+    took = [row[SECONDS] for row in rows[-_RECENT:] if _is_number(row.get(SECONDS))]
     if took:
         seconds = sum(took) / len(took)
         progress += f", {seconds:.3g} s per step"

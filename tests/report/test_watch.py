@@ -113,3 +113,23 @@ def test_names_in_the_files_are_shown_as_text(tmp_path: Path) -> None:
     text = seen(tmp_path)
     assert not set("\x1b\x9b\x07") & set(text)
     assert "\\x1b[2J" in text
+
+
+def test_of_a_long_run_nothing_is_held_that_is_not_shown_and_nothing_read_again_without_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {f"actor/{number}": 0.5 for number in range(200)}
+    file = StepFile(tmp_path / METRICS_FILE)
+    file.append(row(step, **others) for step in range(1, 4))
+    assert steps_of(tmp_path) == [row(step) for step in range(1, 4)]
+    looks, reads = [], []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            file.append([row(10)])
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("medserl_agentloop.report.watch.steps_of", lambda run: reads.append(run) or steps_of(run))
+    watch_run(tmp_path, Console(file=io.StringIO(), force_terminal=True), every=2.0)
+    assert (len(looks), len(reads)) == (3, 2)

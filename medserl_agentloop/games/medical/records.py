@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core.records import GameRecord as CoreRecord
@@ -283,9 +285,36 @@ def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count:
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-                yield GameRecord.model_validate(from_line(line))
-            except ValueError as error:  # not UTF-8, not JSON, or not a record
-                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+            yield _game(line, path, number)
             on_bytes(len(line))
+
+
+class Games:
+    """The games of a file, each read when it is asked for: only where the lines start is held.
+
+    It has the lines of when it was made, also where a run goes on writing. Errors are those of :func:`read_games`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._starts = np.fromiter(accumulate(map(len, file), initial=0), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __iter__(self) -> Iterator[GameRecord]:
+        return islice(read_games(self.path), len(self))
+
+    def __getitem__(self, place: int) -> GameRecord:
+        with self.path.open("rb") as file:
+            file.seek(self._starts[:-1][place])
+            return _game(file.readline(), self.path, place + 1)
+
+
+def _game(line: bytes, path: str | Path, number: int) -> GameRecord:
+    try:
+        # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+        return GameRecord.model_validate(from_line(line))
+    except ValueError as error:  # not UTF-8, not JSON, or not a record
+        raise ValueError(f"{path}, line {number} is not a game record: {error}") from None

@@ -1,0 +1,103 @@
+"""What a command holds in memory does not follow the number of games; the games of a long run do not fit."""
+
+import random
+import tracemalloc
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from game.builders import finished
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
+from medserl_agentloop.games.medical.records import GameRecord, Games, Outcome
+from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.report import frames, games, page, turns
+
+FEW, MANY = 100, 1000
+TEXT = "word " * 2000  # as long as a turn's reasoning
+
+
+def record(number: int) -> GameRecord:
+    game = finished(list(Outcome)[number % len(Outcome)])
+    changes = {"step": number // 8, "uid": str(number // 4), "session": number % 4, "profile": "medserl"}
+    if game.assessment is not None:
+        changes["assessment"] = game.assessment.model_copy(update={"reasoning": TEXT})
+    game = game.model_copy(update={**changes, "scheme": "medserl"})
+    return game.model_copy(update={"rewards": medserl(game)})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = [tmp_path_factory.mktemp(str(count)) for count in (FEW, MANY)]
+    for folder, count in zip(folders, (FEW, MANY), strict=True):
+        StepFile(folder / GAMES_FILE).append(record(number).to_json() for number in range(count))
+    return folders
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "PART", 50)
+    monkeypatch.setattr(page, "MOST_GAMES", 50)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show {run}",
+        "rescore {run} --reward zero_sum --output {out}",
+        "replay {run} --scheme zero_sum,win=3 --output {out}",
+        "report {run} --output {out}",
+        "compare {run} {run}",
+        "export {run} --to dataset --output {out}",
+    ],
+)
+def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path: Path, command: str) -> None:
+    peaks = []
+    for number, run in enumerate([runs[0], *runs]):
+        if number:  # the first pays for what is imported and cached
+            tracemalloc.start()
+        done = CliRunner().invoke(app, command.format(run=run, out=tmp_path / str(number)).split())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert done.exit_code == 0, done.output
+    assert peaks[2] < 1.5 * peaks[1], peaks
+
+
+def test_a_games_file_is_read_by_place_and_holds_what_it_held_when_it_was_opened(runs: list[Path]) -> None:
+    path = runs[0] / GAMES_FILE
+    opened = Games(path)
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"half of a li')
+    assert [opened[place].session for place in (0, 5, FEW - 1, -1)] == [0, 1, 3, 3]
+    assert [game.uid for game in opened] == [str(number // 4) for number in range(FEW)]
+    with pytest.raises(IndexError):
+        opened[FEW]
+    with pytest.raises(ValueError, match=f"line {FEW + 1} is not a game record"):
+        Games(path)[FEW]
+    path.write_bytes(before)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_frames_made_in_parts_are_those_made_at_once(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    lines = (runs[0] / GAMES_FILE).read_bytes().splitlines(keepends=True)
+    if mixed:  # files of several runs put together
+        random.Random(0).shuffle(lines)
+    (tmp_path / GAMES_FILE).write_bytes(b"".join(lines))
+    in_parts = games(tmp_path), turns(tmp_path)
+    monkeypatch.setattr(frames, "PART", 10**9)
+    for some, whole in zip(in_parts, (games(tmp_path), turns(tmp_path)), strict=True):
+        pd.testing.assert_frame_equal(some, whole, check_like=True)
+
+
+def test_a_resumed_run_cuts_a_long_file_without_holding_it(runs: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / GAMES_FILE
+    file.write_bytes((runs[1] / GAMES_FILE).read_bytes())
+    tracemalloc.start()
+    assert StepFile(file).cut_after(MANY // 16 - 1) == MANY - MANY // 16 * 8
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * len(to_line(record(2).to_json())), peak

@@ -1,0 +1,74 @@
+"""What the package loads runs no code of whoever made the file, but for verl's own checkpoints; see SECURITY.md."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("medserl_agentloop", "hydra_plugins", "data_prep", "prompts", "tool_configs", "recipes")
+RUNS_WHAT_IT_READS = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "jsonpickle",
+}
+TRUSTED = {"medserl_agentloop/evaluation/local_models.py": ["torch.load"]}
+"""Shards of verl's checkpoints hold tensors of torch.distributed, which weights_only refuses."""
+
+
+def unsafe(source: str) -> list[str]:
+    """What in a module reads data as code."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            found += [name for name in names if name.partition(".")[0] in RUNS_WHAT_IT_READS]
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            given = {key.arg: ast.unparse(key.value) for key in node.keywords}
+            if name.endswith("torch.load") and given.get("weights_only") != "True":
+                found.append("torch.load")
+            elif name.endswith(("read_pickle", "yaml.load", "unsafe_load", "full_load")) or name in ("eval", "exec"):
+                found.append(name)
+            found += [f"{key}=True" for key in ("trust_remote_code", "allow_pickle") if given.get(key) == "True"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "finds"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from joblib.x import load", ["joblib.x"]),
+        ("torch.load(f)", ["torch.load"]),
+        ("torch.load(f, weights_only=False)", ["torch.load"]),
+        ("torch.load(f, weights_only=True)", []),
+        ("AutoModel.from_pretrained(p, trust_remote_code=True)", ["trust_remote_code=True"]),
+        ("AutoModel.from_pretrained(p, trust_remote_code=config.trust)", []),
+        ("np.load(f, allow_pickle=True)", ["allow_pickle=True"]),
+        ("pd.read_pickle(f)", ["pd.read_pickle"]),
+        ("yaml.load(f)", ["yaml.load"]),
+        ("yaml.safe_load(f); model.eval()", []),
+    ],
+)
+def test_the_search_finds_what_runs_data(source: str, finds: list[str]) -> None:
+    assert unsafe(source) == finds
+
+
+def test_nothing_that_is_read_is_run_but_verl_s_own_checkpoints() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text(encoding="utf-8")) for path in files}
+    assert {path: what for path, what in found.items() if what} == TRUSTED
+
+
+def test_no_recipe_trusts_a_model_s_code() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.y*ml")]
+    assert files
+    for path in files:
+        assert "trust_remote_code: true" not in path.read_text(encoding="utf-8").lower(), path
