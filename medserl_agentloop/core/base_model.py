@@ -16,10 +16,6 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 
 ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
-TEMPLATE_KWARGS = "chat_template_kwargs"
-"""What servers call the arguments of the chat template, in a request's ``extra_body``."""
-BASE = "base"
-"""What stands in the place of a server's ``url`` for the base model of the run."""
 
 
 class BaseModelChat:

@@ -14,6 +14,10 @@ from medserl_agentloop.core.client import BadAnswer, HttpClient
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""What servers call the arguments of the chat template, in a request's ``extra_body``."""
+BASE = "base"
+"""What stands in the place of a server's ``url`` for the base model of the run."""
 
 CONTROL_TOKEN = "|".join(
     (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.base_model import BASE
+from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.config import SelfPlayConfig, Share
 from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
 from medserl_agentloop.games.medical.alarms import MedicalAlarms

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from medserl_agentloop.core.answer_cache import AnswerCache
-from medserl_agentloop.core.base_model import BASE, BaseModelChat
+from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
@@ -28,6 +28,7 @@ from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
+    from medserl_agentloop.core.base_model import BaseModelChat
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from medserl_agentloop.core.base_model import BASE, TEMPLATE_KWARGS, BaseModelChat
-from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient
+from medserl_agentloop.core.base_model import BaseModelChat
+from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.judges import Agreement, JudgeServer

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
-from medserl_agentloop.core.base_model import BASE, TEMPLATE_KWARGS
-from medserl_agentloop.core.chat import PATH
+from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.judges import JudgeServer
