@@ -12,8 +12,8 @@ the memory and the open files of this process, its connections, of which it keep
 - a game has no record, more than one, or one without a judgement and rewards.
 
 Measured on two CPU cores, beside other work: 22,000 games in 7 minutes. Memory went from 681 MB after 2,200 games to
-690 (+1.4 %, nearly all of it in the first half), files and connections from 19 to between 17 and 28, games per CPU second
-from 125 over 88 to 104. Every game had its record. 100,000 games have not been tried yet.
+690 (+1.4 %, nearly all of it in the first half), files and connections from 19 to between 17 and 28, games per CPU
+second from 125 over 88 to 104. Every game had its record. 100,000 games have not been tried yet.
 """
 
 from __future__ import annotations
