@@ -35,7 +35,6 @@ def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(
     last = first.reached + 1
     run = Run(tmp_path, *overrides, f"trainer.total_training_steps={last}")
     run.wait()
-    assert any("certificate: isolation of actor" in line or "context=shared" in line for line in first.lines())
     assert "wandb sync" in run.log.read_text() and "Traceback" not in run.log.read_text()
     assert run.steps_of_games() == dict.fromkeys(range(1, last + 1), GAMES_PER_STEP)
     steps = run.metrics

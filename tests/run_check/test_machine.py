@@ -210,6 +210,8 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
 
     folder_of({})
     assert missing({}) == missing({"trainer.total_epochs": 7}) == ""
+    [said] = check_machine(run({"algorithm.adv_estimator": "role_grpo"}))
+    assert "algorithm.adv_estimator was role_reinforce_pp in this run's first part and is role_grpo" in said
     assert "(selfplay.profile was medserl and is classic)" in missing({"selfplay.profile": "classic"})
     assert "has checkpoints of another run (data.train_files was data/quickstart/train.parquet" in missing(
         {"data.train_files": "data/medec_ms/train.parquet", "trainer.default_local_dir": "runs/quickstart"}

@@ -26,6 +26,7 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
     ("changes", "message"),
     [
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
+        ({"trainer.v1.trainer_mode": "separate_async"}, "keeps its rollouts on GPUs of their own. Set"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
         ({"reward.reward_manager.module.path": None}, ".module.path=pkg://medserl_agentloop.core.reward_manager"),

@@ -114,11 +114,9 @@ def config_text(config: DictConfig) -> str:
 
 def another_run(run: Run) -> Iterator[str]:
     """A sentence if the run would resume from checkpoints of a run of another game, model, profile or data."""
-    folder, before = Path(run["trainer.default_local_dir"]), Path(run.selfplay.records) / CONFIG_FILE
-    resumes = run["trainer.resume_mode"] == "auto" and (folder / "latest_checkpointed_iteration.txt").exists()
-    if not resumes or not before.is_file():
+    old, new = _resumed(run), OmegaConf.create(config_text(run.config))
+    if old is None:
         return
-    old, new = OmegaConf.load(before), OmegaConf.create(config_text(run.config))
     found = {key: (OmegaConf.select(old, key), OmegaConf.select(new, key)) for key in SAME_RUN}
     # By their last part, because a folder of models may have been moved.
     differs = [f"{key} was {was} and is {now}" for key, (was, now) in found.items() if was and _last(was) != _last(now)]
@@ -128,10 +126,26 @@ def another_run(run: Run) -> Iterator[str]:
         )
     if differs:
         yield (
-            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differs)}), and this one "
-            "would resume from them. Set trainer.default_local_dir to a folder of its own; or, to go on from them on "
-            "purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to a folder global_step_N."
+            f"trainer.default_local_dir={run['trainer.default_local_dir']} has checkpoints of another run "
+            f"({'; '.join(differs)}), and this one would resume from them. Set trainer.default_local_dir to a folder of "
+            "its own; or, to go on from them on purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to "
+            "a folder global_step_N."
         )
+
+
+def changed_credit(run: Run) -> Iterator[str]:
+    """A sentence if the run would resume with another estimator."""
+    old, key = _resumed(run), "algorithm.adv_estimator"
+    was = None if old is None else OmegaConf.select(old, key)
+    if was and was != run[key]:
+        yield f"{key} was {was} in this run's first part and is {run[key]}: its metrics are those of two runs"
+
+
+def _resumed(run: Run) -> Any:
+    """The config with which the run was last started that this one resumes; None where it resumes none."""
+    folder, before = Path(run["trainer.default_local_dir"]), Path(run.selfplay.records) / CONFIG_FILE
+    resumes = run["trainer.resume_mode"] == "auto" and (folder / "latest_checkpointed_iteration.txt").exists()
+    return OmegaConf.load(before) if resumes and before.is_file() else None
 
 
 def _last(value: object) -> str:

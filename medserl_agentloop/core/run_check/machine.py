@@ -20,7 +20,7 @@ from transformers.utils import is_kernels_available
 from verl.utils.import_utils import resolve_config_path
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.run_check.inputs import another_run, data_files, missing_models
+from medserl_agentloop.core.run_check.inputs import another_run, changed_credit, data_files, missing_models
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
@@ -82,7 +82,7 @@ def check_machine(config: DictConfig) -> list[str]:
     problems = [problem for check in checks for problem in check(run)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return list(downloads(run))
+    return [*downloads(run), *changed_credit(run)]
 
 
 def missing_packages(run: Run) -> Iterator[str]:

@@ -87,10 +87,11 @@ def warnings(run: Run) -> Iterator[str]:
 
 def _roles(run: Run) -> Rules:
     mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
+    apart = " and keeps its rollouts on GPUs of their own" if mode == "separate_async" else ""
     yield (
         not v1 or mode not in TRAINER_MODES,
-        f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. Set "
-        "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync.",
+        f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles{apart}. Set "
+        "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync, or add the recipe colocate_async.",
     )
     source = run["reward.reward_manager.source"]
     yield (
