@@ -127,9 +127,9 @@ def another_run(run: Run) -> Iterator[str]:
     if differs:
         yield (
             f"trainer.default_local_dir={run['trainer.default_local_dir']} has checkpoints of another run "
-            f"({'; '.join(differs)}), and this one would resume from them. Set trainer.default_local_dir to a folder of "
-            "its own; or, to go on from them on purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to "
-            "a folder global_step_N."
+            f"({'; '.join(differs)}), and this one would resume from them. Set trainer.default_local_dir to a folder "
+            "of its own; or, to go on from them on purpose, trainer.resume_mode=resume_path and "
+            "trainer.resume_from_path to a folder global_step_N."
         )
 
 
