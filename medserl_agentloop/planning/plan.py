@@ -266,28 +266,20 @@ def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash
     return plan
 
 
-def composed(*overrides: str) -> Run:
-    """The run that these overrides make of verl's config.
+def composed(recipe: str, overrides: list[str]) -> Run:
+    """The run of a recipe, or of several with commas between them.
 
     Raises:
         ValueError: Hydra cannot compose it, or a key of it is none that verl has.
     """
-    import verl  # noqa: F401  # loads the plugin
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.core.run_check.composition import compose_recipe
     from medserl_agentloop.core.run_check.run import Run, unknown_keys
-    from medserl_agentloop.testing.tiny import compose_run
 
-    try:
-        config = compose_run(*overrides)
-        run, unknown = Run(config, SelfPlayConfig.from_run(config)), unknown_keys(config, compose_run())
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error)) from None
-    if unknown:
+    found = compose_recipe(recipe, overrides)
+    if unknown := unknown_keys(found.config, found.schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    return run
+    return Run(found.config, SelfPlayConfig.from_run(found.config))
 
 
 def plan(
@@ -304,10 +296,9 @@ def plan(
 ) -> None:
     """Compute memory, time and disk of a run from its config, and what makes it fit; exit code 1 if it does not."""
     counts = {"n_gpus_per_node": gpus, "nnodes": nodes}
-    wanted = [f"+recipes=[{recipe}]", *(overrides or [])]
-    wanted += [f"trainer.{key}={count}" for key, count in counts.items() if count is not None]
+    wanted = [*(overrides or []), *(f"trainer.{key}={count}" for key, count in counts.items() if count is not None)]
     with errors_in_one_line():
-        found = plan_run(composed(*wanted), gpu, model_config, flash=flash)
+        found = plan_run(composed(recipe, wanted), gpu, model_config, flash=flash)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
     else:

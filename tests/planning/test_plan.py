@@ -33,7 +33,7 @@ def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @cache
 def run_of(recipe: str) -> Run:
     """The run of a recipe, composed once."""
-    return composed(f"+recipes=[{recipe}]", *(JUDGE if recipe in WITHOUT_JUDGE else ()))
+    return composed(recipe, list(JUDGE) if recipe in WITHOUT_JUDGE else [])
 
 
 @cache
@@ -105,12 +105,12 @@ def test_a_run_that_takes_too_much_gets_the_overrides_that_make_it_fit(recipe: s
 
 def test_a_misspelt_key_that_was_added_is_refused_with_the_nearest_right_one() -> None:
     with pytest.raises(ValueError, match=r"trainer\.save_frq \(did you mean 'save_freq'\?\)"):
-        composed("+recipes=qwen3_4b", "+trainer.save_frq=10")
+        composed("qwen3_4b", ["+trainer.save_frq=10"])
 
 
 def test_every_override_that_the_plan_may_name_is_one_of_verls() -> None:
     named = [o for recipe in ("qwen3_4b", "qwen3_4b,role_gae") for part in remedies(run_of(recipe)) for o in part]
-    changed = composed("+recipes=[qwen3_4b,role_gae]", *dict.fromkeys(named))
+    changed = composed("qwen3_4b,role_gae", [*dict.fromkeys(named)])
     assert changed["actor_rollout_ref.actor.optim.override_optimizer_config"] == {"fused": True}
     assert changed["critic.fsdp.offload_policy"] is True
 
