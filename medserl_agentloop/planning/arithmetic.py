@@ -193,6 +193,7 @@ class Setup:
     pool: float  # gpu_memory_utilization; 0 for the embedded CPU server
     pool_of_free: bool  # of what is free when the server starts (SGLang), or of the card (vLLM)
     pool_freed: bool  # free_cache_engine
+    base_stays: bool  # on the server, beside adapters, when its pool is freed
     tensor_parallel: int
     concurrent: int  # most games at once on one server
     games: int  # in a step
@@ -236,7 +237,8 @@ def server(setup: Setup, card: Card) -> Parts:
 def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     """What lies on one GPU in each phase of a step, from the second step on."""
     generating = server(setup, card)
-    beside = generating if not setup.pool_freed else {"server's graphs": generating.get("server's graphs", 0.0)}
+    kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
+    beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
     found = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()}
     if setup.reference:
         found["log-probs, reference"] = beside | setup.reference.inference()

@@ -190,6 +190,7 @@ def read_setup(run: Run, shapes: dict[str, Shape], *, flash: bool = True) -> Set
         pool=0.0 if run[f"{_ROLLOUT}.name"] == "cpu_hf" else float(run[f"{_ROLLOUT}.gpu_memory_utilization"]),
         pool_of_free=run[f"{_ROLLOUT}.name"] != "vllm",
         pool_freed=bool(run[f"{_ROLLOUT}.free_cache_engine"]),
+        base_stays=run.lora_rank > 0 and not run[f"{_MODEL}.lora.merge"],
         tensor_parallel=_whole(run, f"{_ROLLOUT}.tensor_model_parallel_size"),
         concurrent=_whole(run, f"{_ROLLOUT}.max_num_seqs"),
         games=_whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n"),

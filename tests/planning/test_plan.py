@@ -180,3 +180,13 @@ def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:
     shape = read_shape(str(resource("assets/tiny_player")))
     assert (shape.layers, shape.hidden, shape.vocab, shape.tied) == (4, 128, 1600, True)
     assert read_shape("trainer_output/qwen3-4b-medical-selfplay-sft") == read_shape("Qwen/Qwen3-4B")
+
+
+def test_beside_adapters_the_base_stays_on_the_server_while_the_roles_are_trained() -> None:
+    merged, apart = (
+        plan_run(run_of(recipe), 80) for recipe in ("qwen3_4b,lora", "qwen3_4b,adapter_per_role,base_judge")
+    )
+    assert "server's weights" not in merged.phases["update, actor"]
+    weights = apart.phases["update, actor"]["server's weights"]
+    assert weights == apart.phases["generation"]["server's weights"] > 7 * 2**30
+    assert apart.setup.actor.trained == 2 * merged.setup.actor.trained
