@@ -1,4 +1,4 @@
-"""A real run on verl's colocated asynchronous trainer, killed and resumed."""
+"""A real run on verl's colocated asynchronous trainer, with one merged LoRA adapter, killed and resumed."""
 
 from pathlib import Path
 
@@ -11,15 +11,18 @@ from medserl_agentloop.games.medical.records import read_games
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear", "lora.merge=True")
+
+
 def test_games_that_go_on_while_weights_change_are_trained_on_once_each(tmp_path: Path, data: tuple[str, ...]) -> None:
-    recipes = "[quickstart,colocate_async]"
-    first = Run(tmp_path, *data, "trainer.total_training_steps=50", recipe=recipes)
+    recipes, lora = "[quickstart,colocate_async]", [f"actor_rollout_ref.model.{override}" for override in LORA]
+    first = Run(tmp_path, *data, *lora, "trainer.total_training_steps=50", recipe=recipes)
     try:
         first.wait_for_checkpoint(2)
     finally:
         first.kill()
     last = first.reached + 2
-    second = Run(tmp_path, *data, f"trainer.total_training_steps={last}", recipe=recipes)
+    second = Run(tmp_path, *data, *lora, f"trainer.total_training_steps={last}", recipe=recipes)
     second.wait()
 
     assert any("certificate: isolation of actor" in line and "holds" in line for line in first.lines())

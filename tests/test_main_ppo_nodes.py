@@ -15,10 +15,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
 
 
+HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}  # a lost node is soon noticed
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A head and two nodes that train, started before the run, with the environment that its recipe would set."""
-    for name, value in {**RAY, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}.items():
+    for name, value in {**RAY, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", **HEALTH}.items():
         monkeypatch.setenv(name, value)
     folder = tempfile.mkdtemp(prefix="ray_")  # or other runs of this machine would find the cluster, and join it
     monkeypatch.setenv("RAY_TMPDIR", folder)
@@ -43,7 +46,7 @@ def test_a_run_on_two_nodes_trains_and_names_the_one_that_is_lost(
         "trainer.total_training_steps=50",
     )
     try:
-        run.wait_for_checkpoint(2)
+        run.wait_for_checkpoint(1)
         [trainer] = set(re.findall(r"TaskRunnerV1 pid=(\d+)", run.log.read_text()))
         raylet = psutil.Process(int(trainer)).ppid()
         other, *_ = [node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid != raylet]

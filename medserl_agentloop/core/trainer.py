@@ -8,6 +8,7 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     on_policy: bool
     """Whether every game of a step was played by the weights that the step trains."""
+    _nodes: Collection[str] = ()
+    """Ids of Ray's nodes, once the run trains."""
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -104,7 +107,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.baselines = BaselineState()
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
-        self._nodes: set[str] = set()
         self._said: set[str] = set()
         self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
         self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
