@@ -2,10 +2,10 @@
 # CUDA 13, torch 2.11, SGLang with its kernels, and flash-attn 2.8.3. Not built here.
 #
 #   docker build --tag medserl .
-#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/work/data" medserl
+#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/workspace/data" medserl
 FROM verlai/verl:sgl0512.latest
 
-WORKDIR /work
+WORKDIR /workspace
 COPY constraints-gpu.txt .
 # Everything else in the versions of the lock file. What is built for CUDA stays as the image has it.
 RUN grep -vE '^(#|torch|triton|nvidia-|cuda-|cupy-|flash|sgl)' constraints-gpu.txt > rest.txt \
