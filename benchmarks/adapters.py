@@ -12,6 +12,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 if __name__ == "__main__":  # what verl's single controller sets for a worker, in a world of one
@@ -47,38 +48,40 @@ def worker(name: str) -> Any:
     return made
 
 
-def batch(games: int) -> TensorDict:
-    first, answer, second, last = LENGTHS
+def game(lengths: tuple[int, int, int, int], seed: int, advantages: Mapping[int, float]) -> dict[str, torch.Tensor]:
+    """The columns of a game of random tokens: prompts and answers of two roles. ``advantages`` of those trained."""
+    first, answer, second, last = lengths
+    ids = torch.randint(10, 90, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
     role_ids = torch.cat([torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))])
-    lengths = torch.tensor([first + answer, second + last])
-    columns: dict[str, list[torch.Tensor]] = {}
-    for seed in range(games):
-        ids = torch.randint(10, 1500, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
-        mask = (role_ids > 0).long()
-        row = {
-            "prompts": ids[:first],
-            "responses": ids[first:],
-            "input_ids": ids,
-            "position_ids": restarted(lengths),
-            TOKEN_ROLES: token_roles(lengths, role_ids),
-            "response_mask": mask,
-            "loss_mask": mask,
-            "old_log_probs": torch.full(mask.shape, -7.0),
-            "advantages": torch.ones(mask.shape) * (1 - 2 * (seed % 2)),
-        }
-        for name, column in row.items():
-            columns.setdefault(name, []).append(column)
+    contexts = torch.tensor([first + answer, second + last])
+    mask = sum((role_ids == role).long() for role in advantages)
+    return {
+        "prompts": ids[:first],
+        "responses": ids[first:],
+        "input_ids": ids,
+        "position_ids": restarted(contexts),
+        TOKEN_ROLES: token_roles(contexts, role_ids),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "old_log_probs": torch.full(role_ids.shape, -3.0),
+        "advantages": torch.tensor([advantages.get(int(role), 0.0) for role in role_ids]),
+    }
+
+
+def batch(games: Sequence[Mapping[str, torch.Tensor]]) -> TensorDict:
+    """The games as verl's worker gets them, one mini-batch with one micro-batch for each."""
+    columns = {name: [row[name] for row in games] for name in games[0]}
     nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
-    found = TensorDict(nested, batch_size=games)
+    found = TensorDict(nested, batch_size=len(games))
     tensordict_utils.assign_non_tensor(
         found,
         calculate_entropy=False,
         temperature=1.0,
-        global_batch_size=games,
-        mini_batch_size=games,
+        global_batch_size=len(games),
+        mini_batch_size=len(games),
         epochs=1,
         seed=0,
-        micro_batch_size_per_gpu=2,
+        micro_batch_size_per_gpu=1,
         dataloader_kwargs={},
     )
     return found
@@ -90,11 +93,12 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    seeds, signs = range(options.games), [1.0 - 2 * (seed % 2) for seed in range(options.games)]
     workers = {name: worker(name) for name in VARIANTS}
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(options.rounds + 1):
         for name, of in workers.items():
-            rows = batch(options.games)
+            rows = batch([game(LENGTHS, seed, {1: sign, 2: sign}) for seed, sign in zip(seeds, signs, strict=True)])
             started = time.process_time()
             of.update_actor(rows)
             seconds[name].append(time.process_time() - started)

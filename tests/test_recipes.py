@@ -98,7 +98,7 @@ def test_a_broken_copy_of_a_recipe_is_refused_with_the_key_and_what_to_write(rec
 
 
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
-    config = compose_run("+recipes=[qwen3_4b,adapter_per_role,base_judge]")
+    config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role,base_judge]")
     assert check_run(config).adapters == "per_role"
     with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
         check_run(compose_run("+recipes=[qwen3_4b,base_judge]"))

@@ -18,6 +18,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+from verl.utils.device import get_device_id
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 
 from medserl_agentloop.core.columns import TOKEN_ROLES
@@ -176,5 +177,10 @@ def _load(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
         raise ValueError(f"adapter {name} has weights that the model has no place for: {found.unexpected_keys[:3]}")
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+def _whole(tensor: Any) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        # To the device first, as verl does it: offloaded weights are on the host, where its collectives may not work.
+        on_device: Any = tensor.to(get_device_id())
+        tensor = on_device.full_tensor()
+    whole: torch.Tensor = tensor.detach().cpu()
+    return whole

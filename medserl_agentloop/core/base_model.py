@@ -39,7 +39,7 @@ class BaseModelChat:
         encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs})
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
-    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
+    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> ChatAnswer:
         """The base model's turn; of ``fields`` it knows ``temperature`` and ``max_tokens``.
 
         Raises:
@@ -47,7 +47,7 @@ class BaseModelChat:
         """
         texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
         shown = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
-        prompt = self._encoder.opening(Turn("", Prompt(shown, texts), fields["max_tokens"], prefix=prefix))
+        prompt = self._encoder.opening(Turn("", Prompt(shown, texts), fields["max_tokens"]))
         generation = self._server.generate(
             request_id=uuid4().hex,
             prompt_ids=prompt.ids,

@@ -19,6 +19,7 @@ os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RA
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
+from adapters import batch, game
 from omegaconf import open_dict
 from safetensors.torch import save_file
 from tensordict import TensorDict
@@ -28,7 +29,6 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
-from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -61,36 +61,8 @@ def engine(trained: dict[str, bool], start: Path | None = None) -> Any:
 
 
 def row(trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float = 1.0) -> TensorDict:
-    ids = torch.randint(10, 90, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
-    first, answer, second, last = LENGTHS
-    role_ids = torch.cat([torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))])
-    lengths = torch.tensor([first + answer, second + last])
-    mask = sum((role_ids == role).long() for role in trained_roles)
-    columns = {
-        "prompts": ids[:first],
-        "responses": ids[first:],
-        "input_ids": ids,
-        "position_ids": restarted(lengths),
-        TOKEN_ROLES: token_roles(lengths, role_ids),
-        "response_mask": mask,
-        "loss_mask": mask,
-        "old_log_probs": torch.full(mask.shape, -3.0),
-        "advantages": torch.where(role_ids == 2, advantage_of_the_second, 1.0),
-    }
-    nested = {name: torch.nested.as_nested_tensor([column], layout=torch.jagged) for name, column in columns.items()}
-    batch = TensorDict(nested, batch_size=1)
-    tensordict_utils.assign_non_tensor(
-        batch,
-        calculate_entropy=False,
-        temperature=1.0,
-        global_batch_size=1,
-        mini_batch_size=1,
-        epochs=1,
-        seed=0,
-        micro_batch_size_per_gpu=1,
-        dataloader_kwargs={},
-    )
-    return batch
+    advantages = {1: 1.0, 2: advantage_of_the_second}
+    return batch([game(LENGTHS, 1, {role: advantages[role] for role in trained_roles})])
 
 
 def adapters(worker: Any) -> dict[str, torch.Tensor]:

@@ -34,7 +34,8 @@ FIRST = sum(LENGTHS[:2])
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
     command = [sys.executable, str(Path(__file__).parent / "adapters_worker.py"), str(folder)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    env = environment(Path(adapters.__file__).parent)  # the games of the benchmark
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

@@ -11,7 +11,7 @@ CARDS = {
     "qwen3_4b,gpus_8x80g": 80,
     "qwen3_4b,nodes_2": 80,
     "qwen3_4b,lora": 80,
-    "qwen3_4b,adapter_per_role,base_judge": 80,
+    "qwen3_4b,lora,adapter_per_role,base_judge": 80,
     "qwen3_4b,role_gae": 96,
     "qwen3_4b,role_gae,gpu_80g": 80,
     "qwen3_4b,attacker_only,judge_frozen": 96,

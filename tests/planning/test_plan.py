@@ -184,7 +184,7 @@ def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:
 
 def test_beside_adapters_the_base_stays_on_the_server_while_the_roles_are_trained() -> None:
     merged, apart = (
-        plan_run(run_of(recipe), 80) for recipe in ("qwen3_4b,lora", "qwen3_4b,adapter_per_role,base_judge")
+        plan_run(run_of(recipe), 80) for recipe in ("qwen3_4b,lora", "qwen3_4b,lora,adapter_per_role,base_judge")
     )
     assert "server's weights" not in merged.phases["update, actor"]
     weights = apart.phases["update, actor"]["server's weights"]

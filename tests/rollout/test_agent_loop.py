@@ -1,21 +1,35 @@
 """The agent loop on a scripted engine: what each role is shown, what the trajectory holds."""
 
+import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from support import NOTE, REWRITTEN, RUN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
+from support import (
+    NOTE,
+    REWRITTEN,
+    ROW,
+    RUN,
+    TOKENIZER,
+    assessment_text,
+    attack_text,
+    extra_info,
+    judge,
+    play,
+    run_with,
+)
 from transformers import AutoTokenizer
 
-from medserl_agentloop.core.trajectory import SelfPlayOutput
+from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import InvalidAttack
+from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
@@ -320,3 +334,20 @@ def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
     assert (attacker["stop_token_ids"], attacker["stop"]) == ([ended], ["</note>"])
     assert assessor["stop"] == ["</answer>"] and "stop_token_ids" not in assessor
     assert record.attack is not None and record.attack.violations == []
+
+
+def test_a_record_has_the_weights_of_each_turn_where_they_changed_during_the_game() -> None:
+    assert play([attack_text(), assessment_text()])[1].versions == []
+    replies, newer = iter([attack_text(), assessment_text()]), iter([3, 5])
+    engine = MockSGLangEngine(lambda *_: next(replies), TOKENIZER)
+
+    async def generate(*args: Any, **kwargs: Any) -> Any:
+        output = await engine.generate(*args, **kwargs)
+        output.extra_fields |= {"min_global_steps": 3, "max_global_steps": next(newer)}
+        return output
+
+    loop = build_agent_loop(SimpleNamespace(generate=generate), TOKENIZER, RUN)
+    facts = extra_info("adversarial_benign")
+    output = asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, **ROW))
+    record = GameRecord.model_validate(output.extra_fields[GAME_KEY])
+    assert (record.policy_version, record.versions) == (3, [(3, 3), (3, 5)])

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.core.liveness import ProcessDied, dead_processes, game_processes, watched
+from medserl_agentloop.core.liveness import (
+    ProcessDied,
+    dead_processes,
+    game_processes,
+    lost_nodes,
+    nodes_alive,
+    watched,
+)
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
 pytestmark = pytest.mark.slow
@@ -101,3 +108,14 @@ def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of
             ray.get(waiting, timeout=20)
         [line] = dead_processes(servers)
     assert line.startswith("rollout server 0 died")
+
+
+def test_a_node_that_is_gone_is_named_if_the_run_began_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(name: str, alive: bool) -> dict[str, Any]:
+        return {"NodeID": name * 8, "NodeManagerHostname": name, "NodeManagerAddress": "10.0.0.7", "Alive": alive}
+
+    monkeypatch.setattr(ray, "nodes", lambda: [node("head", True), node("gpu7", True), node("old", False)])
+    known = nodes_alive()
+    assert lost_nodes(known) == []
+    monkeypatch.setattr(ray, "nodes", lambda: [node("head", True), node("gpu7", False), node("old", False)])
+    assert lost_nodes(known) == ["node gpu7 (10.0.0.7, Ray's id gpu7gpu7) was lost"]
