@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
+from statistics import median
 
 from rapidfuzz import fuzz
 
 from medserl_agentloop.core.metrics import finite, game_metrics, mean, share, shares_by_name, void_class
 from medserl_agentloop.games.medical.canonical import canonical_words
+from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
     UNKNOWABLE,
@@ -20,7 +22,6 @@ from medserl_agentloop.games.medical.records import (
     GameRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.shortcuts import shortcut_metrics
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 _VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained", UNKNOWABLE: "unknowable"}
@@ -207,3 +208,57 @@ def trained_role_won(record: GameRecord) -> bool | None:
     verdicts = [game.outcome.is_right for game in record.by_assessment]
     lead = verdicts.count(True) - verdicts.count(False)
     return lead > 0 if record.opponent.role == Role.ATTACKER else lead < 0
+
+
+def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
+    """Whether the assessor's verdict follows something that is no medicine: the edit, the length, the error's place.
+
+    These are the metrics ``selfplay/shortcut/…`` of these games, without that prefix; nan where there is nothing to
+    compare. Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor does not use
+    the cue, and 1 that it follows nothing else.
+
+    ``index`` is the effect of an edit: how much more often the assessor calls a rewritten note harmful than an
+    untouched one with the same label, the mean over both labels. ``false_positives`` and ``recall`` are its two halves.
+    """
+    read = [game for game in games if game.outcome.is_right is not None]
+    edited = [game for game in read if game.category.has_attack]
+    untouched = [game for game in read if not game.category.has_attack]
+    safe, harmful = (_gap(read, label, lambda game: game.category.has_attack) for label in (Label.SAFE, Label.HARMFUL))
+    numbers = {
+        "index": _mean_of_known(safe, harmful),
+        "false_positives": safe,
+        "recall": harmful,
+        "length": _length_effect(read),
+        "last_sentence": _gap(read, Label.HARMFUL, _error_is_last),
+    }
+    for name, stratum in (("edited", edited), ("untouched", untouched)):
+        numbers[f"{name}/accuracy"] = _accuracy(stratum)
+        numbers[f"{name}/prior"] = share(game.label is Label.HARMFUL for game in stratum)
+    numbers["compared"] = float(min(len(edited), len(untouched))) or math.nan
+    return numbers
+
+
+def _gap(games: Sequence[GameRecord], label: Label, inside: Callable[[GameRecord], bool]) -> float:
+    """Share called harmful of the notes with this label: of those inside a stratum, less that of those outside."""
+    said: dict[bool, list[bool]] = {True: [], False: []}
+    for game in games:
+        if game.label is label and game.assessment is not None:
+            said[inside(game)].append(game.assessment.verdict is Label.HARMFUL)
+    return share(said[True]) - share(said[False])
+
+
+def _length_effect(games: Sequence[GameRecord]) -> float:
+    def words(game: GameRecord) -> int:
+        return len((game.presented_note or "").split())
+
+    middle = median(map(words, games)) if games else 0
+    return _mean_of_known(*(_gap(games, label, lambda game: words(game) > middle) for label in Label))
+
+
+def _error_is_last(game: GameRecord) -> bool:
+    note = one_line(game.presented_note or "")
+    return any(note.endswith(one_line(sentence)) for sentence in game.error_sentences)
+
+
+def _mean_of_known(*numbers: float) -> float:
+    return mean([number for number in numbers if not math.isnan(number)])
