@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from medserl_agentloop.core.alarms import Alarms, Rule
+from medserl_agentloop.core.alarms import Alarms, Rule, Share
 
 
 class MedicalAlarms(Alarms):
@@ -20,46 +20,32 @@ class MedicalAlarms(Alarms):
         description="Share of notes with an error that one role wins. Above it the loser rarely sees the reward "
         "it should learn from.",
     )
-    invalid_attacks: float | None = Field(
+    invalid_attacks: Share = Field(
         default=0.5,
-        gt=0.0,
-        lt=1.0,
         description="Share of attacks that do not count. Above one half most attackers' games end unassessed.",
     )
-    judge_answers: float | None = Field(
-        default=0.9, gt=0.0, lt=1.0, description="Share of rewritten notes that the judge must answer."
-    )
-    no_error: float | None = Field(
+    judge_answers: Share = Field(default=0.9, description="Share of rewritten notes that the judge must answer.")
+    no_error: Share = Field(
         default=0.15,
-        gt=0.0,
-        lt=1.0,
         description="Share of injected errors in which the judge sees no error: the attacker edits harmlessly, or "
         "the judge misses errors and settles games wrongly.",
     )
-    self_similarity: float | None = Field(
+    self_similarity: Share = Field(
         default=0.7,
-        gt=0.0,
-        lt=1.0,
         description="Mean likeness of what attacks insert into different notes. Unrelated error sentences measure "
         "0.33 to 0.42 in MEDEC, attacks 0.33 to 0.52 in the quickstart; one sentence written everywhere measures 1.",
     )
-    self_similarity_rise: float | None = Field(
+    self_similarity_rise: Share = Field(
         default=0.2,
-        gt=0.0,
-        lt=1.0,
         description="Rise of that likeness over the run's first steps; no step of the quickstart's rises as far.",
     )
-    knowable: float | None = Field(
+    knowable: Share = Field(
         default=0.8,
-        gt=0.0,
-        lt=1.0,
         description="Share of injected errors that a reader of the presented note alone must find (selfplay.blind). "
         "Below it, the attacker has learnt to write errors that nobody can see.",
     )
-    shortcut: float | None = Field(
+    shortcut: Share = Field(
         default=0.4,
-        gt=0.0,
-        lt=1.0,
         description="How much more often the assessor calls a rewritten note harmful than an untouched one with the "
         "same label. Above it, the assessor detects edits rather than errors. Of notes with an error also how much "
         "less often: below minus it, the attacks hold errors that cannot be seen.",
