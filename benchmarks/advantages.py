@@ -38,7 +38,7 @@ from rich.table import Table
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.games.medical.types import Category, Role
 
 GAMES_PER_PROMPT = 8

@@ -23,7 +23,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from medserl_agentloop.core.credit import CreditSettings, Normalization
+from medserl_agentloop.core.config import CreditSettings, Normalization
 
 VARIANCE_FLOOR = 1e-8
 RESOLUTION = 1e-6

@@ -16,7 +16,7 @@ from experiments.kuhn_poker.exploitability import Policy, information_sets, nash
 from experiments.kuhn_poker.run import PAGE, read, with_table
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids, restarted
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine

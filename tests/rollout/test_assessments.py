@@ -11,8 +11,7 @@ from support import RUN, TOKENIZER, assessment_text, attack_text, extra_info, ju
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids, restarted, stacked
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import ConfigError, CreditSettings, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, BaselineState, RoleBatch
-from medserl_agentloop.core.credit import NORMALIZATIONS, CreditSettings
+from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
 ROLES = [role.value for role in Role]

@@ -28,7 +28,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients, selfplay_loss
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run

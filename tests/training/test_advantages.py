@@ -21,7 +21,7 @@ from training.advantage_batches import (
 from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage, get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.run_check import ROLE_ESTIMATOR_NAMES
 from medserl_agentloop.games.medical.types import Role
 

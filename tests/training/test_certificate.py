@@ -15,7 +15,7 @@ from training.model_families import ISOLATED, LEAKING, save
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate
 from medserl_agentloop.core.claims import Measure, credit
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
 pytestmark = pytest.mark.timeout(600)

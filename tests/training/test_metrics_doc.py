@@ -12,7 +12,7 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.certificate import Certificate
 from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics
-from medserl_agentloop.core.credit import CreditSettings
+from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
 from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord

@@ -18,8 +18,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 )
 
 from medserl_agentloop.backends import PLATFORM_NAME
-from medserl_agentloop.core.config import game_class
-from medserl_agentloop.core.credit import NORMALIZATIONS
+from medserl_agentloop.core.config import NORMALIZATIONS, game_class
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, REF, ROLLOUT, Run
 from medserl_agentloop.paths import did_you_mean
 

@@ -24,8 +24,7 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.backends import PLATFORM_NAME, ROLLOUT_NAME
-from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.credit import NORMALIZATIONS
+from medserl_agentloop.core.config import NORMALIZATIONS, SelfPlayConfig
 from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import BASE
-from medserl_agentloop.core.config import SelfPlayConfig, Share
-from medserl_agentloop.core.credit import CreditSettings, Normalization, Weight
+from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge_class
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -40,7 +39,7 @@ class TokenBudget(BaseModel):
 class MedicalCredit(CreditSettings):
     """Credit with the roles' names, so that each has a key."""
 
-    role_weights: dict[str, Weight] = Field(
+    role_weights: dict[str, Share] = Field(
         default={role.value: 1.0 for role in Role}, description=CreditSettings.model_fields["role_weights"].description
     )
     normalize: dict[str, Normalization | None] = Field(
