@@ -1,7 +1,9 @@
-"""Finding files of the package and objects of the user, and writing a file whole or not at all."""
+"""Files and objects by name: finding them, writing a file whole or not at all, knowing one again by its hash."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -82,3 +84,35 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+MANIFEST = "manifest.json"
+"""Says of the files of a data set, beside which it is, what is in them."""
+DIFFERS = (
+    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
+    f"or the file was changed since; write the folder again with data_prep/medec_to_parquet.py, or remove {MANIFEST} "
+    "if the change was meant"
+)
+
+
+def hash_in_manifest(path: Path) -> str | None:
+    """The hash that the manifest beside an output file has for it; None where it has none."""
+    try:
+        return str(json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"])
+    except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
+        return None
+
+
+def differs_from_manifest(path: Path) -> bool:
+    """Whether the manifest beside an output file has another hash for it; False where it has none, or no file is."""
+    expected = hash_in_manifest(path)
+    return expected is not None and path.is_file() and expected != sha256_of(path)

@@ -22,8 +22,8 @@ from datasets import concatenate_datasets
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
-from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.core.records import YARDSTICK
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest
 
 
 def mixed_rows(kinds: Sequence[str], mix: Mapping[str, float], seed: int) -> list[int]:

@@ -15,7 +15,6 @@ from rich.text import Text
 from typer import Argument, Option
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
-from medserl_agentloop.core.manifest import MANIFEST
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.rows import (
@@ -37,7 +36,7 @@ from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import VanillaAttacker
-from medserl_agentloop.paths import resource
+from medserl_agentloop.paths import MANIFEST, resource
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report

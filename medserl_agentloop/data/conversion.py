@@ -13,12 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.core.manifest import MANIFEST, sha256_of
 from medserl_agentloop.data.intake import MedecFormatError, ReadReport, first_line
 from medserl_agentloop.data.rows import Exclusions, GameRows, Row, RowPlan, labels_of, seed_note
 from medserl_agentloop.data.vignettes import NearDuplicateIndex, Vignette
 from medserl_agentloop.data.writing import all_or_none, write_parquet
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.paths import MANIFEST, sha256_of
 
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 _NAMED_IN_A_MESSAGE = 10

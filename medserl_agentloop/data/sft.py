@@ -26,7 +26,6 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.core.manifest import DIFFERS, differs_from_manifest
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.data.writing import MESSAGES, columns
@@ -36,6 +35,7 @@ from medserl_agentloop.games.medical.prompting import PromptProfile, load_profil
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest
 
 Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it
 

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.core.manifest import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest
 from medserl_agentloop.data.leaks import LabelledRow, find_leaks
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.vignettes import NearDuplicateIndex
@@ -26,6 +25,7 @@ from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.core.step_file import lock_folder
 from medserl_agentloop.evaluation import evaluate as evaluation
 from medserl_agentloop.evaluation.tournament import seat_of
 from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.paths import sha256_of
 from medserl_agentloop.play.endpoint import EndpointPlayer
 from medserl_agentloop.scoring.metrics import grade
 from medserl_agentloop.scoring.notes import read_reference, read_submission

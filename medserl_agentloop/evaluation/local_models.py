@@ -30,9 +30,9 @@ from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.driver import NoReplyError, Reply
 from medserl_agentloop.core.interaction import Turn
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import sha256_of
 
 _LATEST = "latest_checkpointed_iteration.txt"  # verl's name
 _SHARDS = "model_world_size_*_rank_*.pt"

@@ -21,7 +21,6 @@ from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.driver import NoReplyError, Reply
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -29,7 +28,7 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import GameSpec, VanillaAttacker
-from medserl_agentloop.paths import replacing
+from medserl_agentloop.paths import replacing, sha256_of
 from medserl_agentloop.play.cli import check_judge, draw_games
 
 RESULTS = "tournament.json"

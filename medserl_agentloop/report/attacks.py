@@ -19,7 +19,6 @@ from rapidfuzz import fuzz, process
 from rich.console import Console
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.data.intake import MedecFormatError, RowPlace
 from medserl_agentloop.data.official_csv import COLUMNS, vignette_of_row
@@ -38,7 +37,7 @@ from medserl_agentloop.games.medical.records import (
     Outcome,
 )
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.paths import PACKAGE, sha256_of
 from medserl_agentloop.report.frames import games_frame, read_run
 from medserl_agentloop.report.sheets import write_blinded_sheet, write_table
 

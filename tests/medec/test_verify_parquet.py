@@ -16,8 +16,8 @@ from medec.builders import (
     write,
 )
 
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.data.verify import Check
+from medserl_agentloop.paths import sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.dataset import check_dataset
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.manifest import sha256_of
 from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import CONFIG_FILE
+from medserl_agentloop.paths import sha256_of
 
 HUB_SECONDS = 3.0
 """How long the hub may take to say whether it has a model."""
