@@ -95,11 +95,10 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""
-        from medserl_agentloop.backends.sglang_cpu.startup_check import check_run as check_sglang_cpu
         from medserl_agentloop.core.config import ConfigError, game_class
         from medserl_agentloop.core.run_check import check_run, run_warnings
         from medserl_agentloop.core.run_check.inputs import check_models, check_rows
-        from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
+        from medserl_agentloop.core.run_check.machine import check_gpus, check_machine, check_sglang_on_cpu
         from medserl_agentloop.core.run_check.run import wrong_types
 
         if self.platform is not None:
@@ -110,7 +109,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
                 raise ConfigError("\n".join(wrong))  # alone, too: the other checks count and compare
             selfplay = check_run(config)
             if self.platform == backends.PLATFORM_NAME:
-                check_sglang_cpu(config)
+                check_sglang_on_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]
             if selfplay.context == "isolated":
                 check_models(config)

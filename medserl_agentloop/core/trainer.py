@@ -25,7 +25,6 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerS
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
@@ -67,6 +66,7 @@ from medserl_agentloop.core.metrics import (
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.run_check.inputs import check_models, config_text
+from medserl_agentloop.core.run_check.machine import check_stop_strings
 from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import (
     CONFIG_FILE,

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.backends import sglang_cpu
-from medserl_agentloop.backends.sglang_cpu.startup_check import RESERVED, check_run, longest_context
 from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check.machine import RESERVED, check_sglang_on_cpu, longest_context
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -88,17 +88,17 @@ def run(untouched: None) -> Iterator[DictConfig]:
 
 @pytest.mark.parametrize("recipe", ["quickstart_sglang", "cpu_smollm2"])
 def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -> None:
-    check_run(compose_run(f"+recipes={recipe}"))
+    check_sglang_on_cpu(compose_run(f"+recipes={recipe}"))
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
 def test_a_context_that_would_cut_a_turn_is_refused_with_the_number_to_write(run: DictConfig, key: str) -> None:
     needed = longest_context(run) + RESERVED
     OmegaConf.update(run, f"actor_rollout_ref.rollout.{key}", needed)
-    check_run(run)
+    check_sglang_on_cpu(run)
     OmegaConf.update(run, f"actor_rollout_ref.rollout.{key}", needed - 1)
     with pytest.raises(ConfigError, match=f"{key}={needed - 1}.* at least {needed}"):
-        check_run(run)
+        check_sglang_on_cpu(run)
 
 
 def test_in_a_shared_context_a_turn_sees_all_that_came_before(run: DictConfig) -> None:
@@ -109,18 +109,18 @@ def test_in_a_shared_context_a_turn_sees_all_that_came_before(run: DictConfig) -
 def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(run: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=-1"):
-        check_run(run)
+        check_sglang_on_cpu(run)
 
 
 def test_a_run_without_sglang_is_told_how_to_install_it(run: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_cpu, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match="make sglang-env"):
-        check_run(run)
+        check_sglang_on_cpu(run)
 
 
 def test_other_rollouts_are_left_alone(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_cpu, "is_installed", lambda: False)
-    check_run(compose_run("+recipes=quickstart"))
+    check_sglang_on_cpu(compose_run("+recipes=quickstart"))
 
 
 SERVERS = {"sglang", "cpu_hf", "vllm"}

@@ -11,11 +11,11 @@ import pytest
 from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from medserl_agentloop.backends.sglang_cpu.startup_check import check_stop_strings
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check.inputs import check_rows
+from medserl_agentloop.core.run_check.machine import check_stop_strings
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.writing import write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
