@@ -153,7 +153,7 @@ def agreement(
     key: Annotated[Path, typer.Option(help="The sheet_key.csv that was written with them.")],
 ) -> None:
     """Print how far clinicians agree with each other and with the judge on the sheet of medserl attacks."""
-    from medserl_agentloop.report.agreement import agreement as measured
+    from medserl_agentloop.report.sheets import agreement as measured
 
     with errors_in_one_line():
         table, problems = measured(sheets, key)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.report.agreement import agreement, cohen_kappa, fleiss_kappa, read_sheet
+from medserl_agentloop.report.sheets import agreement, cohen_kappa, fleiss_kappa, read_sheet
 
 KEY = """item,game,original,original_label,judge_label
 1,11,A,safe,harmful
