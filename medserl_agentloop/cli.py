@@ -183,7 +183,7 @@ def wandb_workspace(
     project: Annotated[str, typer.Argument(help="entity/project, in Weights & Biases.")],
 ) -> None:
     """Save a workspace with the panels to look at first to a project in Weights & Biases."""
-    from medserl_agentloop.report.wandb_workspace import save_workspace
+    from medserl_agentloop.report.export import save_workspace
 
     with errors_in_one_line():
         typer.echo(save_workspace(project))

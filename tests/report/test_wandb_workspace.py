@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.metrics import TABLE_NAME
-from medserl_agentloop.report.wandb_workspace import SECTIONS
+from medserl_agentloop.report.export import SECTIONS
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_VERL = {"actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step"}
