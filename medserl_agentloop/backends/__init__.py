@@ -19,7 +19,7 @@ def register() -> None:
     """Make ``VERL_PLATFORM=cpu`` and ``actor_rollout_ref.rollout.name=cpu_hf`` known to verl. Idempotent.
 
     The platform is always registered; that is cheap, and it never answers auto-detection. Engines and
-    rollout are registered only where ``VERL_PLATFORM=cpu`` is set: verl's engine registry wants the
+    rollout are registered here only where ``VERL_PLATFORM=cpu`` is set: verl's engine registry wants the
     class itself, and importing it costs about a second per process.
     """
     # Modules are imported by name, not `from`-imported: each registers itself while it is first executed,
@@ -28,7 +28,7 @@ def register() -> None:
     sglang_cpu.register()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
         return
-    importlib.import_module("medserl_agentloop.backends.cpu_engine")
+    importlib.import_module("medserl_agentloop.backends.engines")
     _register_rollout()
 
 
@@ -52,7 +52,7 @@ def register_adapters() -> None:
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    importlib.import_module("medserl_agentloop.backends.gpu_engine")
+    importlib.import_module("medserl_agentloop.backends.engines")
     RolloutReplicaRegistry.register("sglang", _load_sglang_replica)
     if not sglang_cpu.is_chosen():
         _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.ServerAdapter"

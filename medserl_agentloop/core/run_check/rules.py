@@ -185,7 +185,7 @@ def _contexts(run: Run) -> Rules:
     isolated = run.selfplay.context == "isolated"
     # verl/models/transformers/monkey_patch.py patches the function behind every flash attention, and no other.
     chosen = run[f"{MODEL}.override_config.attn_implementation"] or "flash_attention_2"
-    # verl/utils/model.py (load_valuehead_model) takes no other for a critic; backends/cpu_engine.py has SDPA.
+    # verl/utils/model.py (load_valuehead_model) takes no other for a critic; backends/engines.py has SDPA.
     of_critic = "sdpa" if run["trainer.device"] == PLATFORM_NAME else "flash_attention_2"
     for engine, model in run.engines.items():
         strategy, padding = f"{engine}.strategy", f"{model}.use_remove_padding"

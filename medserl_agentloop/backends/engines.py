@@ -1,7 +1,7 @@
-"""verl's FSDP2 training engines for device ``cpu``: actor, reference policy and critic.
+"""verl's FSDP2 training engines, taught an adapter for each role and attention within each context, and for the CPU.
 
-verl's EngineRegistry hands them to training workers of a run with ``VERL_PLATFORM=cpu`` and
-``actor_rollout_ref.actor.strategy=fsdp2``. FSDP1 needs an accelerator and is not offered.
+verl's EngineRegistry hands them to training workers of a run with ``actor_rollout_ref.actor.strategy=fsdp2``. FSDP1
+needs an accelerator and is not offered on the CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ from medserl_agentloop.backends import packed_attention
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 
 
+# verl's own is registered for "cuda" of any vendor, and a vendor's engine goes before it.
+@EngineRegistry.register("language_model", "fsdp2", device="cuda", vendor="nvidia")
+class FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is untyped
+    """Actor and reference policy. verl's own, but for a run with adapters of roles or without flash attention."""
+
+    def _build_module(self) -> Any:
+        return packed_attention.instead_of_sdpa(super()._build_module())
+
+
 class _WithoutPinnedMemory:
     """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
 
@@ -41,11 +50,8 @@ class _WithoutPinnedMemory:
 
 
 @EngineRegistry.register("language_model", "fsdp2", device="cpu")
-class CpuFSDP2EngineWithLMHead(RoleAdapters, _WithoutPinnedMemory, FSDPEngineWithLMHead):  # type: ignore[misc]
-    """Actor and reference policy."""
-
-    def _build_module(self) -> Any:
-        return packed_attention.instead_of_sdpa(super()._build_module())
+class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDP2EngineWithLMHead):
+    """Actor and reference policy on the CPU."""
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl's own rounds to bf16, as its GPU rollouts do; the rollout here computes in float32.
@@ -57,7 +63,7 @@ class CpuFSDP2EngineWithLMHead(RoleAdapters, _WithoutPinnedMemory, FSDPEngineWit
 
 @EngineRegistry.register("value_model", "fsdp2", device="cpu")
 class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
-    """Critic."""
+    """Critic on the CPU."""
 
     def _build_module(self) -> Any:
         # verl/utils/model.py (load_valuehead_model) hard-codes attn_implementation="flash_attention_2".
