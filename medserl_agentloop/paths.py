@@ -1,10 +1,11 @@
-"""Files and objects by name: finding them, writing a file whole or not at all, knowing one again by its hash."""
+"""Files and objects by name: finding them, writing them whole or not at all, knowing a file again by its hash."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -84,6 +85,36 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def all_or_none(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
+
+    A new folder comes into being at once; in one that exists the files are exchanged one by one, and other files in it
+    stay. What stops between two exchanges leaves whole files, some of them old: ``differs_from_manifest`` tells. A
+    process that is killed also leaves the hidden folder it wrote into, which nothing reads.
+
+    Raises:
+        ValueError: A file cannot be written.
+    """
+    exists = folder.exists()
+    # Inside an existing folder, so that the exchange stays on one file system.
+    temporary = (folder if exists else folder.absolute().parent) / f".{folder.name}.{os.getpid()}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if exists:
+            for path in sorted(temporary.iterdir()):
+                os.replace(path, folder / path.name)
+        else:
+            os.rename(temporary, folder)
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may write to."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sha256_of(path: Path) -> str:

@@ -36,7 +36,7 @@ from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
 from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import VanillaAttacker
-from medserl_agentloop.paths import MANIFEST, resource
+from medserl_agentloop.paths import MANIFEST, all_or_none, resource
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
@@ -250,8 +250,8 @@ def sft(
     import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     from medserl_agentloop.core.step_file import GAMES_FILE
+    from medserl_agentloop.data.conversion import write_parquet
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits, rows_for_self_play, rows_of_games
-    from medserl_agentloop.data.writing import all_or_none, write_parquet
     from medserl_agentloop.games.medical.records import read_games
 
     with errors_in_one_line("error"):
@@ -303,7 +303,7 @@ def evaluation_rows(
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
-    from medserl_agentloop.data.writing import all_or_none, write_parquet
+    from medserl_agentloop.data.conversion import write_parquet
 
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":

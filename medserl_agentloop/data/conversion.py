@@ -1,4 +1,4 @@
-"""What ``medserl data convert`` keeps out of its files, and the folder that it writes.
+"""The files of a data set: what ``medserl data convert`` keeps out of them, their declared columns, their manifest.
 
 A case is kept out although it could serve because it is nearly the same as another, or its prompt is too long.
 """
@@ -13,15 +13,64 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
 from medserl_agentloop.data.intake import MedecFormatError, ReadReport, first_line
 from medserl_agentloop.data.rows import Exclusions, GameRows, Row, RowPlan, labels_of, seed_note
 from medserl_agentloop.data.vignettes import NearDuplicateIndex, Vignette
-from medserl_agentloop.data.writing import all_or_none, write_parquet
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.paths import MANIFEST, sha256_of
+from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 _NAMED_IN_A_MESSAGE = 10
+_ROW_GROUP = 2000
+
+
+# Declared, not inferred: inference gives a column that is empty in one file the null type, and files
+# whose types differ cannot be concatenated.
+def columns(**types: Any) -> list[tuple[str, Any]]:
+    """Columns by name; the type ``str`` stands for text and ``int`` for a whole number."""
+    return [(name, {str: pa.string(), int: pa.int64()}.get(kind, kind)) for name, kind in types.items()]
+
+
+MESSAGES = pa.list_(pa.struct(columns(role=str, content=str)))
+SCHEMA: Any = pa.schema(
+    columns(
+        data_source=str,
+        agent_name=str,
+        prompt=MESSAGES,
+        ability=str,
+        reward_model=pa.struct(columns(style=str, ground_truth=str)),
+        extra_info=pa.struct(
+            columns(
+                index=int,
+                split=str,
+                subset=str,
+                text_id=str,
+                vignette_id=str,
+                category=str,
+                target_label=str,
+                seed_note=str,
+                error_note=str,
+                clean_note=str,
+                error_type=str,
+                error_sentence=str,
+                corrected_sentence=str,
+                error_sentence_id=int,
+                sentences=pa.list_(pa.struct(columns(id=int, text=str))),
+                pair_source=str,
+                edit_tag=str,
+                source_sha256=str,
+            )
+        ),
+    )
+)
+
+
+def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) -> None:
+    """Write rows; no rows give a file with the columns alone."""
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
 def without_near_duplicates(

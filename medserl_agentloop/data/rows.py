@@ -33,7 +33,7 @@ NOT_FOR_TRAINING = "not for training: it shares a note with a case that was give
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
 
-Row = dict[str, Any]  # one parquet row, as ``writing.SCHEMA`` declares it
+Row = dict[str, Any]  # one parquet row, as ``conversion.SCHEMA`` declares it
 Mix = Mapping[Category, int]  # shares in the smallest whole numbers
 Exclusions = defaultdict[str, list[tuple[str, str | None]]]
 """What gives no row, or not every row it could: reason -> id and detail of each."""

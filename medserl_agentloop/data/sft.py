@@ -26,9 +26,9 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
+from medserl_agentloop.data.conversion import MESSAGES, columns
 from medserl_agentloop.data.rows import RowPlan, build_rows
 from medserl_agentloop.data.vignettes import EditTag, Vignette
-from medserl_agentloop.data.writing import MESSAGES, columns
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile

@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.leaks import LabelledRow, find_leaks
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.vignettes import NearDuplicateIndex
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker

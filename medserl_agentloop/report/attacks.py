@@ -22,7 +22,6 @@ from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.data.intake import MedecFormatError, RowPlace
 from medserl_agentloop.data.official_csv import COLUMNS, vignette_of_row
-from medserl_agentloop.data.writing import all_or_none
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, compare_notes, one_line, split_sentences
@@ -37,7 +36,7 @@ from medserl_agentloop.games.medical.records import (
     Outcome,
 )
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.paths import PACKAGE, sha256_of
+from medserl_agentloop.paths import PACKAGE, all_or_none, sha256_of
 from medserl_agentloop.report.frames import games_frame, read_run
 from medserl_agentloop.report.sheets import write_blinded_sheet, write_table
 

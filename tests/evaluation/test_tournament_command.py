@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import CONFIG_FILE
-from medserl_agentloop.data.writing import write_parquet
+from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.evaluation.standings import newest, ratings, shares
 from medserl_agentloop.evaluation.tournament_cli import entries
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games

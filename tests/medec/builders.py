@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.verify import Check, Report, verify_files
 from medserl_agentloop.data.vignettes import Vignette
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import tiny_tokenizer

@@ -15,9 +15,9 @@ from medec.builders import (
     run,
 )
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.rows import FIRST_INDEX
 from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from medec.builders import OFFICIAL
 
+from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, parse_mix
-from medserl_agentloop.data.writing import write_parquet
 from medserl_agentloop.games.medical.types import Category
 
 FOLDS = 5

@@ -14,8 +14,8 @@ from medec.builders import (
     manifest_of,
 )
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.verify import Check, verify_files
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
 from medserl_agentloop.testing.tiny import tiny_tokenizer

@@ -15,10 +15,10 @@ from medec.builders import (
     run,
 )
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_eval_rows, build_rows, parse_mix
 from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run

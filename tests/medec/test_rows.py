@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from medserl_agentloop.data import rows as game_rows
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 

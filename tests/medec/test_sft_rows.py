@@ -14,7 +14,7 @@ from medec.builders import (
 )
 from omegaconf import OmegaConf
 
-from medserl_agentloop.data import writing
+from medserl_agentloop.data import conversion
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, build_sft_rows
 from medserl_agentloop.games.medical.parsing import MEDSERL
@@ -253,7 +253,7 @@ def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: py
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "write_parquet", full_disk)
+    monkeypatch.setattr(conversion, "write_parquet", full_disk)
     result = run("sft_to_parquet", "--input", SAMPLE, "--seed", 2, "--output", tmp_path)
     assert result.exit_code == 2 and "No space left" in result.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -14,8 +14,8 @@ from medec.builders import (
     write,
 )
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.verify import Check
-from medserl_agentloop.data.writing import SCHEMA
 
 
 def test_good_files_pass(tmp_path: Path) -> None:

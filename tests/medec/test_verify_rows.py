@@ -17,9 +17,9 @@ from medec.builders import (
     write,
 )
 
+from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.sft import rows_for_self_play
 from medserl_agentloop.data.verify import Check
-from medserl_agentloop.data.writing import SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 

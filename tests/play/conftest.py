@@ -8,7 +8,7 @@ from game.builders import spec
 from play.chat_server import ChatServer, chat_server
 from serving import as_new
 
-from medserl_agentloop.data.writing import write_parquet
+from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.games.medical.records import GameRecord
 
 CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")

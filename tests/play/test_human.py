@@ -9,7 +9,7 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, SAFE_ANSWER, s
 from play.chat_server import ChatServer
 from play.test_play_command import good_player, run
 
-from medserl_agentloop.data.writing import write_parquet
+from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.games.medical.records import GameRecord, read_games
 from medserl_agentloop.games.medical.types import ErrorType, Label, Role
 
