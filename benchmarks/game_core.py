@@ -32,8 +32,7 @@ import uvicorn
 from fastapi import FastAPI
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core.driver import Reply, play_game
-from medserl_agentloop.core.interaction import Message, Turn
+from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction

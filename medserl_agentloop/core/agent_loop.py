@@ -20,9 +20,8 @@ from verl.workers.rollout.replica import TokenOutput
 from medserl_agentloop.core.base_model import ABORTED, BaseModelChat
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
-from medserl_agentloop.core.driver import NoReplyError, Reply, play_game
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
-from medserl_agentloop.core.interaction import Interaction, Message, Turn
+from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import YARDSTICK, GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn

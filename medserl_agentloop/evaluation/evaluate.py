@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from medserl_agentloop.core.driver import Reply
+from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.reader import read_files

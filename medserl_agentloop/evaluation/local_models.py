@@ -28,8 +28,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.client import without_credentials
-from medserl_agentloop.core.driver import NoReplyError, Reply
-from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import sha256_of

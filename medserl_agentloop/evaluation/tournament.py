@@ -11,8 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from medserl_agentloop.core.driver import NoReplyError, Reply, play_in_step
-from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn, play_in_step
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import PromptProfile

@@ -20,7 +20,7 @@ from rich.text import Text
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import selfplay_config
-from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation.tournament import Seat, connected, play_match, seat_of
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -20,8 +20,7 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.driver import Player, play_game
-from medserl_agentloop.core.interaction import Interaction
+from medserl_agentloop.core.interaction import Interaction, Player, play_game
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig

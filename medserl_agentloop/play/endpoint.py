@@ -12,8 +12,7 @@ from pydantic import Field, field_validator
 
 from medserl_agentloop.core.chat import PATH, ChatClient, stop_fields
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, ServerOptions
-from medserl_agentloop.core.driver import NoReplyError, Reply
-from medserl_agentloop.core.interaction import Message, Turn
+from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn
 
 
 class EndpointOptions(ServerOptions):

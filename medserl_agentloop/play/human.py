@@ -20,8 +20,7 @@ from rich.prompt import Prompt as Question
 from rich.text import Text
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.driver import Reply
-from medserl_agentloop.core.interaction import Message, Prompt, Turn
+from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction

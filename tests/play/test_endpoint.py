@@ -11,7 +11,7 @@ from evaluation.mock_server import mock_server
 from game.builders import CLEAN_NOTE
 from play.chat_server import MODEL, ChatServer, completion
 
-from medserl_agentloop.core.driver import NoReplyError, Reply
+from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
-from medserl_agentloop.core.driver import NoReplyError, Reply, play_game, play_in_step
-from medserl_agentloop.core.interaction import Message, Turn
+from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game, play_in_step
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
