@@ -1,7 +1,9 @@
-"""How good is a judge? It is asked about edits whose truth is known. Called by ``medserl judge calibrate``.
+"""How good is a judge, and its blind reader? They are asked about what is known. Called by ``medserl judge calibrate``.
 
 The judge sees what a run would show it: the note before the edit, the note after it, and the category. It is not
-shown the case's other note, which a game has too: here that would be the answer.
+shown the case's other note, which a game has too: here that would be the answer. The reader is shown single notes. A
+gate is worth its reader: one that misses subtle errors drives the attacker to blatant ones, one that "finds" unknowable
+errors lets them through.
 """
 
 from __future__ import annotations
@@ -23,11 +25,22 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.data.vignettes import EditTag, Vignette
-from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS, Rule
+from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import BlindGate, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.report import Group, JudgeReport, Kind, Seconds, Share, judge_identity
+from medserl_agentloop.games.medical.judges.llm import BlindReader
+from medserl_agentloop.games.medical.judges.report import (
+    BlindGroup,
+    Group,
+    JudgeReport,
+    Kind,
+    NoteKind,
+    Seconds,
+    Share,
+    judge_identity,
+)
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
@@ -35,6 +48,7 @@ from medserl_agentloop.games.medical.records import (
     AttackRecord,
     GameRecord,
     Judgement,
+    Reading,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
@@ -68,14 +82,14 @@ def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> 
 
     Cases whose two notes do not differ give no pairs.
     """
-    return choose(vignettes, limit, seed, _edits_of)
+    return _choose(vignettes, limit, seed, _edits_of)
 
 
 OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 """Rules and a note -> the least used of the rules that change it, and the changed note."""
 
 
-def choose(
+def _choose(
     vignettes: Sequence[Vignette], limit: int | None, seed: int, of_case: Callable[[Vignette, OneOf], Iterator[Any]]
 ) -> list[Any]:
     """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
@@ -157,7 +171,7 @@ def calibrate(
         on_answer(answer)
         return answer
 
-    answers: list[Answer] = asyncio.run(all_of(ask, edits, at_once))
+    answers: list[Answer] = asyncio.run(_all_of(ask, edits, at_once))
     total = time.monotonic() - began
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
@@ -181,7 +195,7 @@ def calibrate(
         position_bias=_position_bias(answers),
         groups=tuple(
             Group(kind=kind, sort=sort, right=_right(part), **_void(part))
-            for kind, sort, part in parts(Kind, [(answer.edit, answer) for answer in answers])
+            for kind, sort, part in _parts(Kind, [(answer.edit, answer) for answer in answers])
         ),
         asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
         cached=len(answers) - len(seconds),
@@ -189,7 +203,7 @@ def calibrate(
     )
 
 
-async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int) -> list[Any]:
+async def _all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int) -> list[Any]:
     """The answers about all items, at most so many asked for at once."""
     slots = asyncio.Semaphore(at_once)
 
@@ -200,7 +214,7 @@ async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_
     return list(await asyncio.gather(*map(one, items)))
 
 
-def parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, str | None, list[Any]]]:
+def _parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, str | None, list[Any]]]:
     """The answers about each kind, and then about each sort of it."""
     for kind in kinds:
         of_kind = [(known, answer) for known, answer in answers if known.kind is kind]
@@ -234,9 +248,7 @@ def report_table(report: JudgeReport) -> Table:
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
     table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=Text(visible(name)), box=SIMPLE)
     for group in report.groups:
-        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
-        title = f"  {group.sort}" if group.sort else f"{group.kind.value} (now {group.kind.truth.value})"
-        table.add_row(title, str(group.right), str(group.right.items), *void, style="" if group.sort else "bold")
+        _add_group(table, group, f"{group.kind.value} (now {group.kind.truth.value})", group.right)
     table.add_section()
     for field in ("sensitivity", "specificity", "abstained", "failed", "position_bias"):
         if (share := getattr(report, field)) is not None:
@@ -249,4 +261,84 @@ def report_table(report: JudgeReport) -> Table:
     table.add_row("questions asked", str(report.asked))
     if report.cached:
         table.add_row("games from the cache", str(report.cached), str(games))
+    return table
+
+
+def _add_group(table: Table, group: Group | BlindGroup, title: str, *shares: Share) -> None:
+    """The line of a kind, or, indented, that of one sort of it."""
+    void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
+    cells = (f"  {group.sort}" if group.sort else title, *map(str, shares), str(shares[-1].items), *void)
+    table.add_row(*cells, style="" if group.sort else "bold")
+
+
+@dataclass(frozen=True)
+class KnownNote:
+    """A note that a reader is shown, and what is known of it."""
+
+    kind: NoteKind
+    sort: str  # the rule that changed it; of an error, its type
+    note: str
+    wrong: tuple[str, ...]  # where a reader may find something: the error's sentence, the changed one, or all
+
+    def game(self) -> GameRecord:
+        """The game that a reader reads."""
+        spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, seed_note=self.note)
+        return GameRecord(spec=spec, presented_note=self.note, error_sentences=list(self.wrong))
+
+
+def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:
+    """At most ``limit`` notes of each kind, one of a kind per case; the same for the same arguments."""
+    return _choose(vignettes, limit, seed, _notes_of)
+
+
+def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
+    wrong, clean = case.error_note, case.clean_note
+    if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
+        sort = case.error_type.value if case.error_type else "unknown"
+        yield KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
+    if clean is not None:
+        yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
+        if changed := one_of(UNKNOWABLE, clean):
+            yield KnownNote(NoteKind.UNKNOWABLE, *changed, compare_notes(clean, changed[1]).inserted)
+
+
+def calibrate_reader(
+    config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
+) -> tuple[BlindGroup, ...]:
+    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
+    reader = BlindReader.from_config(config)
+
+    async def read(known: KnownNote) -> list[Reading]:
+        readings = await reader.read(known.game())
+        on_note()
+        return readings
+
+    every: list[list[Reading]] = asyncio.run(_all_of(read, notes, config.judge_server.concurrency))
+    lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]
+    if len(lost) == sum(map(len, every)):
+        raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")
+    found = []
+    for kind, sort, part in _parts(NoteKind, list(zip(notes, every, strict=True))):
+        readings = [reading for of_note in part for reading in of_note]
+        answered = [reading for reading in readings if reading.failed is None]
+        passed = sum(sum(r.found is True for r in of_note) >= config.blind.needed for of_note in part)
+        found.append(
+            BlindGroup(
+                kind=kind,
+                sort=sort,
+                found=Share(hits=sum(r.found is True for r in answered), items=len(answered)),
+                passed=Share(hits=passed, items=len(part)),
+                abstained=Share(hits=sum(r.found is None for r in answered), items=len(answered)),
+                failed=Share(hits=len(readings) - len(answered), items=len(readings)),
+            )
+        )
+    return tuple(found)
+
+
+def reader_table(groups: Sequence[BlindGroup], config: MedicalConfig) -> Table:
+    """What the reader found, and what a gate of it lets through."""
+    gate = f"passes {config.blind.needed} of {config.blind.readings} (95 %)"
+    table = Table("note", "found (95 %)", gate, "notes", "cannot tell", "failed", title="blind reader", box=SIMPLE)
+    for group in groups:
+        _add_group(table, group, group.kind.value, group.found, group.passed)
     return table

@@ -17,8 +17,14 @@ from rich.text import Text
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.blind_calibration import calibrate_reader, known_notes, reader_table
-from medserl_agentloop.evaluation.judge_calibration import Answer, known_edits, report_table
+from medserl_agentloop.evaluation.judge_calibration import (
+    Answer,
+    calibrate_reader,
+    known_edits,
+    known_notes,
+    reader_table,
+    report_table,
+)
 from medserl_agentloop.evaluation.judge_calibration import calibrate as measure
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge

@@ -10,8 +10,8 @@ from game.real_pairs import real_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.evaluation.harmless_edits import DRESSED as DRESSED_EDITS
-from medserl_agentloop.evaluation.harmless_edits import HARMLESS
+from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
+from medserl_agentloop.evaluation.edit_rules import HARMLESS
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
 
 DRESSED = {

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.blind_calibration import UNKNOWABLE, known_notes
+from medserl_agentloop.evaluation.edit_rules import UNKNOWABLE
+from medserl_agentloop.evaluation.judge_calibration import known_notes
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import NoteKind, read_report

@@ -14,7 +14,7 @@ from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import Vignette
-from medserl_agentloop.evaluation.harmless_edits import DRESSED
+from medserl_agentloop.evaluation.edit_rules import DRESSED
 from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -1,7 +1,8 @@
-"""Edits of a note that provably leave its meaning alone, made by rule. Called by ``evaluation.judge_calibration``.
+"""Edits of a note by rule, whose effect is known. Called by ``evaluation.judge_calibration``.
 
-A judge that calls one of them an error is wrong, whatever the note says. Every rule changes one place, and
-leaves alone each place of which it cannot be sure.
+``HARMLESS`` and ``DRESSED`` leave the meaning alone: a judge that calls one of them an error is wrong, whatever the
+note says. ``UNKNOWABLE`` changes a fact that nothing else in the note tells. Every rule changes one place, and leaves
+alone each place of which it cannot be sure.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable
+
+from medserl_agentloop.games.medical.edits import split_sentences
 
 Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
@@ -116,3 +119,48 @@ DRESSED: dict[str, Rule] = {
     "gap": _one_place(re.compile(r"(?<=[a-z]) (?=[a-z])"), lambda _: "\u00a0 \u2003" * 5),
 }
 """By name, rules that change what a note is made of and not what a reader sees in it."""
+
+
+_AGE = re.compile(r"\b([2-7]\d)(?=(?:-| )years?(?:-| )old\b)")
+_SIDE = re.compile(
+    r"\b(left|right)(?= (?:arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf)\b)"
+)
+_AGO = re.compile(r"\b([2-9])(?= (?:days|weeks|months|years) ago\b)")
+# Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
+_PAIRS = (
+    ("ibuprofen", "naproxen"), ("lisinopril", "enalapril"), ("atorvastatin", "rosuvastatin"),
+    ("omeprazole", "pantoprazole"), ("loratadine", "cetirizine"), ("sertraline", "escitalopram"),
+)  # fmt: skip
+_ALTERNATIVES = dict(_PAIRS) | {b: a for a, b in _PAIRS}
+_DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
+
+
+def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Rule:
+    """Changes the one place of ``pattern``, if the note holds ``mentions`` once: nothing else tells what was there."""
+    every = re.compile(mentions, re.IGNORECASE)
+
+    def change(note: str, rng: random.Random) -> str | None:
+        place = pattern.search(note)
+        if place is None or len(every.findall(note)) != 1:
+            return None
+        return note[: place.start(1)] + other(place[1], rng) + note[place.end(1) :]
+
+    return change
+
+
+def _alternative(note: str, rng: random.Random) -> str | None:
+    without_dose = [sentence for sentence in split_sentences(note) if not re.search(r"\d", sentence)]
+    drugs = [drug for sentence in without_dose for drug in _DRUG.findall(sentence) if note.count(drug) == 1]
+    if not drugs:
+        return None
+    drug = rng.choice(drugs)
+    return note.replace(drug, _ALTERNATIVES[drug])
+
+
+UNKNOWABLE: dict[str, Rule] = {
+    "age": _alone(_AGE, lambda age, rng: str(int(age) + rng.choice((-3, -2, 2, 3))), r"\byears?(?:-| )old\b|\baged?\b"),
+    "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
+    "time": _alone(_AGO, lambda n, rng: rng.choice("23456789".replace(n, "")), r"\bago\b"),
+    "alternative": _alternative,
+}
+"""Changes that nobody can see in the note alone, by rule."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.evaluation.harmless_edits import DRESSED, HARMLESS
+from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS
 
 EXAMPLES = {
     "number_format": [
