@@ -19,6 +19,8 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 BASE = "base"
 """What stands in the place of a server's ``url`` for the base model of the run."""
 
+THINK, END_THINK = "<think>", "</think>"
+
 CONTROL_TOKEN = "|".join(
     (
         r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
@@ -46,6 +48,16 @@ def as_data(text: str) -> str:
 
 def _broken(found: re.Match[str]) -> str:
     return found[0][0] + _JOINER + found[0][1:]
+
+
+def reasoning_open(prefill: str) -> bool:
+    """Whether the prompt has begun the player's reasoning and left it open."""
+    return prefill.rfind(THINK) > prefill.rfind(END_THINK)
+
+
+def reasoning_closed(prefill: str) -> bool:
+    """Whether the prompt has ended the reasoning, as templates do that switch thinking off."""
+    return prefill.rfind(END_THINK) > prefill.rfind(THINK)
 
 
 def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
@@ -129,9 +141,9 @@ class ChatClient:
         if finish not in ("stop", "length", None):  # a content filter's "content_filter", an engine's "abort"
             raise BadAnswer(f"generation ended with {self.http.shown(repr(finish))}")
         if reasoning:
-            opening = "" if prefix.rstrip().endswith("<think>") else "<think>"
+            opening = "" if prefix.rstrip().endswith(THINK) else THINK
             # Cut off while it reasoned: nothing closed the reasoning.
-            closing = "</think>\n" if content or finish != "length" else ""
+            closing = f"{END_THINK}\n" if content or finish != "length" else ""
             content = f"{opening}{reasoning}{closing}{content}"
         if not content:
             raise BadAnswer("the answer is empty")

@@ -19,9 +19,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from medserl_agentloop.core.chat import THINK, reasoning_open
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
-
-THINK = "<think>"
 
 _TEMPLATES_KEPT = 1024
 
@@ -31,11 +30,6 @@ _USER, _ASSISTANT = place("user"), place("assistant")
 # Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST], <start_of_turn>.
 # Others, such as Gemma's runs of line breaks, are text.
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
-
-
-def reasoning_open(text: str) -> bool:
-    """Whether ``text`` begins a reasoning block and does not end it."""
-    return text.rfind(THINK) > text.rfind("</think>")
 
 
 @dataclass(frozen=True)

@@ -186,11 +186,10 @@ class Player:
         waiting = sorted(prompts, key=lambda number: len(prompts[number].ids))
         for start in range(0, len(waiting), self.batch):
             part = waiting[start : start + self.batch]
-            role = Role(turns[part[0]].role)
+            role, strings = Role(turns[part[0]].role), turns[part[0]].stop
             if role.value in getattr(self.model, "peft_config", ()):
                 self.model.set_adapter(role.value)
-            stop: dict[str, Any] = {name: tuple(strings) for name, strings in self.encoder.stop_of(role).items()}
-            ends = (self.tokenizer.eos_token_id, *stop.get("stop_token_ids", ()))
+            stop: dict[str, Any] = {name: tuple(found) for name, found in self.encoder.stop(strings).items()}
             requests: dict[int, SamplingRequest] = {}
             for number in part:
                 ids, again = prompts[number].ids, int(turns[number].conversation or 0)  # another assessment of the note
@@ -211,10 +210,9 @@ class Player:
                 decode=self.tokenizer.decode,
             )
             for number, completion in zip(requests, completions, strict=True):
-                ids, prefill = completion.token_ids, prompts[number].prefill
-                text = self.tokenizer.decode(ids[:-1] if ids[-1] in ends else ids, skip_special_tokens=False)
+                text, tokens = self.encoder.decode(completion.token_ids, strings), len(completion.token_ids)
                 cut = completion.stop_reason == "length"
-                yield number, Reply(text, tokens=len(ids), truncated=cut, prefill=prefill)
+                yield number, Reply(text, tokens, cut, prompts[number].prefill)
 
 
 def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> Player:

@@ -226,12 +226,12 @@ def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> N
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()
     (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
-    encoder = ProfileEncoder(TOKENIZER, load_profile(str(tmp_path)))
-    assert encoder.stop_of(Role.ASSESSOR) == {
+    stop = load_profile(str(tmp_path)).settings.stop
+    assert ENCODER.stop(stop[Role.ASSESSOR]) == {
         "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
         "stop": ["</answer>"],
     }
-    assert encoder.stop_of(Role.ATTACKER) == ENCODER.stop_of(Role.ASSESSOR) == {}
+    assert Role.ATTACKER not in stop and load_profile().settings.stop == {} and ENCODER.stop([]) == {}
     rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
     with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
         check_stop_strings(["</answer>"], rollout)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from medserl_agentloop.core.chat import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.types import ErrorType, Label
 from medserl_agentloop.paths import find_object
-
-THINK, END_THINK = "<think>", "</think>"
 
 CONTRADICTION = "contradictory_verdicts"
 """Violation of an assessment that gives both verdicts; in every format it has none."""
@@ -106,16 +105,6 @@ def _check(meant: Any, read: Any, *names: str) -> None:
 
 
 # -- what the formats share ----------------------------------------------------------------------------------------
-
-
-def reasoning_open(prefill: str) -> bool:
-    """Whether the prompt has begun the player's reasoning and left it open."""
-    return prefill.rfind(THINK) > prefill.rfind(END_THINK)
-
-
-def reasoning_closed(prefill: str) -> bool:
-    """Whether the prompt has ended the reasoning, as templates do that switch thinking off."""
-    return prefill.rfind(END_THINK) > prefill.rfind(THINK)
 
 
 def _split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:

@@ -143,10 +143,6 @@ class ProfileEncoder(ChatEncoder):
         """The prompt that opens a context of ``role``'s own; a ValueError says what is wrong with a template."""
         return self.opening(self.profile.turn(role, category, note))
 
-    def stop_of(self, role: Role) -> dict[str, list[Any]]:
-        """Sampling parameters that end ``role``'s turn where the profile says so."""
-        return self.stop(self.profile.settings.stop.get(role, []))
-
 
 def plan_row(
     spec: GameSpec,
