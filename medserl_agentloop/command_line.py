@@ -23,12 +23,20 @@ def _is_hidden(character: str) -> bool:
 
 
 @contextmanager
-def errors_in_one_line(who: str = "medserl") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can mend; ``who`` begins the line."""
+def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
+    """End the program with exit code 2 and one line for an error that the user can mend; ``who`` begins the line.
+
+    Where a command can say what is left after Ctrl-C, ``stopped``, the code is 130 then.
+    """
     import typer  # slow, and the core takes nothing but `visible` from here
 
     try:
         yield
+    except (KeyboardInterrupt, EOFError):  # a person who plays may end the input instead
+        if not stopped:
+            raise
+        typer.echo(f"{who}: stopped; {stopped}", err=True)
+        raise typer.Exit(130) from None
     except (ValueError, OSError) as error:
         file = isinstance(error, OSError) and error.filename
         reason = f"{error.filename}: {error.strerror}" if file else str(error)  # type: ignore[union-attr]

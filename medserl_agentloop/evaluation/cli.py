@@ -141,62 +141,58 @@ def evaluate(
     """
     console = Console()
     sampling = evaluation.Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
-    try:
-        with errors_in_one_line():
-            if samples > 1 and temperature == 0:
-                raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
-            reference = read_reference(notes)
-            uw = sum(note.subset == "medec_uw" for note in reference.notes)
-            if uw and not i_have_the_uw_agreement:
-                raise ValueError(
-                    f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
-                    "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
-                )
-            sets = evaluation.note_sets(reference, evaluation.read_twins(notes) if twins else [], shortcuts)
-            training = read_training(train, reference.notes) if train else None
-            prompts = load_profile(profile)
-            template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
-            asking = {
-                "api_key_env": api_key_env,
-                "timeout_s": timeout,
-                "retries": tries - 1,
-                "concurrency": concurrency,
-            }
-            drawing = {"temperature": temperature, "seed": seed}
-            player: Any = seat_of(model, served, prompts, template_kwargs, **asking, **drawing)
-            if isinstance(player, EndpointPlayer):
-                facts = {"name": player.name, "server": player.url}
-            else:
-                from medserl_agentloop.evaluation.local_models import facts_of
+    with errors_in_one_line(stopped=f"the answers so far are in {output}, and the same command goes on"):
+        if samples > 1 and temperature == 0:
+            raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
+        reference = read_reference(notes)
+        uw = sum(note.subset == "medec_uw" for note in reference.notes)
+        if uw and not i_have_the_uw_agreement:
+            raise ValueError(
+                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
+                "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
+            )
+        sets = evaluation.note_sets(reference, evaluation.read_twins(notes) if twins else [], shortcuts)
+        training = read_training(train, reference.notes) if train else None
+        prompts = load_profile(profile)
+        template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
+        asking = {
+            "api_key_env": api_key_env,
+            "timeout_s": timeout,
+            "retries": tries - 1,
+            "concurrency": concurrency,
+        }
+        drawing = {"temperature": temperature, "seed": seed}
+        player: Any = seat_of(model, served, prompts, template_kwargs, **asking, **drawing)
+        if isinstance(player, EndpointPlayer):
+            facts = {"name": player.name, "server": player.url}
+        else:
+            from medserl_agentloop.evaluation.local_models import facts_of
 
-                player.batch, facts = concurrency, facts_of(Path(model))
-            identity = [facts.get("sha256", facts), template_kwargs]
-            questions = [
-                evaluation.Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)
-            ]
-            cache = output / evaluation.CACHE
-            answers = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
-            with lock_folder(output, wait_s=0):
-                replies, failed = asyncio.run(answers)
-            if failed and not allow_missing:
-                raise ValueError(
-                    f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
-                    f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
-                    "or let the notes count as wrong with --allow-missing"
-                )
-            answered = {
-                name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
-            }
-            settings = {
-                "model": facts,
-                "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
-                "sampling": sampling._asdict(),
-                "requests_without_answer": len(failed),
-            }
-            scorers = NEURAL_SCORERS if neural else SCORERS
-            tables = evaluation.conclude(output, reference, answered, training, scorers, settings)
-    except KeyboardInterrupt:
-        typer.echo(f"medserl: stopped; the answers so far are in {output}, and the same command goes on", err=True)
-        raise typer.Exit(130) from None
+            player.batch, facts = concurrency, facts_of(Path(model))
+        identity = [facts.get("sha256", facts), template_kwargs]
+        questions = [
+            evaluation.Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)
+        ]
+        cache = output / evaluation.CACHE
+        answers = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
+        with lock_folder(output, wait_s=0):
+            replies, failed = asyncio.run(answers)
+        if failed and not allow_missing:
+            raise ValueError(
+                f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
+                f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
+                "or let the notes count as wrong with --allow-missing"
+            )
+        answered = {
+            name: evaluation.read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()
+        }
+        settings = {
+            "model": facts,
+            "prompts": evaluation.prompt_facts(prompts) | {"chat_template": template_kwargs},
+            "sampling": sampling._asdict(),
+            "requests_without_answer": len(failed),
+        }
+        scorers = NEURAL_SCORERS if neural else SCORERS
+        tables = evaluation.conclude(output, reference, answered, training, scorers, settings)
     console.print(tables)
     typer.echo(f"{output}: {evaluation.SUBMISSION}, {evaluation.ANSWERS}, {evaluation.RESULTS}")

@@ -116,48 +116,44 @@ def tournament(
 
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
-    try:
-        with errors_in_one_line():
-            both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
-            everyone = both + attacking + assessing
-            attacking, assessing = both + attacking, both + assessing
-            if find_spec("sklearn") is None:
-                raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
-            if not attacking or not assessing:
-                raise ValueError("name at least one player, or an --attacker and an --assessor")
-            for name, count in Counter(entry.name for entry in everyone).items():
-                if count > 1:
-                    raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
-            configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
-            run = next(filter(None, configs), {})
-            options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
-            config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
-            # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
-            config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
-            data = data or _validation_file(run)
-            drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
-            check_judge(config, drawn)
-            template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
-            asked = {
-                "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
-                "attackers": [entry.name for entry in attacking],
-                "assessors": [entry.name for entry in assessing],
-                "data": sha256_of(data),
-                "games": games,
-                "seed": seed,
-                "temperature": temperature,
-                "template": template,
-                "selfplay": config.model_dump(mode="json"),
-            }
-            _begin(output, asked)
-            matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
-            served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-            with lock_folder(output, wait_s=0):
-                asyncio.run(_play(matches, asked, config, output, served, console))
-            _conclude(output, asked, everyone, console)
-    except KeyboardInterrupt:
-        typer.echo(f"medserl: stopped; the pairings so far are in {output}, and the same command goes on", err=True)
-        raise typer.Exit(130) from None
+    with errors_in_one_line(stopped=f"the pairings so far are in {output}, and the same command goes on"):
+        both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
+        everyone = both + attacking + assessing
+        attacking, assessing = both + attacking, both + assessing
+        if find_spec("sklearn") is None:
+            raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
+        if not attacking or not assessing:
+            raise ValueError("name at least one player, or an --attacker and an --assessor")
+        for name, count in Counter(entry.name for entry in everyone).items():
+            if count > 1:
+                raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
+        configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
+        run = next(filter(None, configs), {})
+        options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
+        config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
+        # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
+        config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
+        data = data or _validation_file(run)
+        drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
+        check_judge(config, drawn)
+        template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
+        asked = {
+            "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
+            "attackers": [entry.name for entry in attacking],
+            "assessors": [entry.name for entry in assessing],
+            "data": sha256_of(data),
+            "games": games,
+            "seed": seed,
+            "temperature": temperature,
+            "template": template,
+            "selfplay": config.model_dump(mode="json"),
+        }
+        _begin(output, asked)
+        matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
+        served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        with lock_folder(output, wait_s=0):
+            asyncio.run(_play(matches, asked, config, output, served, console))
+        _conclude(output, asked, everyone, console)
 
 
 def _validation_file(run: dict[str, Any]) -> Path:

@@ -54,34 +54,30 @@ def play(
     console = Console()
     named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
     given = {key: name for key, name in named.items() if name is not None}
-    try:
-        with errors_in_one_line():
-            if output.exists():
-                raise ValueError(f"{output} exists already; name a new file with --output")
-            config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
-            if human is not None and not isinstance(config, MedicalConfig):
-                raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
-            interaction: Interaction[Any, Any] = HumanGame(config, human) if human else game_class(config.game)(config)
-            person: dict[str, Player] = {human: HumanPlayer(console)} if human else {}
-            opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
-            started = draw_games(interaction, data, games, seed, opener=opener)
-            if isinstance(config, MedicalConfig):
-                check_judge(config, started)
-            options = EndpointOptions(
-                url=endpoint,
-                model=model,
-                api_key_env=api_key_env,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                timeout_s=timeout,
-                concurrency=1 if human else concurrency,
-            )
-            served = EndpointPlayer(options)
-            records = asyncio.run(_play(interaction, started, served, person, StepFile(output), console))
-    except (KeyboardInterrupt, EOFError):
-        typer.echo(f"medserl: stopped; the games finished so far are in {output}", err=True)
-        raise typer.Exit(130) from None
+    with errors_in_one_line(stopped=f"the games finished so far are in {output}"):
+        if output.exists():
+            raise ValueError(f"{output} exists already; name a new file with --output")
+        config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
+        if human is not None and not isinstance(config, MedicalConfig):
+            raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
+        interaction: Interaction[Any, Any] = HumanGame(config, human) if human else game_class(config.game)(config)
+        person: dict[str, Player] = {human: HumanPlayer(console)} if human else {}
+        opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
+        started = draw_games(interaction, data, games, seed, opener=opener)
+        if isinstance(config, MedicalConfig):
+            check_judge(config, started)
+        options = EndpointOptions(
+            url=endpoint,
+            model=model,
+            api_key_env=api_key_env,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            timeout_s=timeout,
+            concurrency=1 if human else concurrency,
+        )
+        served = EndpointPlayer(options)
+        records = asyncio.run(_play(interaction, started, served, person, StepFile(output), console))
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
