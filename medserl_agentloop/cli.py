@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, plain, visible
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
@@ -100,7 +100,6 @@ def compare(
 ) -> None:
     """Compare two runs: rewards, outcomes, format, speed, memory and rewards by step."""
     from rich.table import Table
-    from rich.text import Text
 
     from medserl_agentloop.report import compare as comparison
 
@@ -112,8 +111,8 @@ def compare(
     for title, texts, note in sections:
         table = Table(*texts.columns, title=title, title_justify="left", box=None)
         for row in texts.to_numpy():
-            table.add_row(*(Text(visible(cell)) for cell in row))
-        console.print(table, Text(visible(note), style="dim"), "")
+            table.add_row(*map(plain, row))
+        console.print(table, plain(note, style="dim"), "")
     if output is not None:
         typer.echo(f"comparison: {output}")
 
@@ -260,7 +259,7 @@ def doctor(
             style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
             console.print(
                 Text(f"{finding.status:4}  {finding.check}: ", style),
-                Text(visible(finding.text)),
+                plain(finding.text),
                 sep="",
                 soft_wrap=True,
             )

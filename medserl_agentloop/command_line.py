@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from unicodedata import category
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 
 def visible(text: str) -> str:
     """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as ``\\x1b`` or ``\\u202e``.
 
     These are the control, format, private and unassigned characters, lone surrogates and Unicode's line separators.
-    Newlines stay, tabs become spaces. Rich's markup is left as it is: wrap the result in a ``rich.text.Text``.
+    Newlines stay, tabs become spaces. Rich's markup is left as it is: use :func:`plain` there.
     """
     if text.isprintable():
         return text
@@ -20,6 +25,18 @@ def visible(text: str) -> str:
 
 def _is_hidden(character: str) -> bool:
     return character != "\n" and (category(character).startswith("C") or character in "\u2028\u2029")
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Untrusted text for a ``rich`` console, by :func:`visible` and with its markup as text."""
+    from rich.text import Text
+
+    return Text(visible(text), style)
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line of untrusted text, unwrapped, so that it can be searched for."""
+    console.print(plain(line), soft_wrap=True)
 
 
 @contextmanager

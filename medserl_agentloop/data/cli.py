@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.data.intake import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.rows import (
@@ -171,20 +171,20 @@ def convert(
     if similar:
         _say_some(console, "warning: near-duplicates across the splits", similar)
     if games.no_validation:
-        _say(
+        say(
             console,
             "warning: the input is too small for a validation split at this mix, so every case is for training and "
             "val.parquet has no rows; give more input or --val-input, or train with data.val_files=train.parquet",
         )
     available = sum(sum(split.eligible.values()) for split in games.reports.values())
     if given and mix == DEFAULT_MIX and rows is None and len(games.train) + len(games.val) < available:
-        _say(console, f"all {available} rows, each in the category that the input names: {_command(context)}")
-    _say(console, f"mix {format_mix(plan.mix)}, seed {seed}, profile {profile}")
+        say(console, f"all {available} rows, each in the category that the input names: {_command(context)}")
+    say(console, f"mix {format_mix(plan.mix)}, seed {seed}, profile {profile}")
     for name, written in (("train", games.train), ("val", games.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
-        _say(console, f"{output / name}.parquet: {len(written)} rows, {labels}")
-    _say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
+        say(console, f"{output / name}.parquet: {len(written)} rows, {labels}")
+    say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
 
 
 @app.command()
@@ -284,9 +284,9 @@ def sft(
     if made.left_out:
         _show_left_out(console, dict(sorted(made.left_out.items())))
     for name, rows in files.items():
-        _say(console, f"{output / name}: {len(rows)} conversations")
+        say(console, f"{output / name}: {len(rows)} conversations")
     if rest is not None:
-        _say(console, f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
+        say(console, f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
 
 
 @app.command("eval")
@@ -315,7 +315,7 @@ def evaluation_rows(
     console, sources = Console(), Counter(row["data_source"] for row in rows)
     _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
     dropped = sum(report.dropped_empty for report in read.reports)
-    _say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
+    say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
 @app.command()
@@ -384,10 +384,10 @@ def _print_report(console: Console, report: Report) -> None:
     from medserl_agentloop.data.verify import Check
 
     for problem in report.problems:
-        _say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")
+        say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")
     shown = sum(1 for problem in report.problems if not problem.warning)
     if hidden := sum(report.failures.values()) - shown:
-        _say(console, f"and {hidden} more failures of the same kinds")
+        say(console, f"and {hidden} more failures of the same kinds")
     files = ([f.file, f.rows, f.labels["harmful"], f.labels["safe"], f.longest_prompt] for f in report.files)
     _show(console, "Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"], files)
     results = []
@@ -399,15 +399,10 @@ def _print_report(console: Console, report: Report) -> None:
     _show(console, "Checks", ["check", "result"], [], results)
 
 
-def _say(console: Console, line: str) -> None:
-    # Text and no wrapping: brackets in a name are no markup, and a line can be searched for.
-    console.print(Text(visible(line)), soft_wrap=True)
-
-
 def _say_some(console: Console, what: str, items: Sequence[str]) -> None:
     """How many there are, and the first of them; the manifest has all."""
     more = ", ..." if len(items) > SHOWN else ""
-    _say(console, f"{what} ({len(items)}): {', '.join(items[:SHOWN])}{more}")
+    say(console, f"{what} ({len(items)}): {', '.join(items[:SHOWN])}{more}")
 
 
 def _show(
@@ -425,7 +420,7 @@ def _show(
     for heading in numbers:
         table.add_column(Text(heading), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible(str(cell))) for cell in row))
+        table.add_row(*(plain(str(cell)) for cell in row))
     if total:
         table.add_section()
         table.add_row(*map(str, total))

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.table import Table
-from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.clinic import parse_note, reworded
@@ -246,7 +245,7 @@ def _position_bias(answers: Sequence[Answer]) -> Share | None:
 def report_table(report: JudgeReport) -> Table:
     """The figures of a report, by kind of edit, error type and rule, and then of the judge as a whole."""
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
-    table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=Text(visible(name)), box=SIMPLE)
+    table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=plain(name), box=SIMPLE)
     for group in report.groups:
         _add_group(table, group, f"{group.kind.value} (now {group.kind.truth.value})", group.right)
     table.add_section()

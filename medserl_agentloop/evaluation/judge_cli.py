@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.judge_calibration import (
@@ -127,5 +126,5 @@ def calibrate(
     if report.blind:
         console.print(reader_table(report.blind, config))
     for reason, count in failures.most_common(5):
-        console.print(Text(visible(f"no answer: {count} x {reason}")), soft_wrap=True)
+        say(console, f"no answer: {count} x {reason}")
     typer.echo(f"report: {output}")

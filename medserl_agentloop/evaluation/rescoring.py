@@ -20,9 +20,8 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, plain
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
 from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
@@ -105,7 +104,7 @@ def replay(
                     rows.writerow(found)
     table = Table("outcome", "role", "components", "rewards", box=None)
     for kind, count in kinds.most_common():
-        table.add_row(*(Text(visible(part)) for part in kind), str(count))
+        table.add_row(*map(plain, kind), str(count))
     if kinds:
         Console().print(table)
     typer.echo(f"{compared} rewards compared, {kinds.total()} differ: {names[0]} and {names[1]}")

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.table import Column, Table
-from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.types import Label, Role
@@ -132,11 +131,9 @@ def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Seq
     attackers, assessors = (sorted({key[n] for key in shown if key[n]}, key=order.__getitem__) for n in (1, 2))
     titles = {"detection": "valid errors found, %", "success": "attacks that are valid and not found, %"}
     for measure, title in titles.items():
-        table = Table("attacker \\ assessor", *(Column(Text(visible(name))) for name in assessors), title=title)
+        table = Table("attacker \\ assessor", *(Column(plain(name)) for name in assessors), title=title)
         for attacker in attackers:
-            table.add_row(
-                Text(visible(attacker)), *(shown.get((measure, attacker, assessor), "") for assessor in assessors)
-            )
+            table.add_row(plain(attacker), *(shown.get((measure, attacker, assessor), "") for assessor in assessors))
         yield table
     for role, names, measures in (
         ("attacker", attackers, ("valid", "valid decoys")),
@@ -147,5 +144,5 @@ def tables(found: pd.DataFrame, rated: dict[str, dict[str, float]], players: Seq
         for name in names:
             where = (name, "") if role == "attacker" else ("", name)
             points = f"{rated[role][name]:+.0f}" if name in rated[role] else ""
-            table.add_row(Text(visible(name)), points, *(shown.get((measure, *where), "") for measure in counted))
+            table.add_row(plain(name), points, *(shown.get((measure, *where), "") for measure in counted))
         yield table

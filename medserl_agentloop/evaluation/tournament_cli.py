@@ -15,9 +15,8 @@ import typer
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import Progress
-from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.interaction import NoReplyError, Reply
@@ -257,10 +256,10 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], co
             for lost in result["forgotten"]
         ]
         said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
-        console.print(Text(visible("; ".join(said))), soft_wrap=True)
+        say(console, "; ".join(said))
     lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
     for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
-        console.print(Text(visible(line)), soft_wrap=True)
+        say(console, line)
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

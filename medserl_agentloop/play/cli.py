@@ -16,9 +16,8 @@ from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
 from medserl_agentloop.core.interaction import Interaction, Player, play_game
 from medserl_agentloop.core.records import GameRecord
@@ -81,12 +80,12 @@ def play(
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
-        table.add_row(Text(visible(name)), f"{value:.4g}")  # components have names of a user's own
+        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
     console.print(table)
     void = Counter(record.void for record in records if record.void is not None)
     for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
-        console.print(Text(visible(line)), soft_wrap=True)
-    console.print(Text(f"games: {output}"), soft_wrap=True)
+        say(console, line)
+    say(console, f"games: {output}")
     if void.total() == len(records):
         raise typer.Exit(1)
 

@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.prompt import IntPrompt
 from rich.prompt import Prompt as Question
-from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain
 from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import split_sentences
@@ -105,7 +104,7 @@ class HumanPlayer:
         return "\n".join(["<answer>", *fields, "</answer>"])
 
     def _show(self, title: str, text: str) -> None:
-        self._console.print(Panel(Text(visible(text)), title=title, title_align="left"))
+        self._console.print(Panel(plain(text), title=title, title_align="left"))
 
 
 @contextmanager

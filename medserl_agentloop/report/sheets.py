@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.box import SIMPLE
 from rich.table import Table
-from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.table import varied_games
@@ -156,7 +155,7 @@ def agreement(sheets: Sequence[Path], key: Path) -> tuple[Table, list[str]]:
             same = [len({rater[item] for rater in compared}) == 1 for item in items]
             share = f"{fmean(same):.1%}" if items else ""
             shown = "not defined" if math.isnan(kappa) else f"{kappa:.3f}"
-            table.add_row(question, Text(visible(who)), shown, share, str(len(items)))
+            table.add_row(question, plain(who), shown, share, str(len(items)))
         table.add_section()
     problems = [problem for sheet in read for problem in sheet.problems]
     without = len(original) - len(judge)

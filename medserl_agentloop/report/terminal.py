@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import GameRecord, Games, Outcome
@@ -81,7 +81,7 @@ def walk(run: Path, console: Console, *, game: int | None = None) -> None:
                     words, found = asked, hits
                     number = number if number in hits else hits[0]
                 else:
-                    console.print(Text(visible(f"no game has {' '.join(asked)}. {FILTERS}")))
+                    console.print(plain(f"no game has {' '.join(asked)}. {FILTERS}"))
             case _:
                 console.print(Text(f"{KEYS}\n{FILTERS}"))
 
@@ -124,7 +124,7 @@ def _games(run: Path, game: int | None) -> tuple[Games, int, np.ndarray]:
 def _print_metrics(run: Path, games: Games, steps: np.ndarray, console: Console) -> None:
     console.print(render_metrics(games, steps, run / METRICS_FILE))
     files = f"all games: {run / GAMES_FILE}\nall metrics: {run / METRICS_FILE}" if run.is_dir() else f"all games: {run}"
-    console.print(Text(visible(files)))
+    console.print(plain(files))
 
 
 def render_game(record: GameRecord, title: str) -> RenderableType:
@@ -132,36 +132,36 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
     label = record.judgement.label.value if record.judgement and record.judgement.label else "not judged"
     why = f" ({record.void})" if record.void else ""
     facts = f"{record.category.value}; presented note: {label}; outcome: {record.outcome.value}{why}"
-    parts: list[RenderableType] = [Text(visible(facts), style="bold")]
+    parts: list[RenderableType] = [plain(facts, style="bold")]
     others = [f"{role}: {name}" for role, name in record.players.items()]
     if record.opponent is not None:
         others.append(f"{record.opponent.role}: {record.opponent.version or 'no answer'} ({record.opponent.kind})")
     if others:
-        parts.append(Text(visible(f"played by {', '.join(others)}")))
+        parts.append(plain(f"played by {', '.join(others)}"))
     attack = record.attack
     if attack is not None:
         head = "attacker"
         if attack.invalid is not None:
             head += f" (invalid: {attack.invalid.value})"
-        wrote = marked_changes(record.spec.seed_note, attack.note) if attack.note else Text(visible(attack.response))
+        wrote = marked_changes(record.spec.seed_note, attack.note) if attack.note else plain(attack.response)
         lines = Text.assemble((visible(attack.reasoning) or "no reasoning", "italic"), "\n\n", wrote)
         parts.append(_panel(head, lines, "red"))
     elif record.presented_note is not None:
-        parts.append(_panel("note, as it is in the data", Text(visible(record.presented_note))))
+        parts.append(_panel("note, as it is in the data", plain(record.presented_note)))
     for assessment in (each.assessment for each in record.by_assessment if each.assessment is not None):
         verdict = assessment.verdict.value if assessment.verdict else "unreadable"
-        parts.append(_panel(f"assessor: {verdict}", Text(visible(assessment.response)), "blue"))
+        parts.append(_panel(f"assessor: {verdict}", plain(assessment.response), "blue"))
     for role in Role:
         components = record.rewards.get(role)
         if components is not None:
             terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
-            parts.append(Text(visible(f"{role.value} {sum(components.values()):+.2f} = {terms}")))
+            parts.append(plain(f"{role.value} {sum(components.values()):+.2f} = {terms}"))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
     return _panel(f"{title}, step {record.step}{played}", Group(*parts))
 
 
 def _panel(title: str, content: RenderableType, colour: str = "none") -> Panel:
-    return Panel(content, title=Text(visible(title)), title_align="left", border_style=colour)
+    return Panel(content, title=plain(title), title_align="left", border_style=colour)
 
 
 def render_metrics(games: Games, step_of: np.ndarray, metrics_file: Path) -> Table:

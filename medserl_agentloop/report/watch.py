@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.step_file import METRICS_FILE, from_line
 
@@ -91,7 +91,7 @@ def _is_shown(name: str) -> bool:
 def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
     """The state of the run as one picture."""
     if not rows:
-        return Text(visible(f"{run}: waiting for the first step ({METRICS_FILE})"))
+        return plain(f"{run}: waiting for the first step ({METRICS_FILE})")
     last = rows[-1]
     step, steps = last["step"], last.get("steps")
     progress = f"step {step}" + (f" of {steps}" if steps else "")
@@ -107,14 +107,14 @@ def frame(run: Path, rows: Sequence[dict[str, Any]]) -> RenderableType:
         values = [float(row[name]) for row in rows if _is_number(row.get(name))]
         if values:
             numbers = (f"{value:.3g}" for value in (values[-1], min(values), max(values)))
-            curves.add_row(Text(visible(name)), sparkline(values), *numbers)
+            curves.add_row(plain(name), sparkline(values), *numbers)
     fired = [(row["step"], name.removeprefix(METRIC_PREFIX)) for row in rows for name in row if METRIC_PREFIX in name]
     alarms = ", ".join(f"{name} (step {at})" for at, name in fired[-3:]) or "none"
     return Group(
-        Text(visible(f"{run}"), style="dim"),
+        plain(f"{run}", style="dim"),
         Text(progress, style="bold"),
         curves,
-        Text(visible(f"alarms: {alarms}")),
+        plain(f"alarms: {alarms}"),
     )
 
 

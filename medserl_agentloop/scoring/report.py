@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import visible
+from medserl_agentloop.command_line import plain
 from medserl_agentloop.scoring.metrics import (
     GROUP_MEASURES,
     RESAMPLES,
@@ -108,7 +108,7 @@ def tables(report: Report) -> Group:
     errors = sum(note.flag for note in reference.notes)
     blank = f"; {reference.dropped_empty} blank records count nowhere" if reference.dropped_empty else ""
     heading = f"{', '.join(reference.sha256)}: {len(reference.notes)} notes, {errors} with an error{blank}"
-    parts: list[RenderableType] = [_text(heading), _measures(report)]
+    parts: list[RenderableType] = [plain(heading), _measures(report)]
     parts += [_groups(name, scores, len(report.scores) > 1) for name, scores in report.scores.items()]
     parts += [_comparison(first, name, found) for name, found in report.comparisons.items()]
     parts += _beside(report)
@@ -118,8 +118,8 @@ def tables(report: Report) -> Group:
 def published_script(file: str, printed: Mapping[str, float | None] | str) -> RenderableType:
     """What the published script prints of a file, or how it stops."""
     if isinstance(printed, str):
-        return _text(printed)
-    table = Table("", "value", title=_text(f"By the published script, mistakes included: {file}"))
+        return plain(printed)
+    table = Table("", "value", title=plain(f"By the published script, mistakes included: {file}"))
     for title, value in printed.items():
         table.add_row(title, repr(value))
     return table
@@ -127,9 +127,9 @@ def published_script(file: str, printed: Mapping[str, float | None] | str) -> Re
 
 def table_of(title: str, *columns: str) -> Table:
     """An empty table in the style of all scores."""
-    table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, column in enumerate(columns):
-        table.add_column(_text(column), min_width=0 if at else 16, overflow="fold")
+        table.add_column(plain(column), min_width=0 if at else 16, overflow="fold")
     return table
 
 
@@ -165,7 +165,7 @@ def _groups(name: str, scores: Scores, several: bool) -> Table:
         for label, group in groups.items():
             values = [group.measures.get(m, Measure(None)) for m in GROUP_MEASURES]
             cells = [Text("-") if measure.value is None else _cell(measure, ".2f") for measure in values]
-            table.add_row(f"{label} sentence" if kind == "error position" else _text(label), str(group.notes), *cells)
+            table.add_row(f"{label} sentence" if kind == "error position" else plain(label), str(group.notes), *cells)
         table.add_row()
     return table
 
@@ -190,8 +190,8 @@ def _beside(report: Report) -> Iterator[RenderableType]:
     for name, scores in report.scores.items():
         above = floors_above(scores, report.floors)
         values = {m: scores.measures[m].value for m in COMPARED}
-        table.add_row(_text(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
-        marks += [_text(f"< {name}, {TITLES[m]}: below {'; '.join(found)}") for m, found in above.items() if found]
+        table.add_row(plain(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
+        marks += [plain(f"< {name}, {TITLES[m]}: below {'; '.join(found)}") for m, found in above.items() if found]
     table.add_row()
     for floor in report.floors:
         values = {m: floor.scores.measures[m].value for m in COMPARED} if floor.scores else {}
@@ -209,11 +209,6 @@ def _beside(report: Report) -> Iterator[RenderableType]:
 
 def _cell(measure: Measure, form: str = ".3f") -> Text:
     if measure.value is None:
-        return _text(f"not computed: {measure.why}")
+        return plain(f"not computed: {measure.why}")
     spread = "" if measure.spread is None else f" sd {measure.spread:.3f}"
     return Text(with_interval(measure.value, measure.low, measure.high, form) + spread)
-
-
-def _text(text: str) -> Text:
-    """Names of files are not markup."""
-    return Text(visible(text))
