@@ -6,9 +6,10 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rapidfuzz import fuzz
-from rapidfuzz.distance import OSA, Levenshtein
+from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same
 from medserl_agentloop.games.medical.injections import instructions_in
@@ -132,15 +133,9 @@ def compare_notes(old: str, new: str) -> Edit:
 
 def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
     """Maximal runs of differing sentences (or words) as (start, end) in ``before`` and in ``after``."""
-    runs: list[tuple[int, int, int, int]] = []
-    for op in Levenshtein.opcodes(before, after):
-        if op.tag == "equal":
-            continue
-        if runs and runs[-1][1] == op.src_start and runs[-1][3] == op.dest_start:
-            runs[-1] = (runs[-1][0], op.src_end, runs[-1][2], op.dest_end)
-        else:
-            runs.append((op.src_start, op.src_end, op.dest_start, op.dest_end))
-    return runs
+    equal = [MatchingBlock(0, 0, 0), *Levenshtein.opcodes(before, after).as_matching_blocks()]
+    between = [(one.a + one.size, other.a, one.b + one.size, other.b) for one, other in pairwise(equal)]
+    return [run for run in between if run[0] < run[1] or run[2] < run[3]]
 
 
 def _breaks_off(gone: list[str], come: list[str]) -> bool:
