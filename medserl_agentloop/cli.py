@@ -17,7 +17,7 @@ from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
 from medserl_agentloop.evaluation.rescoring import replay, rescore
-from medserl_agentloop.evaluation.tournament_cli import tournament
+from medserl_agentloop.evaluation.tournament import tournament
 from medserl_agentloop.planning.plan import plan
 from medserl_agentloop.play.cli import play
 

@@ -1,22 +1,39 @@
 """Games between frozen players: any attacker against any assessor, in folders or behind servers.
 
-Success against the live opponent of a run says little, because both sides move.
+Success against the live opponent of a run says little, because both sides move. ``medserl tournament`` plays them all
+and goes on where it was stopped; evaluation and probe use its players and its matches.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
+import typer
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import Progress
+
+from medserl_agentloop.command_line import errors_in_one_line, say
+from medserl_agentloop.core.client import without_credentials
+from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn, play_in_step
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.records import GameRecord
-from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.records import GameRecord, read_games
+from medserl_agentloop.games.medical.types import GameSpec, Role, VanillaAttacker
+from medserl_agentloop.paths import replacing, sha256_of
+from medserl_agentloop.play.cli import check_judge, draw_games
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
 if TYPE_CHECKING:
@@ -91,3 +108,240 @@ async def play_match(
         names = {Role.ATTACKER.value: attacker.name, Role.ASSESSOR.value: assessor.name}
         game.record.players = names if game.record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
     return [game.record for game in games]
+
+
+RESULTS = "tournament.json"
+TABLE = "tournament.csv"
+
+
+class Entry(NamedTuple):
+    """A player as it was named."""
+
+    name: str  # for tables and records
+    place: str  # its folder, or the address of its server
+    served: str | None = None  # name of the model that a server serves
+    line: str = ""  # the run that it is a checkpoint of; others are one line in the order they are given in
+
+
+class Match(NamedTuple):
+    """Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
+
+    attacker: Entry | None
+    assessor: Entry
+    specs: dict[int, GameSpec]
+
+
+def named(text: str) -> tuple[str, str]:
+    """The name and the place in NAME=PLAYER; the name may be missing."""
+    name, _, place = ("", "", text) if Path(text).exists() else text.rpartition("=")
+    return name, place
+
+
+def entries(text: str) -> list[Entry]:
+    """The players that an argument of the command means, oldest first; a ValueError if there is no such folder."""
+    name, place = named(text)
+    served, at, address = place.partition("@http")
+    if at:
+        return [Entry(name or served, f"http{address}", served)]
+    folder = Path(place)
+    if not folder.is_dir():
+        raise ValueError(
+            f"{without_credentials(place)} is neither a folder nor a served model, as MODEL@http://host:port"
+        )
+    name = name or folder.resolve().name
+    # verl deletes old checkpoints' weights and leaves what it did not write.
+    steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
+    if not steps:
+        return [Entry(name, place)]
+    start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
+    first = [Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
+    return first + [Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The config that a run left in its folder; empty if it left none there."""
+    path = folder / CONFIG_FILE
+    found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
+    return dict(found)
+
+
+def tournament(
+    players: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Players of both roles: a model's folder, a checkpoint of verl's, a run (all its checkpoints and what "
+            "it started from), or MODEL@http://host:port; NAME=PLAYER names one."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("tournament"),
+    attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
+    assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
+    games: Annotated[int, typer.Option(min=1, help="Rows that each pairing plays, drawn by the seed.")] = 100,
+    seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
+) -> None:
+    """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
+
+    A tournament that was stopped goes on where it was when it is started again with the same options.
+    """
+    from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
+
+    console = Console()
+    groups = (players or [], attackers or [], assessors or [])
+    with errors_in_one_line(stopped=f"the pairings so far are in {output}, and the same command goes on"):
+        both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
+        everyone = both + attacking + assessing
+        attacking, assessing = both + attacking, both + assessing
+        if find_spec("sklearn") is None:
+            raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
+        if not attacking or not assessing:
+            raise ValueError("name at least one player, or an --attacker and an --assessor")
+        for name, count in Counter(entry.name for entry in everyone).items():
+            if count > 1:
+                raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
+        configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
+        run = next(filter(None, configs), {})
+        options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
+        config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
+        # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
+        config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
+        data = data or _validation_file(run)
+        drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
+        check_judge(config, drawn)
+        template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
+        asked = {
+            "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
+            "attackers": [entry.name for entry in attacking],
+            "assessors": [entry.name for entry in assessing],
+            "data": sha256_of(data),
+            "games": games,
+            "seed": seed,
+            "temperature": temperature,
+            "template": template,
+            "selfplay": config.model_dump(mode="json"),
+        }
+        _begin(output, asked)
+        matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
+        served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        with lock_folder(output, wait_s=0):
+            asyncio.run(_play(matches, asked, config, output, served, console))
+        _conclude(output, asked, everyone, console)
+
+
+def _validation_file(run: dict[str, Any]) -> Path:
+    files = run.get("data", {}).get("val_files") or []
+    files = [files] if isinstance(files, str) else files
+    if len(files) != 1 or not Path(files[0]).is_file():
+        held = ", ".join(files) or "none"
+        raise ValueError(
+            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
+        )
+    return Path(files[0])
+
+
+def _begin(output: Path, asked: dict[str, Any]) -> None:
+    """Write down what is played; ValueError if the folder holds a tournament of other games."""
+    path = output / RESULTS
+    if not path.exists():
+        return _write(path, {"settings": asked})
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
+        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
+
+
+def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequence[GameSpec]) -> list[Match]:
+    """Every attacker against every assessor on the rows to attack; every assessor alone on the rows that are not."""
+    attacked = {number: spec for number, spec in enumerate(specs) if spec.category.has_attack}
+    untouched = {number: spec for number, spec in enumerate(specs) if not spec.category.has_attack}
+    if not any(spec.target_label == "harmful" for spec in attacked.values()):
+        raise ValueError(
+            "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
+        )
+    alone = [Match(None, assessor, untouched) for assessor in assessors] if untouched else []
+    return [Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
+
+
+async def _play(
+    matches: Sequence[Match],
+    asked: dict[str, Any],
+    config: MedicalConfig,
+    output: Path,
+    served: dict[str, Any],
+    console: Console,
+) -> None:
+    """Play the matches that are not in the games file; a match is written when all of it is played."""
+    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
+    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
+
+    @lru_cache(maxsize=2)  # large models do not all fit into memory
+    def seat(entry: Entry) -> Seat:
+        player = seat_of(entry.place, entry.served, profile, asked["template"], **served, **drawn)
+        player.name = entry.name
+        return player
+
+    done = _finished(file, matches)
+    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("pairings", total=len(matches), completed=done)
+        for number, match in list(enumerate(matches))[done:]:
+            attacker, assessor = seat(match.attacker or match.assessor), seat(match.assessor)
+            async with connected(attacker), connected(assessor):
+                specs = list(match.specs.values())
+                records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
+            for record, row in zip(records, match.specs, strict=True):
+                record.context, record.uid, record.step = "isolated", str(row), number
+            file.append(record.to_json() for record in records)
+            progress.advance(bar)
+
+
+def _finished(file: StepFile, matches: Sequence[Match]) -> int:
+    """How many matches the file holds whole; what it holds of another is removed."""
+    file.cut_after(len(matches))
+    played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
+    whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
+    done = [*whole, False].index(False)
+    file.cut_after(done - 1)
+    return done
+
+
+def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console) -> None:
+
+    from medserl_agentloop.evaluation import standings  # loads pandas
+
+    records = list(read_games(output / GAMES_FILE))
+    void = [record.void for record in records if record.is_void]
+    if len(void) == len(records):
+        raise ValueError(f"all games are void, the first because of: {void[0]}")
+    found = standings.shares(records)
+    rated = standings.ratings(found)
+    lines = [[e.name for e in everyone if e.line == line] for line in dict.fromkeys(e.line for e in everyone)]
+    newest = [result for line in lines if (result := standings.newest(found, line))]
+    found.to_csv(output / TABLE, index=False)
+    results = {"void": len(void), "shares": found.to_dict("records"), "ratings": rated, "newest": newest}
+    _write(output / RESULTS, {"settings": asked, **results})
+    for table in standings.tables(found, rated, [entry.name for entry in everyone]):
+        console.print(table)
+    for result in newest:
+        said = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
+        said += [
+            f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games and won "
+            f"{lost['before']:.0%} against {lost['earlier']} (p {lost['p']:.2g})"
+            for lost in result["forgotten"]
+        ]
+        said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
+        say(console, "; ".join(said))
+    lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
+    for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
+        say(console, line)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(values, indent=1).encode())
