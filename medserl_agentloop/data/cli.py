@@ -247,7 +247,7 @@ def sft(
     medec_to_parquet.py puts a case on the same side; if it was told to leave cases out, or given files
     for validation, give its folder with --splits-of.
     """
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq
 
     from medserl_agentloop.core.step_file import GAMES_FILE
     from medserl_agentloop.data.conversion import write_parquet

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from medserl_agentloop.data.intake import MedecFormatError, ReadReport, first_line
 from medserl_agentloop.data.rows import Exclusions, GameRows, Row, RowPlan, labels_of, seed_note

@@ -22,9 +22,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from medserl_agentloop.data.conversion import MESSAGES, columns
 from medserl_agentloop.data.rows import RowPlan, build_rows

@@ -125,8 +125,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows() * 64), sys.argv[1])

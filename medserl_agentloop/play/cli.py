@@ -10,9 +10,9 @@ from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.parquet as pq
 import typer
-from pyarrow import ArrowException  # type: ignore[import-untyped, unused-ignore]
+from pyarrow import ArrowException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
