@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pandas as pd
 
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import Games, Outcome
+from medserl_agentloop.report.frames import all_games
 
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
 STYLE: Any = {  # matplotlib's names of settings are literal types
@@ -47,15 +46,11 @@ def write_figures(games: Games, folder: Path, name: str) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
-    places: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
-    outcomes: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for place, game in enumerate(games):
-        places[game.step].append(place)
-        outcomes[game.step][game.outcome.value] += 1
-    steps = sorted(places)
-    numbers = pd.DataFrame({step: role_metrics(games[place] for place in places[step]) for step in steps}).T
-    counts = pd.DataFrame([outcomes[step] for step in steps], index=steps, columns=[o.value for o in _COLOURS])
-    shares_of = counts.fillna(0).div(counts.sum(axis=1), axis=0)
+    played = all_games(games)
+    by_step = played.groupby("step").groups.items()
+    numbers = pd.DataFrame({step: role_metrics(games[place] for place in places) for step, places in by_step}).T
+    shares_of = pd.crosstab(played["step"], played["outcome"], normalize="index")
+    shares_of = shares_of.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.4), layout="constrained")
@@ -71,7 +66,7 @@ def write_figures(games: Games, folder: Path, name: str) -> list[Path]:
             else:
                 axes.set_ylim(0, 1.03)
         labels = [outcome.value.replace("_", " ") for outcome in _COLOURS]
-        shares.stackplot(steps, shares_of.to_numpy().T, labels=labels, colors=list(_COLOURS.values()))
+        shares.stackplot(shares_of.index, shares_of.to_numpy().T, labels=labels, colors=list(_COLOURS.values()))
         shares.set_title("Outcomes")
         shares.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
         for axes in (curves[-1], shares):
