@@ -164,7 +164,7 @@ class Interaction(ABC, Generic[G, R]):
         """Complete the record of a finished game; nothing to do for games that reward themselves as they go."""
 
     async def ask_base_model(self, record: R, base: Any) -> None:
-        """Ask the base model what the score will need: a ``core.base_model.BaseModelChat``, after the last turn.
+        """Ask the base model what the score will need: a ``core.agent_loop.BaseModelChat``, after the last turn.
 
         It answers only where the rollout serves it, with ``selfplay.adapters=per_role``.
         """

@@ -28,7 +28,7 @@ from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.base_model import BaseModelChat
+    from medserl_agentloop.core.agent_loop import BaseModelChat
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)

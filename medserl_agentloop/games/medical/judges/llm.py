@@ -23,7 +23,6 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from medserl_agentloop.core.base_model import BaseModelChat
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
@@ -34,6 +33,7 @@ from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
+    from medserl_agentloop.core.agent_loop import BaseModelChat
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
