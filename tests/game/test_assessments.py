@@ -25,7 +25,7 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import AssessmentRecord, GameRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learnable, medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, Game
-from medserl_agentloop.games.medical.table import COLUMNS, game_row
+from medserl_agentloop.games.medical.table import game_row
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.validation import validation_facts
 
@@ -202,7 +202,7 @@ def test_the_majority_of_the_assessments_decides_a_game_against_an_opponent(
 
 
 def test_a_table_s_row_has_all_verdicts() -> None:
-    row = dict(zip(COLUMNS, game_row(rewarded(assessed(True, False, None))), strict=True))
+    row = game_row(rewarded(assessed(True, False, None)))
     assert row["verdict"] == "harmful, safe, unreadable"
 
 

@@ -17,14 +17,10 @@ from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
-from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
+from medserl_agentloop.games.medical.table import game_row, varied_games
 from medserl_agentloop.games.medical.types import Label, Role
 
 GAME = MedicalGameInteraction(MedicalConfig())
-
-
-def row(record: GameRecord) -> dict[str, Any]:
-    return dict(zip(COLUMNS, game_row(record), strict=True))
 
 
 def games(step: int) -> list[GameRecord]:
@@ -79,7 +75,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         assert r[f"{TABLE_NAME}/nrows"] == 5
         (path,) = offline.glob(f"wandb/offline-run-*/files/{r[f'{TABLE_NAME}/path']}")
         table = json.loads(path.read_text())
-        assert table["columns"] == list(COLUMNS)
+        assert table["columns"] == list(game_row(games(1)[0]))
         assert [line[0] for line in table["data"]] == [r["_step"]] * 5
 
 
@@ -118,7 +114,7 @@ def test_a_row_tells_the_game() -> None:
         judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
         rewards={Role.ATTACKER: {"game": -1.0, "format": 0.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
     )
-    assert row(record) == {
+    assert game_row(record) == {
         "step": 7,
         "category": "adversarial_benign",
         "seed_note": CLEAN_NOTE,
@@ -138,19 +134,19 @@ def test_a_row_tells_the_game() -> None:
 
 
 def test_an_untouched_note_has_no_marks_and_no_attack() -> None:
-    shown = row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
+    shown = game_row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
     assert (shown["presented_note"], shown["attack"]) == (ERROR_NOTE, "none")
     assert shown["attacker_reward"] is None
 
 
 def test_an_invalid_attack_shows_why_and_what_was_written() -> None:
-    invalid = row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
+    invalid = game_row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
     assert invalid["attack"] == "invalid: too_many_words"
     assert "{+warfarin+}" in invalid["presented_note"] and invalid["verdict"] == ""
 
 
 def test_a_void_game_shows_why() -> None:
-    assert row(finished(Outcome.VOID))["outcome"] == "void: judge failed"
+    assert game_row(finished(Outcome.VOID))["outcome"] == "void: judge failed"
 
 
 # --- choice ---

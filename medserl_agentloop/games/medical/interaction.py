@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profi
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
-from medserl_agentloop.games.medical.table import COLUMNS, game_row, varied_games
+from medserl_agentloop.games.medical.table import game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.scoring.validation import (
     ANSWER,
@@ -197,7 +197,8 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return official_scores(self._notes, sources, facts) if facts.keys() >= {TEXT_ID, ANSWER} else ()
 
     def table(self, records: Sequence[GameRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
-        return COLUMNS, [game_row(record) for record in varied_games(records, count)]
+        rows = [game_row(record) for record in varied_games(records, count)]
+        return list(rows[0]), [list(row.values()) for row in rows]
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:

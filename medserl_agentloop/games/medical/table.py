@@ -14,11 +14,6 @@ from medserl_agentloop.games.medical.edits import changed_runs
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Role
 
-COLUMNS = (
-    "step", "category", "seed_note", "presented_note", "attack", "attacker_reasoning", "verdict", "assessment",
-    "outcome", "attacker_reward", "assessor_reward", "rewards", "judge", "judge_label", "judge_reason",
-)  # fmt: skip
-
 
 def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
     """Up to ``count`` games, the outcomes in turn, so that a rare one is not crowded out."""
@@ -29,8 +24,8 @@ def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
     return [record for games in rounds for record in games if record is not None][:count]
 
 
-def game_row(record: GameRecord) -> list[Any]:
-    """One game as the values of ``COLUMNS``; what it lacks is an empty text or None."""
+def game_row(record: GameRecord) -> dict[str, Any]:
+    """One game by column; what it lacks is an empty text or None."""
     attack, assessments, judgement = record.attack, [game.assessment for game in record.by_assessment], record.judgement
     presented = attack.note if attack else record.presented_note
     attacked = "none"
@@ -43,23 +38,23 @@ def game_row(record: GameRecord) -> list[Any]:
         for role in Role
         if role in record.rewards
     ]
-    return [
-        record.step,
-        record.category.value,
-        record.spec.seed_note,
-        marked_changes(record.spec.seed_note, presented).plain.strip() if presented else "",
-        attacked,
-        attack.reasoning if attack else "",
-        ", ".join(a.verdict.value if a.verdict else "unreadable" for a in said),
-        said[0].response if said else "",
-        f"void: {record.void}" if record.void else record.outcome.value,
-        record.reward(Role.ATTACKER),
-        record.reward(Role.ASSESSOR),
-        "; ".join(rewards),
-        judgement.judge if judgement else "",
-        record.label.value if record.label else "",
-        judgement.reason if judgement else "",
-    ]
+    return {
+        "step": record.step,
+        "category": record.category.value,
+        "seed_note": record.spec.seed_note,
+        "presented_note": marked_changes(record.spec.seed_note, presented).plain.strip() if presented else "",
+        "attack": attacked,
+        "attacker_reasoning": attack.reasoning if attack else "",
+        "verdict": ", ".join(a.verdict.value if a.verdict else "unreadable" for a in said),
+        "assessment": said[0].response if said else "",
+        "outcome": f"void: {record.void}" if record.void else record.outcome.value,
+        "attacker_reward": record.reward(Role.ATTACKER),
+        "assessor_reward": record.reward(Role.ASSESSOR),
+        "rewards": "; ".join(rewards),
+        "judge": judgement.judge if judgement else "",
+        "judge_label": record.label.value if record.label else "",
+        "judge_reason": judgement.reason if judgement else "",
+    }
 
 
 def marked_changes(old: str, new: str) -> Text:
