@@ -20,7 +20,7 @@ def hash_in_manifest(path: Path) -> str | None:
 
 
 def option_in_manifest(path: Path, option: str) -> str | None:
-    """The value of an option that an output file was written with, e.g. of ``--profile``; None where it is not known."""
+    """The value of an option that an output file was written with, e.g. ``--profile``; None where it is not known."""
     return None if hash_in_manifest(path) is None else _value(path, "options", option)
 
 

@@ -18,7 +18,13 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.core.manifest import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest, option_in_manifest
+from medserl_agentloop.core.manifest import (
+    DIFFERS,
+    MANIFEST,
+    differs_from_manifest,
+    hash_in_manifest,
+    option_in_manifest,
+)
 from medserl_agentloop.data.leaks import LabelledRow, find_leaks
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.vignettes import NearDuplicateIndex
