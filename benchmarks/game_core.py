@@ -46,19 +46,19 @@ CATEGORIES = (
     Category.VANILLA_BENIGN,
     Category.ADVERSARIAL_BENIGN,
 )
-SENTENCES, WORDS_PER_SENTENCE = 10, 12
+WORDS, WORDS_PER_SENTENCE = 120, 12
 REASONING_WORDS = 200
 SEED = 7
 CONCURRENCY = 64
 
 
-def spec(number: int, rng: random.Random) -> GameSpec:
-    """The facts of a game on a note of random words."""
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(120)]
+def spec(number: int, rng: random.Random, length: int = WORDS) -> GameSpec:
+    """The facts of a game on a note of ``length`` random words."""
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(length)]
     sentences = [
-        " ".join(words[at : at + WORDS_PER_SENTENCE]).capitalize() + "." for at in range(0, 120, WORDS_PER_SENTENCE)
+        " ".join(words[at : at + WORDS_PER_SENTENCE]).capitalize() + "." for at in range(0, length, WORDS_PER_SENTENCE)
     ]
-    at = rng.randrange(SENTENCES)
+    at = rng.randrange(len(sentences))
     wrong = sentences[at].replace(words[at * WORDS_PER_SENTENCE + 1], "wrongword", 1)
     clean, error = " ".join(sentences), " ".join([*sentences[:at], wrong, *sentences[at + 1 :]])
     category = CATEGORIES[number % len(CATEGORIES)]

@@ -32,6 +32,7 @@ SHORT_FORMS = {
     "adapters": "--rounds 1 --games 4",
     "advantages": "--rows 16 --tokens 64 --repeats 1",
     "agent_loop": "--games 4 --repeats 1 --slots 4,2 --median 0.01",
+    "cpu_step": "--games 2 --rounds 1 --tokens 4",
     "data_prep": "--rows 100,200",
     "game_core": "--labels 8 --http 8",
     "packed_attention": "--sequences 1 2",

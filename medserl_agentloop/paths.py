@@ -137,8 +137,20 @@ DIFFERS = (
 
 def hash_in_manifest(path: Path) -> str | None:
     """The hash that the manifest beside an output file has for it; None where it has none."""
+    return _in_manifest(path, "outputs", path.name, "sha256")
+
+
+def option_in_manifest(path: Path, option: str) -> str | None:
+    """The value of an option that an output file was written with, e.g. ``--profile``; None where it is not known."""
+    return None if hash_in_manifest(path) is None else _in_manifest(path, "options", option)
+
+
+def _in_manifest(path: Path, *keys: str) -> str | None:
     try:
-        return str(json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"])
+        value = json.loads((path.parent / MANIFEST).read_bytes())
+        for key in keys:
+            value = value[key]
+        return None if value is None else str(value)
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
         return None
 

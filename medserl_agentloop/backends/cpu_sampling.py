@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -94,6 +95,37 @@ class Completion:
     """"completed" after an end-of-sequence token or a stop string, "length" when the budget is spent."""
 
 
+class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
+    """A layer's keys and values with room for tokens to come. Transformers' own copies all of them for each token."""
+
+    ROOM = 128
+    """Tokens; of each sequence, whenever there is none left."""
+    room: tuple[torch.Tensor, torch.Tensor]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the states of new tokens, (B, H, new, D) each; returns those of all tokens, (B, H, T, D)."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.room = key_states[:, :, :0], value_states[:, :, :0]
+        start, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[-2]
+        missing = end - self.room[0].shape[-2]
+        if missing > 0:
+            keys, values = (pad(room, (0, 0, 0, missing + self.ROOM)) for room in self.room)
+            self.room = keys, values
+        for room, new in zip(self.room, (key_states, value_states), strict=True):
+            room[:, :, start:end] = new
+        self.keys, self.values = (room[:, :, :end] for room in self.room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows of the batch."""
+        length = self.get_seq_length()
+        self.room = self.room[0][indices], self.room[1][indices]
+        self.keys, self.values = (room[:, :, :length] for room in self.room)
+
+
 @torch.inference_mode()
 def sample_batch(
     model: Any,
@@ -116,6 +148,7 @@ def sample_batch(
     input_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
+    cache.layers = [LayerWithRoom() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     while True:
         logits = model(
             input_ids=input_ids,

@@ -53,6 +53,18 @@ class _WithoutPinnedMemory:
 class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDP2EngineWithLMHead):
     """Actor and reference policy on the CPU."""
 
+    def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any) -> Any:
+        # Without flash attention verl takes the log-probs of logits row by row in Python (logprobs_from_logits_v2 in
+        # verl/utils/torch_functional.py), and a row is a token of the pack. Here the whole pack is one row.
+        output.logits = output.logits.unsqueeze(0)
+        labels = output_args["input_ids_rmpad_rolled"].unsqueeze(0)
+        output_args = {**output_args, "input_ids_rmpad_rolled": labels}
+        return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+
+    def _gather_and_unpad_packed(self, tensor: torch.Tensor, pad_size: int) -> torch.Tensor:
+        unpadded: torch.Tensor = super()._gather_and_unpad_packed(tensor.flatten(), pad_size)
+        return unpadded
+
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl's own rounds to bf16, as its GPU rollouts do; the rollout here computes in float32.
         with merged_lora_context(self.module, backup_adapters=True):

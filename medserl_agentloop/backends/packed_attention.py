@@ -10,6 +10,7 @@ The engines put it in place of ``sdpa`` once a model is loaded. It is not in the
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,11 +57,10 @@ def packed_sdpa(
     if len(starts) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
-    ends = [*starts[1:], query.shape[2]]
-    parts = [
-        sdpa_attention_forward(module, *(states[:, :, start:end] for states in (query, key, value)), None, **options)[0]
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    lengths = [end - start for start, end in pairwise([*starts, query.shape[2]])]
+    # Not slices: the gradient of each would be as long as the pack.
+    sequences = zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True)
+    parts = [sdpa_attention_forward(module, *states, None, **options)[0] for states in sequences]
     return torch.cat(parts, dim=1), None
 
 

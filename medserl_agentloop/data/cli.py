@@ -196,8 +196,12 @@ def verify(
     max_prompt_tokens: Annotated[
         int | None, Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
     ] = None,
-    profile: Annotated[str, Option(help="Prompt profile the files were written with.")] = "medserl",
-    vanilla_attacker: Annotated[VanillaAttacker, Option(help="What they were written with.")] = VanillaAttacker.SKIP,
+    profile: Annotated[
+        str | None, Option(help="Prompt profile the files were written with; default: what their manifest says.")
+    ] = None,
+    vanilla_attacker: Annotated[
+        VanillaAttacker | None, Option(help="What they were written with; default: what their manifest says.")
+    ] = None,
 ) -> None:
     """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks.
 

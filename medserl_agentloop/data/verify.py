@@ -25,7 +25,7 @@ from medserl_agentloop.data.vignettes import NearDuplicateIndex
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
-from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest
+from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest, option_in_manifest
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
@@ -106,8 +106,8 @@ def verify_files(
     paths: Sequence[Path],
     tokenizer: Any,
     *,
-    profile: str = "medserl",
-    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
+    profile: str | None = None,
+    vanilla_attacker: VanillaAttacker | None = None,
     max_prompt_tokens: int | None = None,
 ) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
@@ -115,8 +115,8 @@ def verify_files(
     Args:
         paths: The parquet files.
         tokenizer: The tokenizer of the model to train.
-        profile: Prompt profile that the files were written with.
-        vanilla_attacker: What they were written with.
+        profile: Prompt profile that the files were written with. None: what a file's manifest says, or "medserl".
+        vanilla_attacker: What they were written with. None: what a file's manifest says, or "skip".
         max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
 
     Raises:
@@ -125,8 +125,6 @@ def verify_files(
     report = Report()
     unplayable = 0
     first: dict[tuple[str, str], tuple[Any, str]] = {}
-    prompts = load_profile(profile)
-    encoder = ProfileEncoder(tokenizer, prompts)
     same_name = len({path.name for path in paths}) < len(paths)
     for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
@@ -134,6 +132,9 @@ def verify_files(
             report.add(Check.SCHEMA, name, None, message)
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
+        prompts = load_profile(profile or option_in_manifest(path, "--profile") or "medserl")
+        encoder = ProfileEncoder(tokenizer, prompts)
+        copying = vanilla_attacker or VanillaAttacker(option_in_manifest(path, "--vanilla-attacker") or "skip")
         dataset = _open_as_verl(path, tokenizer)
         summary = FileSummary(name, len(dataset))
         report.files.append(summary)
@@ -149,7 +150,7 @@ def verify_files(
             findings = [*_check_values(row), *_check_against(first, _facts_of(row), f"{name}, row {number}")]
             try:
                 spec = GameSpec.from_extra_info(_facts_of(row))
-                role = spec.category.first_role(vanilla_attacker.on(_facts_of(row)))
+                role = spec.category.first_role(copying.on(_facts_of(row)))
                 findings += _check_game(row, spec, role, prompts)
                 tokens = len(encoder.of(role, spec.task, spec.seed_note).ids)
             except (ValueError, TypeError) as error:

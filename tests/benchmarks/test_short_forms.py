@@ -1,6 +1,7 @@
 """Every script in ``benchmarks/`` runs to its end, in the shortest form that takes its whole path."""
 
 import json
+import os
 import platform
 import runpy
 import subprocess
@@ -29,7 +30,14 @@ def test_every_benchmark_is_run_by_a_test() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", sorted(SHORT_FORMS.keys() - RUN_ELSEWHERE))
+def test_the_parts_of_a_cpu_step_are_measured_in_a_process_of_their_own() -> None:
+    command = [sys.executable, str(BENCHMARKS / "cpu_step.py"), *SHORT_FORMS["cpu_step"].split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"})
+    assert "one row of log-probs" in done.stdout and "all of them" in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(SHORT_FORMS.keys() - RUN_ELSEWHERE - {"cpu_step"}))
 def test_a_benchmark_runs_to_its_end(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs,
     for told in VanillaAttacker:
         report = verify_files([path], tokenizer, profile=profile, vanilla_attacker=told)
         assert (Check.PROMPT in report.failures) == (told.value != vanilla_attacker)
+    assert Check.PROMPT not in verify_files([path], tokenizer).failures, "the manifest says what they were written with"
 
 
 def test_several_inputs_are_joined(convert, pairs, write_pairs, pair, tmp_path):
