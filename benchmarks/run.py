@@ -42,8 +42,8 @@ SHORT_FORMS = {
 PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas")
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on. No names of machines or folders."""
+def machine(*more: str) -> dict[str, Any]:
+    """What the figures depend on, with the versions of ``more`` packages. No names of machines or folders."""
     cpu = Path("/proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
     found: dict[str, Any] = {
@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
