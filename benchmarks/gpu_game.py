@@ -40,7 +40,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 class Record(GameRecord):
     """What both players wrote, and what the second one read."""
 
-    said: list[str] = []
+    said: tuple[str, ...] = ()
     read: str = ""
 
 
@@ -51,7 +51,7 @@ class Game:
         self.facts, self.record = facts, Record()
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        self.record.said.append(text)
+        self.record.said += (text,)
         self.record.rewards[Relay.roles[len(self.record.said) - 1]] = {"e": share(text)}
 
     def make_void(self, reason: str) -> None:
@@ -84,23 +84,26 @@ class Relay(Interaction[Game, Record]):
         return [turn for turn in (first, self.next_turn(game)) if turn is not None]
 
 
-def write_model(size: str, folder: Path) -> None:
-    """Random weights in bf16 in ``folder``: Qwen3-4B by its published config, or the quickstart's player."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+def model_config(size: str) -> Any:
+    """Transformers' config of Qwen3-4B, as it is published, or of the quickstart's player. No token ends a turn."""
+    from transformers import Qwen3Config
 
-    config = AutoConfig.from_pretrained(TOKENIZER)
-    if size == "qwen3_4b":
-        config = Qwen3Config(
-            hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-            num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=True,
-        )  # fmt: skip
-    config.eos_token_id = None  # a turn ends with its budget
+    if size == "tiny":
+        return Qwen3Config.from_pretrained(TOKENIZER, eos_token_id=None)
+    return Qwen3Config(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+def write_model(size: str, folder: Path) -> None:
+    """Write random weights in bf16, and the tokenizer of the quickstart's player; 4B take 8 GB of memory and disk."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(model_config(size), dtype=torch.bfloat16).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TOKENIZER / file, folder)
 
