@@ -26,6 +26,7 @@ import typer
 import verl  # noqa: F401  # loads the plugin, without which SGLang's environment for CPUs has no models
 from gpu_game import Relay, write_model, write_rows
 from gpu_run import FOLDER, PHASES, SAMPLED_EVERY_S, Ran, cards, run
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from run import machine
@@ -215,7 +216,11 @@ class Proofs:
         return said, moved > 0 and final < 3 * max(first, 1e-5)
 
     def isolation(self) -> tuple[str, bool]:
-        return self._certificate("relay")
+        said, holds = self._certificate("relay")
+        run = OmegaConf.load(self.output / "relay" / "run_config.yaml").actor_rollout_ref
+        precision = (run.actor.fsdp_config.get("mixed_precision") or {}).get("param_dtype", "bf16")  # verl's default
+        attention = run.model.override_config.get("attn_implementation", "flash_attention_2")  # verl's default
+        return f"{precision}, {attention}: {said}", holds
 
     def negative_control(self) -> tuple[str, bool]:
         said, holds = self._certificate("control")
