@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
 FOLDER = Path(__file__).resolve().parent
 SAMPLED_EVERY_S = 0.5
@@ -63,12 +63,11 @@ def prefix_cache(file: Path) -> tuple[float, float] | None:
     names |= {"sglang:prompt_tokens_total": 1, "vllm:prefix_cache_queries_total": 1}
     counted = [0.0, 0.0]
     try:
-        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["scrape_configs"]:
-            for server in (address for config in job.get("static_configs", ()) for address in config["targets"]):
-                for line in httpx.get(f"http://{server}/metrics", timeout=5).text.splitlines():
-                    if (name := line.partition("{")[0]) in names:
-                        counted[names[name]] += float(line.rpartition(" ")[2])
-    except (OSError, TypeError, httpx.HTTPError):  # no server yet, or none any more
+        for server in re.findall(r"- (\S+:\d+)$", file.read_text(encoding="utf-8"), re.M):
+            for line in httpx.get(f"http://{server}/metrics", timeout=5, trust_env=False).text.splitlines():
+                if (name := line.partition("{")[0]) in names:
+                    counted[names[name]] += float(line.rpartition(" ")[2])
+    except (OSError, httpx.HTTPError):  # no server yet, or none any more
         return None
     return (counted[0], counted[1]) if counted[1] else None
 
@@ -83,6 +82,13 @@ class Ran:
     ends: list[float] = field(default_factory=list)
     used_gib: list[tuple[float, float]] = field(default_factory=list)
     cache: tuple[float, float] | None = None
+
+    def read(self, metrics: Path) -> None:
+        """Take in the steps that verl's file logger has written since the last time."""
+        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
+        for line in lines[len(self.steps) :]:
+            self.steps.append(json.loads(line)["data"])
+            self.ends.append(metrics.stat().st_mtime)
 
     def number(self, name: str) -> float | None:
         """The median of a metric over all steps but the first; None if verl did not report it."""
@@ -124,17 +130,17 @@ def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_afte
                 family |= set(process.children(recursive=True))
             ran.used_gib.append((time.time(), used_gib(family, gpu)))
             ran.cache = prefix_cache(servers) or ran.cache
-            lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
-            for line in lines[len(ran.steps) :]:
-                ran.steps.append(json.loads(line)["data"])
-                ran.ends.append(metrics.stat().st_mtime)
+            ran.read(metrics)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         ran.code = process.wait()
+        if not kill_after:
+            ran.read(metrics)
         give_up = time.monotonic() + 30
         while (left := [member for member in family if alive(member)]) and time.monotonic() < give_up:
             time.sleep(0.2)
         for member in left:
-            member.kill()
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
     return ran

@@ -59,7 +59,8 @@ def test_a_game_and_grpo_on_equal_tokens_a_kill_and_a_negative_control_give_ever
     assert rows["games with a second turn"]["selfplay"] == f"{len(games)} of {len(games)}"
     assert f"resuming after step {STEPS} of {STEPS + 1}" in (folder / "resumed.log").read_text()
     assert rows["resume after SIGKILL"]["selfplay"] == f"killed after step {STEPS}, went on at step {STEPS + 1}: exact"
-    assert rows["isolation of contexts"]["selfplay"] == "fp32, sdpa: 0 (limit 0.1): holds"
+    isolation = rows["isolation of contexts"]["selfplay"]
+    assert isolation.startswith("fp32, sdpa: ") and isolation.endswith(": holds")
     assert rows["its negative control"]["selfplay"].endswith("refused")
     assert "position ids do not restart" in (folder / "control.log").read_text()
 
