@@ -39,12 +39,13 @@ SHORT_FORMS = {
     "plan_memory": "",
     "soak": "--games 40",
 }
-"""Their arguments in the short form. Left out are those that need SGLang (``prefix_reuse``) or a browser."""
+"""Their arguments in the short form. Left out are those that need SGLang (``prefix_reuse``) or a browser, and ``gpu``,
+whose four training runs have a table of their own."""
 PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas")
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on. No names of machines or folders."""
+def machine(*more: str) -> dict[str, Any]:
+    """What the figures depend on, with the versions of ``more`` packages. No names of machines or folders."""
     cpu = Path("/proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
     found: dict[str, Any] = {
@@ -57,7 +58,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -1,0 +1,146 @@
+"""A run of verl's for ``benchmarks/gpu.py``, and what is sampled beside it: memory, and counters of its servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import psutil
+
+FOLDER = Path(__file__).resolve().parent
+SAMPLED_EVERY_S = 0.5
+PHASES = (
+    *("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
+    *("save_checkpoint", "update_weights"),
+)
+"""A step of verl's in its order, by the names of its timings."""
+
+
+def cards() -> list[dict[str, str]]:
+    """Name, driver and memory (MiB) of each GPU, as ``nvidia-smi`` says; empty without one."""
+    names = ("name", "driver_version", "memory.total", "memory.used")
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [dict(zip(names, line.split(", "), strict=True)) for line in printed.splitlines()]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; in a container, nobody may fetch the exit codes of those that do not."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def used_gib(family: set[psutil.Process], gpu: bool) -> float:
+    """Memory in use on the fullest GPU, or the resident memory of a run's processes."""
+    if gpu:
+        return max((float(card["memory.used"]) for card in cards()), default=0.0) / 1024
+    used = 0
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            used += process.memory_info().rss
+    return used / 2**30
+
+
+def prefix_cache(file: Path) -> tuple[float, float] | None:
+    """Prompt tokens that came out of the prefix cache, and all of them, by the counters of the run's servers."""
+    names = {"sglang:cached_tokens_total": 0, "vllm:prefix_cache_hits_total": 0}
+    names |= {"sglang:prompt_tokens_total": 1, "vllm:prefix_cache_queries_total": 1}
+    counted = [0.0, 0.0]
+    try:
+        for server in re.findall(r"- (\S+:\d+)$", file.read_text(encoding="utf-8"), re.M):
+            for line in httpx.get(f"http://{server}/metrics", timeout=5, trust_env=False).text.splitlines():
+                if (name := line.partition("{")[0]) in names:
+                    counted[names[name]] += float(line.rpartition(" ")[2])
+    except (OSError, httpx.HTTPError):  # no server yet, or none any more
+        return None
+    return (counted[0], counted[1]) if counted[1] else None
+
+
+@dataclass
+class Ran:
+    """A run that is over: verl's metrics by step, when each ended, and what was sampled beside it."""
+
+    log: Path
+    code: int = 0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    used_gib: list[tuple[float, float]] = field(default_factory=list)
+    cache: tuple[float, float] | None = None
+
+    def read(self, metrics: Path) -> None:
+        """Take in the steps that verl's file logger has written since the last time."""
+        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
+        for line in lines[len(self.steps) :]:
+            self.steps.append(json.loads(line)["data"])
+            self.ends.append(metrics.stat().st_mtime)
+
+    def number(self, name: str) -> float | None:
+        """The median of a metric over all steps but the first; None if verl did not report it."""
+        found = [step[name] for step in self.steps[1:] if name in step]
+        return float(median(found)) if found else None
+
+    def at(self, step: int, name: str) -> float | None:
+        """A metric of one step, by its place in the list."""
+        return self.steps[step].get(name) if self.steps else None
+
+    def peak(self, phase: str) -> float | None:
+        """The most GiB that were sampled in a phase. Phases lie before the end of a step, by their timings."""
+        found = []
+        for end, step in zip(self.ends, self.steps, strict=True):
+            for name in reversed(PHASES):
+                start = end - step.get(f"timing_s/{name}", 0.0)
+                found += [used for when, used in self.used_gib if name == phase and start <= when < end]
+                end = start
+        return max(found, default=None)
+
+
+def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_after: int = 0, **env: str) -> Ran:
+    """Run verl to its end, or until it has logged step ``kill_after``, which it does after the checkpoint."""
+    ran, metrics, servers = Ran(output / f"{name}.log"), output / f"{name}.jsonl", output / "servers.yml"
+    servers.unlink(missing_ok=True)
+    modules = [FOLDER.parent, FOLDER, FOLDER.parent / "tests" / "training", os.environ.get("PYTHONPATH")]
+    env |= {"PYTHONPATH": os.pathsep.join(str(folder) for folder in modules if folder), "RAY_ADDRESS": "local"}
+    env |= {"VERL_FILE_LOGGER_PATH": str(metrics), **({} if gpu else {"VERL_PLATFORM": "cpu"})}
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *command]
+    with ran.log.open("w", encoding="utf-8") as log:
+        process = psutil.Popen(
+            command, cwd=output, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    family = {psutil.Process(process.pid)}
+    try:
+        while process.poll() is None and not 0 < kill_after <= len(ran.steps):
+            time.sleep(SAMPLED_EVERY_S)
+            with suppress(psutil.NoSuchProcess):
+                family |= set(process.children(recursive=True))
+            ran.used_gib.append((time.time(), used_gib(family, gpu)))
+            ran.cache = prefix_cache(servers) or ran.cache
+            ran.read(metrics)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        ran.code = process.wait()
+        if not kill_after:
+            ran.read(metrics)
+        give_up = time.monotonic() + 30
+        while (left := [member for member in family if alive(member)]) and time.monotonic() < give_up:
+            time.sleep(0.2)
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+    return ran

@@ -1,0 +1,128 @@
+"""The benchmark of a game beside verl's own GRPO: a real run of it on the CPU, and what it would start on a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu
+import pytest
+import torch
+import typer
+from gpu_game import model_config
+from gpu_run import Ran
+from real_runs import REPOSITORY, environment
+
+from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.testing.tiny import compose_run
+
+STEPS, GAMES, NOTE, TURN = 2, 8, 40, 16
+SMALL = {
+    "output": None,
+    "size": "tiny",
+    "engine": "embedded",
+    "steps": STEPS,
+    "games": GAMES,
+    "note": NOTE,
+    "turn": TURN,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_game_and_grpo_on_equal_tokens_a_kill_and_a_negative_control_give_every_row_of_the_table(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "out"
+    options = [part for key, value in (SMALL | {"output": folder}).items() for part in (f"--{key}", str(value))]
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "gpu.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((folder / "gpu.json").read_text())
+    rows = {figure["what"]: figure for figure in results["figures"]}
+    assert results["failed"] == [] and all(figure["holds"] for figure in rows.values())
+
+    prompt = results["settings"]["tokens of a prompt"]
+    for what, tokens in (("tokens in a step", 2 * GAMES * (prompt + TURN)), ("of these generated", 2 * GAMES * TURN)):
+        assert rows[what]["selfplay"] == rows[what]["grpo"] == tokens
+    for what in ("without checkpoint", "of gen", "of old_log_prob", "of update_actor", "of update_weights"):
+        assert rows[f"seconds {'of a step, ' if what[0] == 'w' else ''}{what}"]["selfplay"] > 0
+    assert rows["MFU"]["selfplay"] == "none" and rows["prompt tokens from the prefix cache"]["grpo"] is None
+    assert rows["peak GiB of the trainer"]["grpo"] > 0.1
+    assert rows["rollout against actor, last step"]["selfplay"] < 1e-4
+
+    games = [json.loads(line) for line in (folder / "relay" / "games.jsonl").read_text().splitlines()]
+    assert [game["step"] for game in games] == [step for step in range(1, STEPS + 2) for _ in range(GAMES)]
+    assert all(len(game["said"]) == 2 and game["read"].startswith(game["said"][0][:8].rstrip()) for game in games)
+    assert len({game["rewards"]["attacker"]["e"] for game in games}) > 2
+    assert rows["games with a second turn"]["selfplay"] == f"{len(games)} of {len(games)}"
+    assert f"resuming after step {STEPS} of {STEPS + 1}" in (folder / "resumed.log").read_text()
+    assert rows["resume after SIGKILL"]["selfplay"] == f"killed after step {STEPS}, went on at step {STEPS + 1}: exact"
+    isolation = rows["isolation of contexts"]["selfplay"]
+    assert isolation.startswith("fp32, sdpa: ") and isolation.endswith(": holds")
+    assert rows["its negative control"]["selfplay"].endswith("refused")
+    assert "position ids do not restart" in (folder / "control.log").read_text()
+
+    said, _, *table = (folder / "gpu.md").read_text().splitlines()
+    assert said.startswith("Measured on ") and "recipes quickstart" in said
+    assert [line.split(" | ")[0] for line in table[2:]] == [f"| {what}" for what in rows]
+
+
+def test_a_part_that_dies_is_named_with_the_end_of_its_log_and_the_others_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dies(output: Path, name: str, command: list[str], **options: Any) -> Ran:
+        (output / f"{name}.log").write_text(f"the cause of {name}\n")
+        return Ran(output / f"{name}.log", code=7)
+
+    monkeypatch.setattr(gpu, "run", dies)
+    with pytest.raises(SystemExit) as end:
+        gpu.main(**SMALL | {"output": tmp_path / "out"}, more=None)
+    assert end.value.code
+    results, printed = json.loads((tmp_path / "out" / "gpu.json").read_text()), capsys.readouterr().out
+    for name in ("game", "resumed", "single", "control"):
+        assert any(
+            f"{name} ended with exit code 7" in said and f"the cause of {name}" in said for said in results["failed"]
+        )
+        assert f"the cause of {name}" in printed
+    assert all(figure["selfplay"] in (None, "none", GAMES) for figure in results["figures"])
+    assert "not measured" in (tmp_path / "out" / "gpu.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("engine", "gib", "names"),
+    [
+        ("sglang", 79.6, ["qwen3_4b", "gpu_80g"]),
+        ("sglang", 95.6, ["qwen3_4b"]),
+        ("sglang", 140.4, ["qwen3_4b", "gpu_141g"]),
+        ("vllm", 140.4, ["qwen3_4b", "gpu_141g", "vllm"]),
+    ],
+)
+def test_the_recipes_for_a_card_compose_and_pass_the_checks_of_a_run(engine: Any, gib: float, names: list[str]) -> None:
+    assert gpu.recipes("qwen3_4b", engine, gib) == names
+    commands = gpu.overrides(Path("/out"), names, engine, games=64, prompt=210, turn=1024)
+    run = compose_run(*(each for each in commands["relay"] if not each.startswith("hydra.")))
+    assert check_run(run).game == "gpu_game:Relay"
+    rollout = run.actor_rollout_ref.rollout
+    assert rollout.name == engine and rollout.prometheus.enable and rollout.ignore_eos
+    stock = compose_run(*(each for each in commands["single"] if "hydra." not in each))
+    assert stock.algorithm.adv_estimator == "grpo" and stock.trainer.v1.sampler.custom_sampler.path is None
+    for of in (run, stock):
+        assert of.data.max_prompt_length + of.data.max_response_length <= of.actor_rollout_ref.rollout.max_model_len
+
+
+def test_without_a_gpu_and_on_the_wrong_engine_it_says_what_to_write() -> None:
+    for size, engine, gib in (("qwen3_4b", "sglang", 0.0), ("qwen3_4b", "embedded", 96.0), ("tiny", "vllm", 96.0)):
+        with pytest.raises(ValueError, match="--engine"):
+            gpu.recipes(size, engine, gib)  # type: ignore[arg-type]
+    with pytest.raises(typer.BadParameter, match="multiple of 4"):
+        gpu.main(**SMALL | {"output": Path("/nowhere"), "games": 9})  # type: ignore[arg-type]
+
+
+def test_the_random_model_is_as_large_as_the_published_one() -> None:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config("qwen3_4b"))
+    assert sum(weight.numel() for weight in model.parameters()) == 4_022_468_096
