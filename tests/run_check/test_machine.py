@@ -227,7 +227,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])
-def test_a_note_of_the_last_checkpoint_that_names_none_says_which_is_there(home: Path, text: str) -> None:
+def test_a_last_checkpoint_that_is_none_says_which_is_there(home: Path, text: str) -> None:
     def said(changes: dict[str, Any]) -> str:
         config = run(changes)
         return "".join(lost_checkpoint(Run(config, SelfPlayConfig.from_run(config))))

@@ -43,7 +43,7 @@ ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
 
 LATEST = "latest_checkpointed_iteration.txt"
-"""Where verl notes the step of the last checkpoint."""
+"""Where verl writes the step of the last checkpoint."""
 
 SAME_RUN = ("selfplay.game", "selfplay.profile", "actor_rollout_ref.model.path")
 """Keys that a run keeps when it is resumed."""
@@ -155,7 +155,7 @@ def another_run(run: Run) -> Iterator[str]:
 
 
 def lost_checkpoint(run: Run) -> Iterator[str]:
-    """A sentence if verl's note of the last checkpoint names none.
+    """A sentence if verl's file with the step of the last checkpoint names none.
 
     A full disk, or a kill at the wrong moment, leaves it empty (trainer_base.py, _save_checkpoint): verl fails on that
     once the models are loaded. Where it names a folder that is gone, verl starts from nothing without a word.
