@@ -38,7 +38,7 @@ SHORT_FORMS = {
     "plan_memory": "",
     "soak": "--games 40",
 }
-"""Their arguments in the short form. Left out are those that need SGLang (``prefix_reuse``) or a browser."""
+"""Their arguments in the short form. Left out are those that need SGLang, a browser, or real runs (``kills``)."""
 PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas")
 
 
