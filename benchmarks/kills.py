@@ -9,7 +9,7 @@ every step and every game is there once, with the games and the rewards of the w
 Measured once, on 2 CPU cores with other work on them, 24 minutes: after 20 kills, 6 to 114 s after their starts, 10 of
 them before the first game, the 30 steps and 480 games are those of the whole run, each once, with the same rewards.
 The last weights differ by 7e-7, as float32 rounds. No temporary file was left. No kill came between a step's games and
-its checkpoint, which are 0.1 s apart; tests/test_main_ppo.py writes what that would leave.
+its checkpoint, which are a moment apart; tests/test_main_ppo.py writes what that would leave.
 """
 
 from __future__ import annotations
