@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -142,6 +143,27 @@ def test_next_to_its_manifest_every_changed_byte_of_a_file_of_rows_is_told(rows:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=rf"^{file}: the file is not the one that {MANIFEST}"):
             check_files(str(file))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_is(tmp_path: Path) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
+    trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})
+    trainer.global_steps, trainer.run_state = LAST, {}
+
+    def save_checkpoint(folder: str, *_: Any, **__: Any) -> None:
+        Path(folder).mkdir(parents=True)
+        torch.save({"weight": torch.arange(300.0)}, Path(folder) / "model.pt")
+
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=save_checkpoint)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(RuntimeError, match=rf"^the checkpoint {tmp_path}/global_step_{LAST} cannot .* MB are free"):
+            trainer._save_checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / LATEST).exists()
 
 
 @draws

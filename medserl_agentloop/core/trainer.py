@@ -7,6 +7,7 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Collection
 from functools import partial
@@ -178,8 +179,15 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return metrics
 
     def _save_checkpoint(self) -> None:
-        save_state(self._checkpoint_folder(), self.run_state)
-        super()._save_checkpoint()
+        try:
+            save_state(self._checkpoint_folder(), self.run_state)
+            super()._save_checkpoint()
+        except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
+            free = shutil.disk_usage(self.config.trainer.default_local_dir).free / 2**20
+            raise RuntimeError(
+                f"the checkpoint {self._checkpoint_folder()} cannot be written ({type(error).__name__}); {free:.0f} MB "
+                "are free there. Make room if that is too little: the same command resumes from the checkpoint before"
+            ) from error
 
     def _checkpoint_folder(self) -> Path:
         """Folder of the checkpoint of the current step."""
