@@ -31,8 +31,8 @@ help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
 	echo "make test-fast   the same without real runs and other processes"
-	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts and draw all examples"
-	echo "                 of the property tests, in minutes"
+	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts, damage files and"
+	echo "                 draw all examples of the property tests, in minutes"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
@@ -52,7 +52,7 @@ test-fast: $(VENV)/.dev
 	$(PYTEST) -m 'not slow and not learn and not mutate'
 
 test-mutations: $(VENV)/.dev
-	@echo "== 600,000 mutated texts through parsers, rules and judge clients"
+	@echo "== 600,000 mutated texts through parsers, rules and judge clients, 5,000 damaged files"
 	$(BIN)/python -m pytest -m mutate
 	echo "== all examples of the property tests"
 	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'

@@ -39,8 +39,8 @@ SHORT_FORMS = {
     "plan_memory": "",
     "soak": "--games 40",
 }
-"""Their arguments in the short form. Left out are those that need SGLang (``prefix_reuse``) or a browser, and ``gpu``,
-whose four training runs have a table of their own."""
+"""Their arguments in the short form. Left out are those that need SGLang (``prefix_reuse``), a browser, or real runs
+(``gpu``, ``kills``)."""
 PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas")
 
 

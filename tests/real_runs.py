@@ -61,7 +61,8 @@ class Run:
 
     def wait(self) -> None:
         assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]
-        assert "Error in _run_prompt" not in self.log.read_text()
+        for crash in ("Error in _run_prompt", "the rollout server gave no turn"):
+            assert crash not in self.log.read_text()
 
     def lines(self) -> Iterator[str]:
         yield from re.findall(r"\[medserl\] (.*)", self.log.read_text())

@@ -7,6 +7,7 @@ columns. Named in ``tool_configs/agent_loop.yaml``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import YARDSTICK, GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
+logger = logging.getLogger(__name__)
 _ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 
@@ -88,9 +90,9 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
 
-        Returns the trajectory with the game's record, not yet scored. A turn that does not fit, that the engine aborts,
-        that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game void; it never
-        raises.
+        Returns the trajectory with the game's record, not yet scored. A turn that does not fit, that the engine aborts
+        or fails at, that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game
+        void; it never raises.
         """
         interaction = self._bench.interaction
         game = interaction.new_game(row["extra_info"])
@@ -158,6 +160,9 @@ class _Seats:
                 output: TokenOutput = await asyncio.wait_for(generation, limit)
         except asyncio.TimeoutError:
             raise NoReplyError(f"{turn.role}: generation timed out after {limit} s") from None
+        except Exception as error:  # the server's own; verl would drop the game and its record
+            logger.exception("the rollout server gave no turn")
+            raise NoReplyError(f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}") from None
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         complete = len(log_probs) == len(ids)
         trajectory.turns.append(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
+    "generation failed": "failed",  # first: the server's own words follow it
     "no room": "no_room",
     "generation aborted": "aborted",
     "generation timed out": "timed_out",

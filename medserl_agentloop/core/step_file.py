@@ -82,20 +82,20 @@ class StepFile:
         A file of which nothing would be left is moved aside, to the same name with a number.
 
         Raises:
-            ValueError: A whole line is not an object with a step; names file and line.
+            ValueError: A whole line has no step, or stands after one of a later step; names file and line.
         """
         if not self.path.exists():
             return 0
         kept = removed = 0
+        remedy = "so the run cannot be resumed with this file: mend the line, or move the file away"
         with self.path.open("rb+") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    keeps = removed == 0 and line.endswith(b"\n") and int(from_line(line)["step"]) <= step
+                    keeps = line.endswith(b"\n") and int(from_line(line)["step"]) <= step
                 except (ValueError, TypeError, KeyError, OverflowError):
-                    raise ValueError(
-                        f"{self.path}, line {number} has no step, so the run cannot be resumed with this file: "
-                        "mend the line, or move the file away"
-                    ) from None
+                    raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
+                if keeps and removed:
+                    raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
                 kept += len(line) if keeps else 0
                 removed += not keeps
             if kept:
@@ -109,12 +109,16 @@ class StepFile:
         return removed
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
-        """Write one line per object and wait until they are on disk."""
+        """Write one line per object and wait until they are on disk; an OSError names the file."""
         lines = b"".join(map(to_line, objects))
-        with self.path.open("ab") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(self.path)  # that of a write names none
+            raise
 
     def read(self) -> Iterator[dict[str, Any]]:
         """The objects, in order.
@@ -195,6 +199,6 @@ def load_state(folder: str | Path, parts: Mapping[str, HasState]) -> list[str]:
         states = json.loads(path.read_text(encoding="utf-8"))
         for name in parts.keys() & states.keys():
             parts[name].load_dict(states[name])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} does not hold the state of a self-play run: {error}") from error
     return sorted(parts.keys() - states.keys())

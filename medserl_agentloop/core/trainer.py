@@ -7,6 +7,7 @@ keeps the roles' advantages and losses apart, and it writes the games. Chosen by
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Collection
 from functools import partial
@@ -65,7 +66,7 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.inputs import check_models, config_text
+from medserl_agentloop.core.run_check.inputs import LATEST, check_models, config_text
 from medserl_agentloop.core.run_check.machine import check_stop_strings
 from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import (
@@ -81,6 +82,7 @@ from medserl_agentloop.core.step_file import (
     write_prompts,
 )
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.paths import replacing
 
 _CREDIT_COLUMNS = (
     *("uid", "extra_fields", "response_mask", "role_ids", "context_lengths", "rm_scores"),
@@ -113,7 +115,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify != "only":
             folder = Path(self.selfplay.records)
             self._lock = lock_folder(folder)
-            (folder / CONFIG_FILE).write_text(config_text(config), encoding="utf-8")
+            with replacing(folder / CONFIG_FILE) as file:
+                file.write(config_text(config).encode())
         self.pool: CheckpointPool | None = None
         self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
         if self.selfplay.opponent.kind == "pool":
@@ -176,15 +179,29 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return metrics
 
     def _save_checkpoint(self) -> None:
-        save_state(self._checkpoint_folder(), self.run_state)
-        super()._save_checkpoint()
+        try:
+            save_state(self._checkpoint_folder(), self.run_state)
+            super()._save_checkpoint()
+        except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
+            free = shutil.disk_usage(self.config.trainer.default_local_dir).free / 2**20
+            raise RuntimeError(
+                f"the checkpoint {self._checkpoint_folder()} cannot be written ({type(error).__name__}); {free:.0f} MB "
+                "are free there. Make room if that is too little: the same command resumes from the checkpoint before"
+            ) from error
 
     def _checkpoint_folder(self) -> Path:
         """Folder of the checkpoint of the current step."""
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
+        try:
+            super()._load_checkpoint()
+        except Exception as error:  # torch may raise anything for a damaged file
+            raise ValueError(
+                f"the checkpoint {self._checkpoint_folder()} cannot be loaded ({type(error).__name__}). Move it away "
+                f"and write the step of the one before into {self.config.trainer.default_local_dir}/{LATEST}, or set "
+                "trainer.resume_mode=resume_path and trainer.resume_from_path"
+            ) from error
         step, total = self.global_steps, self.total_training_steps
         trainer, records = self.config.trainer, self.selfplay.records
         if step:

@@ -126,8 +126,8 @@ def _merged(weights: Path, target: Path) -> Path:
     try:
         with redirect_stdout(StringIO()):
             _ExactMerger(config).merge_and_save()
-    except (OSError, RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"{weights} cannot be merged: {error}") from None
+    except Exception as error:  # unpickling a damaged file may raise anything
+        raise ValueError(f"{weights} cannot be merged: {type(error).__name__}: {error}") from None
     return target
 
 

@@ -13,10 +13,11 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from run_check.runs import run
 
-from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.run_check import machine
-from medserl_agentloop.core.run_check.inputs import config_text
+from medserl_agentloop.core.run_check.inputs import config_text, lost_checkpoint
 from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import StartupCheck, _say_how_to_resume
 
@@ -206,6 +207,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
         folder = home / "runs" / "quickstart"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "latest_checkpointed_iteration.txt").write_text("3")
+        (folder / "global_step_3").mkdir(exist_ok=True)
         (folder / "run_config.yaml").write_text(config_text(run(changes)))
 
     folder_of({})
@@ -217,12 +219,30 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
         {"data.train_files": "data/medec_ms/train.parquet", "trainer.default_local_dir": "runs/quickstart"}
     )
     on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
-    (home / "runs/quickstart/global_step_3").mkdir()
     assert missing({"selfplay.profile": "classic", **on_purpose}) == ""
     pq.write_table(pa.table({"row": range(65)}), home / "data" / "quickstart" / "train.parquet")
     assert "or its rows changed" in missing({})
     (home / "runs/quickstart/latest_checkpointed_iteration.txt").unlink()
     assert missing({}) == ""
+
+
+@pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])
+def test_a_last_checkpoint_that_is_none_says_which_is_there(home: Path, text: str) -> None:
+    def said(changes: dict[str, Any]) -> str:
+        config = run(changes)
+        return "".join(lost_checkpoint(Run(config, SelfPlayConfig.from_run(config))))
+
+    folder = home / "runs" / "quickstart"
+    folder.mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(text)
+    assert f"says {text!r}, which is no checkpoint. There is none: move runs/quickstart away" in said({})
+    for step, whole in ((9, True), (10, True), (11, False)):
+        (folder / f"global_step_{step}").mkdir()
+        if whole:
+            (folder / f"global_step_{step}" / "data.pt").touch()
+    assert "Write 10 into it to resume from the newest checkpoint there; or move runs/quickstart away" in said({})
+    (folder / "latest_checkpointed_iteration.txt").write_text("10")
+    assert said({}) == said({"trainer.resume_mode": "disable"}) == ""
 
 
 def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,31 @@ def test_a_line_without_a_usable_step_is_named(file: StepFile, line: str) -> Non
     file.path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match="line 1 has no step"):
         file.cut_after(1)
+
+
+@pytest.mark.parametrize("damaged", [2, 3])
+def test_a_line_after_one_of_a_later_step_is_named_and_nothing_is_cut(file: StepFile, damaged: int) -> None:
+    file.path.write_bytes(before := raw(1, 2, 3, 4).replace(b"%d" % damaged, b"9"))
+    with pytest.raises(
+        ValueError, match=rf"games\.jsonl, line {damaged + 1} is of an earlier step than the one before"
+    ):
+        file.cut_after(4)
+    assert file.path.read_bytes() == before
+
+
+def test_a_full_disk_is_said_of_the_file_and_a_resumed_run_cuts_off_what_was_half_written(file: StepFile) -> None:
+    file.append(steps(1, 2))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"games\.jsonl"):
+            file.append(steps(3, 3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.path.read_bytes().endswith(b'{"step": 3')
+    assert file.cut_after(2) == 1
+    file.append(steps(3, 3))
+    assert list(file.read()) == steps(1, 2, 3, 3)
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:

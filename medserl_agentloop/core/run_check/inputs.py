@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -32,11 +33,17 @@ from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import CONFIG_FILE
 from medserl_agentloop.paths import sha256_of
 
+DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
+"""What pyarrow raises for a file that it cannot read."""
+
 HUB_SECONDS = 3.0
 """How long the hub may take to say whether it has a model."""
 
 ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
+
+LATEST = "latest_checkpointed_iteration.txt"
+"""Where verl writes the step of the last checkpoint."""
 
 SAME_RUN = ("selfplay.game", "selfplay.profile", "actor_rollout_ref.model.path")
 """Keys that a run keeps when it is resumed."""
@@ -89,7 +96,7 @@ def _not_found(path: str) -> str | None:
 
 
 def data_files(run: Run) -> Iterator[str]:
-    """One sentence for each data file that is missing or holds less than a batch."""
+    """One sentence for each data file that is missing or damaged, or holds less than a batch."""
     for key in ("data.train_files", "data.val_files"):
         files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
         missing = [str(file) for file in files if not file.exists()]
@@ -98,10 +105,24 @@ def data_files(run: Run) -> Iterator[str]:
                 f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Write it with "
                 "data_prep/medec_to_parquet.py, or name another."
             )
-        elif key == "data.train_files" and all(file.suffix == ".parquet" for file in files):
-            rows, batch = sum(pq.read_metadata(file).num_rows for file in files), run["data.train_batch_size"]
-            if files and rows < batch:
+        elif all(file.suffix == ".parquet" for file in files):
+            rows, batch = 0, run["data.train_batch_size"]
+            for file in files:
+                try:
+                    rows += pq.read_metadata(file).num_rows
+                except DAMAGED as error:
+                    yield damaged(f"{key}={file}", error)
+                    rows += batch
+            if key == "data.train_files" and files and rows < batch:
                 yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
+
+
+def damaged(file: str, error: Exception) -> str:
+    """What to say of a parquet file that cannot be read."""
+    return (
+        f"{file} cannot be read ({type(error).__name__}: {error}): it is damaged, or no parquet file. Write it again "
+        "with data_prep/medec_to_parquet.py."
+    )
 
 
 def config_text(config: DictConfig) -> str:
@@ -133,6 +154,27 @@ def another_run(run: Run) -> Iterator[str]:
         )
 
 
+def lost_checkpoint(run: Run) -> Iterator[str]:
+    """A sentence if verl's file with the step of the last checkpoint names none.
+
+    A full disk, or a kill at the wrong moment, leaves it empty (trainer_base.py, _save_checkpoint): verl fails on that
+    once the models are loaded. Where it names a folder that is gone, verl starts from nothing without a word.
+    """
+    folder = Path(run["trainer.default_local_dir"])
+    file = folder / LATEST
+    if run["trainer.resume_mode"] != "auto" or not file.is_file():
+        return
+    step = file.read_text(encoding="utf-8", errors="replace").strip()
+    if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
+        # data.pt is the last that verl writes.
+        whole = [path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/data.pt")]
+        newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
+        resume = (
+            f"Write {newest} into it to resume from the newest checkpoint there; or" if newest else "There is none:"
+        )
+        yield f"{file} says {step!r}, which is no checkpoint. {resume} move {folder} away to start from nothing."
+
+
 def changed_credit(run: Run) -> Iterator[str]:
     """A sentence if the run would resume with another estimator."""
     old, key = _resumed(run), "algorithm.adv_estimator"
@@ -144,7 +186,7 @@ def changed_credit(run: Run) -> Iterator[str]:
 def _resumed(run: Run) -> Any:
     """The config with which the run was last started that this one resumes; None where it resumes none."""
     folder, before = Path(run["trainer.default_local_dir"]), Path(run.selfplay.records) / CONFIG_FILE
-    resumes = run["trainer.resume_mode"] == "auto" and (folder / "latest_checkpointed_iteration.txt").exists()
+    resumes = run["trainer.resume_mode"] == "auto" and (folder / LATEST).exists()
     return OmegaConf.load(before) if resumes and before.is_file() else None
 
 
@@ -182,13 +224,17 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
             file = Path(name).expanduser()
             if file.suffix != ".parquet" or not file.is_file():
                 continue
-            table = pq.read_table(file)
+            try:
+                table = pq.read_table(file)
+                table.validate(full=True)  # or a damaged text is found where it is used, without the file's name
+                rows = SimpleNamespace(dataframe=Dataset(table))
+            except DAMAGED as error:
+                raise ConfigError(damaged(f"{key}={name}", error)) from None
             if missing := {"prompt", "extra_info"} - set(table.column_names):
                 raise ConfigError(
                     f"{key}={name} has no column {', '.join(sorted(missing))}. Write it with "
                     "data_prep/medec_to_parquet.py."
                 )
-            rows = SimpleNamespace(dataframe=Dataset(table))
             check_dataset(rows, f"{key}={name}", game, encoder, **lengths, longest=ROWS_AT_START)
 
 

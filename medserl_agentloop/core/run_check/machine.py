@@ -22,7 +22,13 @@ from verl.utils.import_utils import resolve_config_path
 
 from medserl_agentloop.backends import sglang_cpu
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.run_check.inputs import another_run, changed_credit, data_files, missing_models
+from medserl_agentloop.core.run_check.inputs import (
+    another_run,
+    changed_credit,
+    data_files,
+    lost_checkpoint,
+    missing_models,
+)
 from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
@@ -80,7 +86,16 @@ def check_machine(config: DictConfig) -> list[str]:
     if str(config.ray_kwargs.ray_init.get("address") or "").startswith("ray://"):  # it will run on another machine
         return []
     run = Run(config, SelfPlayConfig.from_run(config))
-    checks = (missing_packages, wandb_key, flash_attention, missing_models, data_files, another_run, folders)
+    checks = (
+        missing_packages,
+        wandb_key,
+        flash_attention,
+        missing_models,
+        data_files,
+        lost_checkpoint,
+        another_run,
+        folders,
+    )
     problems = [problem for check in checks for problem in check(run)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -138,7 +138,8 @@ class GameSpec:
                 "Write the file again with data_prep/medec_to_parquet.py."
             )
         # An optional fact that a row does not have may be empty text there.
-        facts = {key: extra_info.get(key) or None for key in ("category", "target_label", "seed_note")}
+        required = {key: extra_info.get(key) for key in ("category", "target_label", "seed_note")}
+        facts = {key: value if str(value).strip() else None for key, value in required.items()}
         facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
         try:
             return _GAME_SPEC.validate_python(facts)

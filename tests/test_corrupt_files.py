@@ -1,0 +1,211 @@
+"""Files of a run with a byte changed or the end cut off: what was written, or an error that names the file."""
+
+import json
+import random
+import resource
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from evaluation.shards import save_shards
+from game.builders import finished
+from medec.builders import run as command
+from omegaconf import OmegaConf
+from real_runs import SAMPLE
+from support import TOKENIZER
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from medserl_agentloop.core.advantages import BaselineState
+from medserl_agentloop.core.alarms import HealthMonitor
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.dataset import check_files
+from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
+from medserl_agentloop.core.run_check import inputs
+from medserl_agentloop.core.run_check.inputs import LATEST
+from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
+from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.evaluation.local_models import load_model
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.records import Outcome, read_games
+from medserl_agentloop.paths import MANIFEST
+from medserl_agentloop.testing.tiny import compose_run, tiny_model
+
+draws = pytest.mark.parametrize("draws", [200, pytest.param(1000, marks=pytest.mark.mutate)])
+LAST = 3
+
+
+def damages(content: bytes, draws: int) -> Iterator[bytes]:
+    """Every fourth is cut short, the others have one byte changed."""
+    chance = random.Random(7)
+    for number in range(draws):
+        place = chance.randrange(len(content))
+        changed = bytes([content[place] ^ chance.randrange(1, 256)])
+        yield content[:place] if number % 4 == 0 else content[:place] + changed + content[place + 1 :]
+
+
+@pytest.fixture
+def games(tmp_path: Path) -> StepFile:
+    file = StepFile(tmp_path / "games.jsonl")
+    for step in range(1, LAST + 1):
+        game = finished(Outcome.CORRECT_DETECTION).to_json()
+        file.append({**game, "step": step, "uid": f"{step}/{n}"} for n in range(4))
+    return file
+
+
+@draws
+def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draws: int) -> None:
+    whole = list(read_games(games.path))
+    for content in damages(good := games.path.read_bytes(), draws):
+        games.path.write_bytes(content)
+        cut = good.startswith(content)
+        try:
+            found = list(read_games(games.path))
+        except ValueError as error:
+            assert f"{games.path}, line " in str(error) and "is not a game record" in str(error)
+        else:
+            differ = [now != then for now, then in zip(found, whole, strict=False)]
+            assert sum(differ) <= (0 if cut else 1)  # a letter in a text, or a figure
+            assert cut or len(found) == len(whole)
+        try:
+            removed = games.cut_after(LAST)
+        except ValueError as error:
+            assert f"{games.path}, line " in str(error)
+        else:
+            assert removed <= 1  # the last line, if it is cut off or says another step
+            assert good.startswith(games.path.read_bytes()) or not cut
+
+
+@draws
+def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, draws: int) -> None:
+    def parts() -> dict[str, Any]:
+        opponents = CheckpointPool(OpponentConfig(kind="pool", url="http://host"), tmp_path, "model", 3)
+        health = HealthMonitor(MedicalConfig().alarms, MedicalGameInteraction.rules())
+        return {"baselines": BaselineState(), "alarms": health, "opponents": opponents}
+
+    saved = parts()
+    saved["baselines"].load_dict({role: {"adversarial_benign": 0.25} for role in ("attacker", "assessor")})
+    saved["alarms"].observe({"selfplay/lost_rate": 0.5, "actor/grad_norm": 1.0})
+    save_state(tmp_path, saved)
+    file = tmp_path / STATE_FILE
+    expected = json.loads(good := file.read_bytes())
+    for content in damages(good, draws):
+        file.write_bytes(content)
+        fresh = parts()
+        try:
+            missing = load_state(tmp_path, fresh)
+        except ValueError as error:
+            assert str(error).startswith(f"{file} does not hold the state of a self-play run: ")
+        else:
+            for name, part in fresh.items():
+                if name not in missing and part.to_dict() != expected[name]:
+                    assert json.loads(content)[name] != expected[name]  # a changed figure or name
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    assert command("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    read = lru_cache(inputs.AutoTokenizer.from_pretrained)
+    monkeypatch.setattr(inputs.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
+    pq.write_table(pq.read_table(tmp_path / "train.parquet").slice(0, 4), tmp_path / "few.parquet")
+    return tmp_path / "few.parquet"
+
+
+@draws
+def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws: int) -> None:
+    config = compose_run("+recipes=quickstart", f"data.train_files={rows}", "data.val_files=[]")
+    inputs.check_rows(config, selfplay := MedicalConfig.from_run(config))
+    whole, refused, same = pq.read_table(rows), 0, 0
+    for content in damages(rows.read_bytes(), draws):
+        rows.write_bytes(content)
+        try:
+            inputs.check_rows(config, selfplay)
+        except ConfigError as error:
+            assert str(error).startswith(f"data.train_files={rows}")
+            refused += 1
+        else:
+            same += pq.read_table(rows).equals(whole)
+    assert refused > 0.5 * draws
+    assert refused + same < draws  # a byte of a text can change unseen, as long as no manifest stands beside it
+
+
+@draws
+def test_next_to_its_manifest_every_changed_byte_of_a_file_of_rows_is_told(rows: Path, draws: int) -> None:
+    file = rows.with_name("train.parquet")
+    assert file.with_name(MANIFEST).exists()
+    check_files(str(file))
+    for content in damages(file.read_bytes(), draws):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"^{file}: the file is not the one that {MANIFEST}"):
+            check_files(str(file))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_is(tmp_path: Path) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
+    trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})
+    trainer.global_steps, trainer.run_state = LAST, {}
+
+    def save_checkpoint(folder: str, *_: Any, **__: Any) -> None:
+        Path(folder).mkdir(parents=True)
+        torch.save({"weight": torch.arange(300.0)}, Path(folder) / "model.pt")
+
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=save_checkpoint)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(RuntimeError, match=rf"^the checkpoint {tmp_path}/global_step_{LAST} cannot .* MB are free"):
+            trainer._save_checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / LATEST).exists()
+
+
+@draws
+def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path, draws: int) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "del_local_ckpt_after_load": False}
+    trainer.config = OmegaConf.create({"trainer": settings})
+    trainer.total_training_steps, trainer.use_critic, trainer.run_state, trainer.pool = LAST, False, {}, None
+    trainer.selfplay = SimpleNamespace(certify="only", records=tmp_path)
+    weights = {"weight": torch.arange(300.0)}
+    loads = SimpleNamespace(load_checkpoint=lambda local_path, **_: torch.load(f"{local_path}/model.pt"))
+    trainer.actor_rollout_wg = loads
+    trainer.train_dataloader = StatefulDataLoader(list(range(64)), batch_size=8, num_workers=0)
+    next(iter(trainer.train_dataloader))
+    folder = tmp_path / f"global_step_{LAST}"
+    (folder / "actor").mkdir(parents=True)
+    (tmp_path / LATEST).write_text(str(LAST))
+    torch.save(weights, folder / "actor" / "model.pt")
+    torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
+    refused = 0
+    for file in (folder / "actor" / "model.pt", folder / "data.pt"):
+        for content in damages(good := file.read_bytes(), draws // 2):
+            file.write_bytes(content)
+            try:
+                trainer._load_checkpoint()
+            except ValueError as error:
+                assert str(error).startswith(f"the checkpoint {folder} cannot be loaded (")
+                refused += 1
+        file.write_bytes(good)
+    assert refused > draws / 3  # torch checks no weight: a changed figure in one cannot be told
+    trainer._load_checkpoint()
+
+
+def test_a_checkpoint_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
+    folder = save_shards(tiny_model(len(TOKENIZER)), TOKENIZER, tmp_path / "actor", 1)
+    file = folder / "model_world_size_1_rank_0.pt"
+    refused = 0
+    for content in damages(file.read_bytes(), 12):
+        file.write_bytes(content)
+        try:
+            load_model(folder)
+        except ValueError as error:
+            assert str(error).startswith(str(folder))
+            refused += 1
+    assert refused >= 3  # those that are cut short
