@@ -69,7 +69,7 @@ def diagnose(composed: Composition | None, *, ray: bool = False) -> Iterator[Fin
         "shared memory": partial(_shared_memory, config),
         "network": _network,
     }
-    if ray or _joins_a_cluster():
+    if ray or machine.joins_a_cluster():
         checks["Ray"] = _ray
     run: Run | None = None
     if composed is not None and config is not None:
@@ -136,14 +136,10 @@ def _plugin() -> Found:
         yield "ok", f"loaded into verl {verl.__version__}"
 
 
-def _joins_a_cluster() -> bool:
-    return bool(os.environ.get("RAY_ADDRESS")) or machine.ray_started_here()
-
-
 def _ray_start(run: Run) -> Found:
     """Ray can start as the run asks for it."""
     asked = [key for key in ("num_cpus", "num_gpus") if run[f"ray_kwargs.ray_init.{key}"] is not None]
-    if run["ray_kwargs.ray_init.address"] is None and asked and _joins_a_cluster():
+    if run["ray_kwargs.ray_init.address"] is None and asked and machine.joins_a_cluster():
         yield (
             "fail",
             f"a cluster of Ray's runs here, and Ray refuses ray_kwargs.ray_init.{' and '.join(asked)} for one that it "

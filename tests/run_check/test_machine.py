@@ -185,6 +185,7 @@ def no_gpu(changes: dict[str, Any], recipe: str = "qwen3_4b") -> str:
 
 def test_a_machine_without_a_gpu_is_told_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert "this run needs a GPU (trainer.device=cuda), and torch finds none" in no_gpu({})
     assert "+recipes=quickstart" in no_gpu({})
@@ -193,6 +194,8 @@ def test_a_machine_without_a_gpu_is_told_so_in_one_sentence(monkeypatch: pytest.
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").touch()
     assert no_gpu({}) == ""  # the GPUs may be on its other machines
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert "torch finds none" in no_gpu({})  # a cluster of the run's own
 
 
 def test_fewer_gpus_than_the_run_asks_for_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

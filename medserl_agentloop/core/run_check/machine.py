@@ -54,8 +54,8 @@ def check_gpus(config: DictConfig) -> None:
     Raises:
         ConfigError: Says what was found and what to write instead.
     """
-    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    if config.trainer.device != "cuda" or address or ray_started_here() or config.trainer.nnodes > 1:
+    elsewhere = joins_a_cluster(config.ray_kwargs.ray_init.get("address")) or config.trainer.nnodes > 1
+    if config.trainer.device != "cuda" or elsewhere:
         return
     found, needed = torch.cuda.device_count(), config.trainer.n_gpus_per_node
     if not found:
@@ -72,8 +72,10 @@ def check_gpus(config: DictConfig) -> None:
         )
 
 
-def ray_started_here() -> bool:
-    """Whether `ray start` made this machine part of a cluster, which ``ray.init`` then joins."""
+def joins_a_cluster(address: str | None = None) -> bool:
+    """Whether ``ray.init`` joins a cluster: by its address, or because `ray start` made this machine a part of one."""
+    if address := address or os.environ.get("RAY_ADDRESS"):
+        return address != "local"  # which starts one of its own
     return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
 
 
