@@ -31,8 +31,8 @@ help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
 	echo "make test-fast   the same without real runs and other processes"
-	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts and draw all examples"
-	echo "                 of the property tests, in minutes"
+	echo "make test-mutations  install, give parsers, readers, records, judge clients and templates 1,000,000 mutated inputs"
+	echo "                 each and draw all examples of the property tests, in half an hour"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
@@ -49,13 +49,14 @@ test: $(VENV)/.dev
 
 test-fast: $(VENV)/.dev
 	@echo "== tests without real runs"
-	$(PYTEST) -m 'not slow and not learn and not mutate'
+	$(PYTEST) -m 'not slow and not learn'
 
 test-mutations: $(VENV)/.dev
-	@echo "== 600,000 mutated texts through parsers, rules and judge clients"
-	$(BIN)/python -m pytest -m mutate
+	@echo "== 1,000,000 mutated inputs for each of the five targets of tests/fuzz"
+	printf '%s\n' parsers templates readers records judge_answers \
+		| xargs -P 2 -I{} $(BIN)/python tests/fuzz/run.py {} --runs 1000000 --seeded
 	echo "== all examples of the property tests"
-	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'
+	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn'
 
 learn: $(VENV)/.dev
 	@$(BIN)/python -m experiments.learning.run headline --results runs/learn/results

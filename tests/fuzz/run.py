@@ -99,10 +99,20 @@ def _guided(target: str, runs: int, seconds: int, kept: Path, seed: int) -> None
         from fuzz.targets import PIECES, TARGETS
 
     words = kept.with_suffix(".dict")
-    words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in piece[:60]) + '"\n' for piece in PIECES[target]))
-    options = [f"-runs={runs}", f"-max_total_time={seconds}", f"-seed={seed or 1}", "-max_len=4096", "-print_final_stats=1"]
+    words.write_text(
+        "".join('"' + "".join(f"\\x{byte:02x}" for byte in piece[:60]) + '"\n' for piece in PIECES[target])
+    )
+    options = [
+        f"-runs={runs}",
+        f"-max_total_time={seconds}",
+        f"-seed={seed or 1}",
+        "-max_len=4096",
+        "-print_final_stats=1",
+    ]
     folders = [str(kept), str(HERE / "corpus" / target)]
-    atheris.Setup([sys.argv[0], *options, f"-dict={words}", f"-artifact_prefix={kept}/failed-", *folders], TARGETS[target])
+    atheris.Setup(
+        [sys.argv[0], *options, f"-dict={words}", f"-artifact_prefix={kept}/failed-", *folders], TARGETS[target]
+    )
     atheris.Fuzz()
 
 
