@@ -32,7 +32,7 @@ help:
 	echo "make test        install, run all tests"
 	echo "make test-fast   the same without real runs and other processes"
 	echo "make test-mutations  install, give parsers, readers, records, judge clients and templates 1,000,000 mutated inputs"
-	echo "                 each and draw all examples of the property tests, in half an hour"
+	echo "                 each and draw all examples of the property tests, in a quarter of an hour"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
