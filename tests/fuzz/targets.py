@@ -5,6 +5,7 @@ Where one has settings they are the characters before the first line break, ``0`
 """
 
 import json
+import re
 import tempfile
 import unicodedata
 from collections import Counter
@@ -102,8 +103,10 @@ def _both_verdicts(profile: str, text: str, prefill: str) -> bool:
         lines = said.lower().replace("'", '"').split("\n")
         return all(any(line == f'final_answer: "{word}"' for line in lines) for word in ("correct", "incorrect"))
     if profile == "medserl":
-        lines = said.partition("<answer>")[2].replace("<answer>", "\n").replace("<", "\n").lower().split("\n")
-        return all(f"verdict: {label.value}" in lines for label in Label)
+        lines = re.findall(
+            r"^verdict: (\w+)(?:$|<)", said.partition("<answer>")[2].replace("<answer>", "\n").lower(), re.M
+        )
+        return all(label.value in lines for label in Label)
     said = text.partition("</think>")[2]
     return all(f"<answer>{label.value.capitalize()}</answer>" in said for label in Label)
 
