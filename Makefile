@@ -31,8 +31,8 @@ help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
 	echo "make test        install, run all tests"
 	echo "make test-fast   the same without real runs and other processes"
-	echo "make test-mutations  install, give parsers, rules and judge clients 600,000 mutated texts, damage files and"
-	echo "                 draw all examples of the property tests, in minutes"
+	echo "make test-mutations  install, give parsers, readers, records, judge clients and templates 1,000,000 mutated inputs"
+	echo "                 each, damage 5,000 files, and draw all examples of the property tests, in a quarter of an hour"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
 	echo "make lint        install, ruff and mypy --strict"
@@ -52,7 +52,9 @@ test-fast: $(VENV)/.dev
 	$(PYTEST) -m 'not slow and not learn and not mutate'
 
 test-mutations: $(VENV)/.dev
-	@echo "== 600,000 mutated texts through parsers, rules and judge clients, 5,000 damaged files"
+	@echo "== 1,000,000 mutated inputs for each of the five targets of tests/fuzz, 5,000 damaged files"
+	printf '%s\n' parsers templates readers records judge_answers \
+		| xargs -P 2 -I{} $(BIN)/python tests/fuzz/run.py {} --runs 1000000 --seeded
 	$(BIN)/python -m pytest -m mutate
 	echo "== all examples of the property tests"
 	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'

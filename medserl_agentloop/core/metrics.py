@@ -23,6 +23,7 @@ _VOID_CLASSES = {
     "generation aborted": "aborted",
     "generation timed out": "timed_out",
     "log-probs for": "no_log_probs",
+    "is no number": "no_number",
 }
 """Class of a void game by what its reason contains. Reasons hold free text, metric names must not."""
 

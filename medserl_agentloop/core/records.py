@@ -5,6 +5,7 @@ The agent loop makes it, the game fills it turn by turn and scores it, the train
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, ClassVar
@@ -87,6 +88,15 @@ class GameRecord(BaseModel):
         """The role's reward: the sum of its components, None if the role is not rewarded."""
         components = self.rewards.get(role)
         return None if components is None else sum(components.values())
+
+    def void_unless_rewards_are_numbers(self) -> None:
+        """Make the game void if a reward is NaN or infinite, which would spread to all advantages of its step."""
+        for parts in (*self.rewards.values(), *self.turn_rewards.values()):
+            for name, value in parts.items():
+                if not math.isfinite(value):
+                    self.void = self.void or f"reward {name!r} is no number: {value}"
+        if self.void is not None:
+            self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
         """What each turn earns, by its number, of those whose roles are given; turns that earn nothing are left out."""

@@ -50,6 +50,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
             )
         record: Any = self._game.Record.model_validate(fields[GAME_KEY])
         await self._game.score(record)
+        record.void_unless_rewards_are_numbers()
         numbers = self._game.validation_numbers(record)
         return {
             "reward_score": sum(sum(components.values()) for components in record.rewards.values()),

@@ -146,15 +146,15 @@ def to_line(values: dict[str, Any]) -> bytes:
 def from_line(line: bytes) -> Any:
     """What a line of a file holds; a ValueError if that is no JSON, or has a number that no table takes."""
     try:
-        return json.loads(line, parse_int=_number, parse_float=_number)
+        return json.loads(line, parse_int=_number, parse_float=_number, parse_constant=_number)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def _number(text: str) -> float:
     number = int(text) if text.lstrip("-").isdecimal() else float(text)
-    if abs(number) >= (2**63 if isinstance(number, int) else math.inf):
-        raise ValueError(f"the number {text[:20]} is too large")
+    if not abs(number) < (2**63 if isinstance(number, int) else math.inf):
+        raise ValueError(f"{text[:20]} is no number, or too large")
     return number
 
 

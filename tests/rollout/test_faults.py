@@ -14,7 +14,7 @@ from training.test_dataset_check import check, row
 from verl.experimental.agent_loop.agent_loop import register
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.core import driver
+from medserl_agentloop.core import interaction
 from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
@@ -192,12 +192,12 @@ def test_a_clock_that_is_set_back_changes_no_game_and_no_wait(monkeypatch: pytes
     whole = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
     now = iter(range(GAMES * 2, 0, -1))
 
-    class Backwards(driver.datetime):
+    class Backwards(interaction.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return cls.fromtimestamp(3600 * next(now), tz)
 
-    monkeypatch.setattr(driver, "datetime", Backwards)
+    monkeypatch.setattr(interaction, "datetime", Backwards)
     monkeypatch.setattr("time.time", lambda: 0.0)
     kept = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
     assert kept.of(failed=False) == whole.of(failed=False) and kept.paid == whole.paid

@@ -10,6 +10,7 @@ from game.builders import HARMFUL_ANSWER, game
 from support import TOKENIZER, run_with
 from verl import DataProto
 
+from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.records import GameRecord
@@ -42,3 +43,14 @@ def test_a_user_s_scheme_is_named_by_its_import_path(tmp_path: Path, monkeypatch
     record, answer = scored("run_rewards:flat")
     assert record.rewards == {Role.ASSESSOR: {"flat": 0.25}}
     assert (record.scheme, answer["reward_extra_info"]["assessor_reward"]) == ("run_rewards:flat", 0.25)
+
+
+def test_a_reward_that_is_no_number_makes_its_game_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_rewards.py").write_text(
+        "from medserl_agentloop.games.medical.types import Role\n"
+        "def odd(record): return {Role.ASSESSOR: {'ratio': float('nan')}}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    record, answer = scored("odd_rewards:odd")
+    assert (record.void, record.rewards, answer["reward_score"]) == ("reward 'ratio' is no number: nan", {}, 0)
+    assert game_metrics([record], ["assessor"])["selfplay/void/no_number"] == 1

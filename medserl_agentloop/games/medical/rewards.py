@@ -258,6 +258,7 @@ def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
     each = [scheme(game) for game in record.by_assessment]
     record.rewards, record.turn_rewards = each[0], {}
     if len(each) == 1:
+        record.void_unless_rewards_are_numbers()
         return
     record.rewards = {}
     for role in Role:
@@ -270,6 +271,7 @@ def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
     for number, rewards in enumerate(each, start=record.first_assessment):
         if Role.ASSESSOR in rewards:
             record.turn_rewards[number] = rewards[Role.ASSESSOR]
+    record.void_unless_rewards_are_numbers()
 
 
 # -- correcting a scheme for a judge that errs ---------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""``python tests/fuzz/run.py TARGET``: gives a target of ``targets.py`` mutated inputs until one breaks it.
+
+Guided by coverage where atheris is installed, else, and with ``--seeded``, by a seed alone: the same inputs every time.
+"""
+
+import importlib.util
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HERE = Path(__file__).resolve().parent
+_LONGEST = 20_000
+
+
+def corpus(target: str) -> list[bytes]:
+    """The inputs that are kept in git."""
+    return [file.read_bytes() for file in sorted((HERE / "corpus" / target).iterdir())]
+
+
+def mutations(seed: int, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """Endless variations of ``seeds``, with ``pieces`` put in."""
+    rng = random.Random(seed)
+    while True:
+        data = rng.choice(seeds)
+        for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 9])):
+            data = _mutated(rng, data, seeds, pieces)
+        yield data[:_LONGEST]
+
+
+def _mutated(rng: random.Random, data: bytes, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> bytes:
+    start = rng.randrange(len(data) + 1)
+    end = min(len(data), start + rng.choice([0, 1, 2, 5, 20, 80]))
+    what = rng.randrange(10)
+    if what == 0:
+        return data[:start] + data[end:]
+    if what == 1:
+        return data[:end] + data[start:end] * rng.choice([1, 2, 5]) + data[end:]
+    if what == 2:
+        return data[:start] + rng.choice(pieces) + data[end:]
+    if what == 3:
+        return data[:start] + rng.choice(pieces) + data[start:]
+    if what == 4:
+        return data[:start] + chr(rng.randrange(0x110000)).encode(errors="surrogatepass") + data[start:]
+    if what == 5:
+        return data[:start] + data[start:end].swapcase() + data[end:]
+    if what == 6:
+        return data[:start] + rng.choice(seeds)[rng.randrange(100) :]
+    if what == 7:
+        other = rng.choice(seeds)
+        return data + other[rng.randrange(len(other) + 1) :]
+    if what == 8:
+        return data[:start] + rng.randbytes(rng.randrange(1, 4)) + data[end:]
+    return data[:start] if rng.random() < 0.3 else data[start:end] + data[:start] + data[end:]
+
+
+def main(
+    target: Annotated[str, typer.Argument(help="parsers, readers, records, judge_answers or templates")],
+    runs: Annotated[int, typer.Option(help="how many inputs")] = 1_000_000,
+    seconds: Annotated[int, typer.Option(help="the longest time; 0 for no limit")] = 0,
+    keep: Annotated[Path, typer.Option(help="folder for inputs that broke the target or reached new code")] = Path(
+        "runs/fuzz"
+    ),
+    seeded: Annotated[bool, typer.Option(help="not guided by coverage")] = False,
+    seed: int = 0,
+) -> None:
+    """Give a target mutated inputs until one breaks it; that one is kept."""
+    sys.path.insert(0, str(HERE.parent))
+    kept = keep / target
+    kept.mkdir(parents=True, exist_ok=True)
+    if not seeded and importlib.util.find_spec("atheris"):
+        _guided(target, runs, seconds, kept, seed)
+    from fuzz.targets import PIECES, SEEN, TARGETS
+
+    began = time.monotonic()
+    inputs = mutations(seed, corpus(target), PIECES[target])
+    for done in range(runs):
+        data = next(inputs)
+        try:
+            TARGETS[target](data)
+        except BaseException:
+            (kept / "failed").write_bytes(data)
+            print(f"{target}, input {done} is in {kept / 'failed'}", file=sys.stderr)
+            raise
+        if seconds and done % 256 == 0 and time.monotonic() - began > seconds:
+            break
+    print(f"{target}: {done + 1} inputs in {time.monotonic() - began:.0f} s, {dict(SEEN.most_common())}")
+
+
+def _guided(target: str, runs: int, seconds: int, kept: Path, seed: int) -> None:
+    """Let libFuzzer look for inputs that reach new code; it ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["medserl_agentloop"]):
+        from fuzz.targets import PIECES, TARGETS
+
+    words = kept.with_suffix(".dict")
+    words.write_text(
+        "".join('"' + "".join(f"\\x{byte:02x}" for byte in piece[:60]) + '"\n' for piece in PIECES[target])
+    )
+    options = [
+        f"-runs={runs}",
+        f"-max_total_time={seconds}",
+        f"-seed={seed or 1}",
+        "-max_len=4096",
+        "-print_final_stats=1",
+    ]
+    folders = [str(kept), str(HERE / "corpus" / target)]
+    atheris.Setup(
+        [sys.argv[0], *options, f"-dict={words}", f"-artifact_prefix={kept}/failed-", *folders], TARGETS[target]
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    typer.run(main)
