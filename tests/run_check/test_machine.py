@@ -141,6 +141,12 @@ def test_fewer_rows_than_a_batch_are_refused() -> None:
     assert missing({"data.train_batch_size": 64}) == ""
 
 
+def test_an_empty_validation_file_as_small_inputs_give_it_is_refused(home: Path) -> None:
+    empty = home / "empty.parquet"
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), empty)
+    assert "data.val_files has no rows, and verl cannot load that" in missing({"data.val_files": str(empty)})
+
+
 @pytest.mark.parametrize("key", ["trainer.default_local_dir", "selfplay.records"])
 def test_a_folder_that_cannot_be_made_is_named(key: str, home: Path) -> None:
     (home / "file").touch()

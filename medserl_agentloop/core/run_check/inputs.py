@@ -113,7 +113,9 @@ def data_files(run: Run) -> Iterator[str]:
                 except DAMAGED as error:
                     yield damaged(f"{key}={file}", error)
                     rows += batch
-            if key == "data.train_files" and files and rows < batch:
+            if files and not rows:
+                yield f"{key} has no rows, and verl cannot load that. Name another file; data.train_files will do."
+            elif key == "data.train_files" and files and rows < batch:
                 yield f"{key} has {rows} rows, fewer than data.train_batch_size={batch}. Set that to {rows} or less."
 
 
