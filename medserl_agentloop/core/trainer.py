@@ -236,9 +236,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         except ProcessDied:
             raise
         except Exception as error:
-            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
-            while len(self._nodes) > 1 and not lost_nodes(self._nodes) and time.monotonic() < declared:
-                time.sleep(1)
             self._check_processes(error)
             raise
         finally:
@@ -260,7 +257,14 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
             self.reward_loop_manager.reward_loop_workers,
         )
-        if dead := lost_nodes(self._nodes) or dead_processes(processes, answer_within_s):
+        dead = lost_nodes(self._nodes) or dead_processes(processes, answer_within_s)
+        if len(self._nodes) > 1 and (dead or cause):
+            # Ray says later that a node is lost than that its processes are.
+            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
+            while not lost_nodes(self._nodes) and time.monotonic() < declared:
+                time.sleep(1)
+            dead = lost_nodes(self._nodes) or dead
+        if dead:
             message = (
                 f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
                 f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"

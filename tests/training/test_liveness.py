@@ -119,3 +119,25 @@ def test_a_node_that_is_gone_is_named_if_the_run_began_with_it(monkeypatch: pyte
     assert lost_nodes(known) == []
     monkeypatch.setattr(ray, "nodes", lambda: [node("head", True), node("gpu7", False), node("old", False)])
     assert lost_nodes(known) == ["node gpu7 (10.0.0.7, Ray's id gpu7gpu7) was lost"]
+
+
+def test_a_node_whose_processes_are_seen_dead_before_it_is_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def lost(known: Any) -> list[str]:
+        asked.append(known)
+        return ["node gpu7 was lost"] if len(asked) > 2 else []
+
+    monkeypatch.setattr("medserl_agentloop.core.trainer.lost_nodes", lost)
+    monkeypatch.setattr("medserl_agentloop.core.trainer.dead_processes", lambda *_: ["rollout server 0 died"])
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
+    trainer.agent_loop_manager = SimpleNamespace()
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=[])
+    trainer.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="runs/mine"))
+    trainer.global_steps = 7
+    trainer._nodes = ["head", "gpu7"]
+    with pytest.raises(ProcessDied, match=r"^node gpu7 was lost in step 7\."):
+        trainer._check_processes()
