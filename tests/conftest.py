@@ -85,6 +85,7 @@ def _remember_commands() -> None:
 
 LONGEST = (
     "test_main_ppo_certificate.py",
+    "test_gpu.py",
     "test_main_ppo.py",
     "test_main_ppo_waiting.py",
     "test_main_ppo_async.py",

@@ -91,12 +91,9 @@ class GameRecord(BaseModel):
 
     def void_unless_rewards_are_numbers(self) -> None:
         """Make the game void if a reward is NaN or infinite, which would spread to all advantages of its step."""
-        for parts in (*self.rewards.values(), *self.turn_rewards.values()):
-            for name, value in parts.items():
-                if not math.isfinite(value):
-                    self.void = self.void or f"reward {name!r} is no number: {value}"
-        if self.void is not None:
-            self.rewards, self.turn_rewards = {}, {}
+        rewards = [item for parts in (*self.rewards.values(), *self.turn_rewards.values()) for item in parts.items()]
+        if wrong := [f"reward {name!r} is no number: {value}" for name, value in rewards if not math.isfinite(value)]:
+            self.void, self.rewards, self.turn_rewards = self.void or wrong[0], {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
         """What each turn earns, by its number, of those whose roles are given; turns that earn nothing are left out."""
