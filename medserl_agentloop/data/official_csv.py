@@ -68,7 +68,7 @@ def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]
     reader = csv.reader(source.lines(newline=""), strict=True)
     row = 0
     try:
-        header = [name.strip() for name in next(reader)]
+        header = [name.strip() for name in next(reader, ())]
         check_header(source.name, header)
         for row, cells in enumerate(reader, start=1):
             place = RowPlace(source.name, row)
