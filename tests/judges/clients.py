@@ -88,11 +88,16 @@ def raw_server(answer: bytes, *, drip_s: float = 0.0) -> Iterator[str]:
                 return
             threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         over.set()
+        # It ends the wait. Closed alone, the next server could get this one's file number, and a signal would have the
+        # thread accept there.
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join()
         listener.close()
 
 

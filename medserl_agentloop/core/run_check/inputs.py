@@ -137,9 +137,9 @@ def config_text(config: DictConfig) -> str:
 
 def another_run(run: Run) -> Iterator[str]:
     """A sentence if the run would resume from checkpoints of a run of another game, model, profile or data."""
-    old, new = _resumed(run), OmegaConf.create(config_text(run.config))
-    if old is None:
+    if (old := _resumed(run)) is None:
         return
+    new = OmegaConf.create(config_text(run.config))
     found = {key: (OmegaConf.select(old, key), OmegaConf.select(new, key)) for key in SAME_RUN}
     # By their last part, because a folder of models may have been moved.
     differs = [f"{key} was {was} and is {now}" for key, (was, now) in found.items() if was and _last(was) != _last(now)]
