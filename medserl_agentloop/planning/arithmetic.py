@@ -188,19 +188,24 @@ class Setup:
     """All that the plan reads from a run's config."""
 
     actor: Engine
-    reference: Engine | None
-    critic: Engine | None
-    pool: float  # gpu_memory_utilization; 0 for the embedded CPU server
-    pool_of_free: bool  # of what is free when the server starts (SGLang), or of the card (vLLM)
-    pool_freed: bool  # free_cache_engine
-    base_stays: bool  # on the server, beside adapters, when its pool is freed
-    tensor_parallel: int
-    concurrent: int  # most games at once on one server
-    games: int  # in a step
-    longest_game: int
-    game_tokens: float  # on average, and how many of them are generated
-    generated_tokens: float
+    reference: Engine | None = None
+    critic: Engine | None = None
+    pool: float = 0.0  # gpu_memory_utilization; 0 for the embedded CPU server, and where nothing is generated
+    pool_of_free: bool = True  # of what is free when the server starts (SGLang), or of the card (vLLM)
+    pool_freed: bool = True  # free_cache_engine
+    base_stays: bool = False  # on the server, beside adapters, when its pool is freed
+    tensor_parallel: int = 1
+    concurrent: int = 1  # most games at once on one server
+    games: int = 1  # in a step
+    longest_game: int = 0
+    game_tokens: float = 0.0  # on average, and how many of them are generated
+    generated_tokens: float = 0.0
     epochs: int = 1  # passes of the update over a batch
+
+    @property
+    def plays(self) -> bool:
+        """Whether there are games; a warm start trains on conversations that are there."""
+        return self.generated_tokens > 0
 
     def trained(self) -> Iterator[tuple[str, Engine]]:
         """Engines with an optimizer."""
@@ -239,7 +244,7 @@ def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     generating = server(setup, card)
     kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
     beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
-    found = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()}
+    found = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()} if setup.plays else {}
     if setup.reference:
         found["log-probs, reference"] = beside | setup.reference.inference()
     for who, engine in setup.trained():
@@ -270,9 +275,9 @@ def seconds(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
         read = engine.parameters * engine.weight_bytes / engine.workers * tokens / gpus / max(1, micro_batch)
         return compute + engine.on_cpu * min(passes, 2) * read / host
 
-    found = {"generation": setup.games * setup.generated_tokens / servers / decoded}
+    found = {"generation": setup.games * setup.generated_tokens / servers / decoded} if setup.plays else {}
     for who, engine in (("actor", setup.actor), ("reference", setup.reference)):
-        if engine:
+        if engine and setup.plays:
             found[f"log-probs, {who}"] = forward(engine, 1, engine.infer_tokens)
     for who, engine in setup.trained():
         passes = setup.epochs * (4 if engine.checkpointing else 3) + (who == "critic")  # and one for the values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +45,9 @@ _ACTOR, _REF, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "cri
 _FSDP = {_ACTOR: f"{_ACTOR}.fsdp_config", _REF: f"{_REF}.fsdp_config", _CRITIC: "critic.fsdp"}
 _PASSES = {_ACTOR: "actor_rollout_ref.rollout.log_prob", _REF: f"{_REF}.log_prob", _CRITIC: "critic.forward"}
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+_DYNAMIC, _LIMIT, _SIZE = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
+_WARM_START = "engine"
+"""Node of the one engine in the config of verl's SFT trainer."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def read_shape(path: str, folder: Path | None = None) -> Shape:
         if known and folder is None:
             return PUBLISHED[known[0]]
         raise ValueError(
-            f"{_MODEL}.path={path}: there is no {local / 'config.json'}, and it is none of {', '.join(PUBLISHED)}. "
+            f"the model {path}: there is no {local / 'config.json'}, and it is none of {', '.join(PUBLISHED)}. "
             "Name the folder of its config.json: --model-config FOLDER."
         )
     config: Any = AutoConfig.from_pretrained(local).get_text_config()
@@ -108,7 +111,13 @@ def _bytes(run: Run, key: str, default: str) -> int:
     return _BYTES[dtype]
 
 
+def _is_warm_start(run: Run) -> bool:
+    return "selfplay" not in run.config
+
+
 def _longest(run: Run) -> int:
+    if _is_warm_start(run):
+        return _whole(run, "data.max_length")
     return _whole(run, "data.max_prompt_length") + _whole(run, "data.max_response_length")
 
 
@@ -118,41 +127,67 @@ def _tokens(run: Run, dynamic: str, most: str, size: str, sharing: int) -> int:
     if not run[dynamic]:
         return _whole(run, size) * longest // sharing
     if _whole(run, most) * sharing < longest:
+        game = "game of data.max_prompt_length + data.max_response_length"
         raise ValueError(
-            f"{most}={run[most]} holds no game of data.max_prompt_length + data.max_response_length = {longest} "
-            f"tokens, and verl ends the run at the first one. Set it to {-(-longest // sharing)} or more."
+            f"{most}={run[most]} holds no {'conversation of data.max_length' if _is_warm_start(run) else game} = "
+            f"{longest} tokens, and verl ends the run at the first one. Set it to {-(-longest // sharing)} or more."
         )
     return _whole(run, most)
 
 
-def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
-    fsdp, passes, sharing, reads = _FSDP[name], _PASSES[name], run.ulysses(name), name == _REF
-    dynamic, limit, size = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
-    if run[f"{name}.strategy"] not in ("fsdp", "fsdp2"):
-        raise ValueError(
-            f"{name}.strategy={run[f'{name}.strategy']}: medserl plan knows fsdp2 and fsdp. Set it to fsdp2."
-        )
+def _fsdp_engine(run: Run, strategy: str, fsdp: str, model: str, optim: str, shape: Shape, flash: bool) -> Engine:
+    """An engine with what any of verl's FSDP engines reads below these nodes."""
+    if run[strategy] not in ("fsdp", "fsdp2"):
+        raise ValueError(f"{strategy}={run[strategy]}: medserl plan knows fsdp2 and fsdp. Set it to fsdp2.")
     size_of_group = _whole(run, f"{fsdp}.fsdp_size")
-    own = f"{_CRITIC}.{dynamic}" if name == _CRITIC else f"{passes}_{dynamic}"
-    ppo = () if reads else (f"{name}.{dynamic}", f"{name}.ppo_{limit}", f"{name}.ppo_{size}")
-    adam, cuda = run[f"{name}.optim.override_optimizer_config"] or {}, run["trainer.device"] == "cuda"
-    model = f"{_CRITIC}.model" if name == _CRITIC else _MODEL
+    adam, cuda = run[f"{optim}.override_optimizer_config"] or {}, run["trainer.device"] == "cuda"
     return Engine(
         shape,
         workers=size_of_group if size_of_group > 0 else run.gpus,
-        weight_bytes=_bytes(run, f"{fsdp}.model_dtype", "bf16" if reads else "fp32"),
+        weight_bytes=_bytes(run, f"{fsdp}.model_dtype", "bf16" if strategy.startswith(_REF) else "fp32"),
         compute_bytes=_bytes(run, f"{fsdp}.mixed_precision.param_dtype", "bf16"),
-        lora_rank=run.lora_rank * (name == _ACTOR) * (2 if run.selfplay.adapters == "per_role" else 1),
-        outputs=1 if name == _CRITIC else None,
         checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
         foreach=cuda and not adam.get("fused") and adam.get("foreach") is not False,
         fused_loss=cuda and flash,
-        scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
         param_offload=bool(run[f"{fsdp}.param_offload"]),
         optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
-        on_cpu=reads or bool(run[f"{fsdp}.offload_policy"]),
+        on_cpu=bool(run[f"{fsdp}.offload_policy"]),
+    )
+
+
+def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
+    passes, sharing, reads = _PASSES[name], run.ulysses(name), name == _REF
+    own = f"{_CRITIC}.{_DYNAMIC}" if name == _CRITIC else f"{passes}_{_DYNAMIC}"
+    ppo = () if reads else (f"{name}.{_DYNAMIC}", f"{name}.ppo_{_LIMIT}", f"{name}.ppo_{_SIZE}")
+    model = f"{_CRITIC}.model" if name == _CRITIC else _MODEL
+    engine = _fsdp_engine(run, f"{name}.strategy", _FSDP[name], model, f"{name}.optim", shape, flash)
+    return replace(
+        engine,
+        lora_rank=run.lora_rank * (name == _ACTOR) * (2 if run.selfplay.adapters == "per_role" else 1),
+        outputs=1 if name == _CRITIC else None,
+        scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
+        on_cpu=reads or engine.on_cpu,
         update_tokens=_tokens(run, *ppo, sharing) if ppo else 0,
-        infer_tokens=_tokens(run, own, f"{passes}_{limit}", f"{passes}_{size}", sharing),
+        infer_tokens=_tokens(run, own, f"{passes}_{_LIMIT}", f"{passes}_{_SIZE}", sharing),
+    )
+
+
+def _warm_start_setup(run: Run, shape: Shape, flash: bool) -> Setup:
+    """What the arithmetic needs of a run of verl's SFT trainer."""
+    sharing = _whole(run, f"{_WARM_START}.ulysses_sequence_parallel_size")
+    conversations, workers = _whole(run, "data.train_batch_size"), max(1, run.gpus // sharing)
+    if conversations % workers:
+        raise ValueError(
+            f"data.train_batch_size={conversations} does not divide among {workers} data-parallel workers. Set it to a "
+            f"multiple of {workers}."
+        )
+    engine = _fsdp_engine(run, f"{_WARM_START}.strategy", _WARM_START, "model", "optim", shape, flash)
+    tokens = _tokens(run, f"data.{_DYNAMIC}", f"data.{_LIMIT}", f"data.{_SIZE}", sharing)
+    return Setup(
+        replace(engine, lora_rank=_whole(run, "model.lora_rank"), update_tokens=tokens),
+        games=conversations,
+        longest_game=_longest(run),
+        game_tokens=FILLED * _longest(run),
     )
 
 
@@ -174,6 +209,8 @@ def read_setup(run: Run, shapes: dict[str, Shape], *, flash: bool = True) -> Set
     Raises:
         ValueError: Names the key that is no number, or too small or large for another one, and what to write.
     """
+    if _is_warm_start(run):
+        return _warm_start_setup(run, shapes[_WARM_START], flash)
     engines = {name: _engine(run, name, shapes[name], flash) for name in run.engines}
     longest, server = _longest(run), f"{_ROLLOUT}.max_model_len"
     for key, most in ((server, run[server]), (f"{_MODEL}.path={run[f'{_MODEL}.path']}", shapes[_ACTOR].max_tokens)):
@@ -205,26 +242,35 @@ def _peak(found: dict[str, Parts]) -> tuple[str, float]:
     return max(((name, sum(parts.values())) for name, parts in found.items()), key=lambda phase: phase[1])
 
 
+def _cache(found: dict[str, Parts]) -> float:
+    return found["generation"].get("KV cache", 0.0) if "generation" in found else 0.0
+
+
 def _fits(setup: Setup, card: Card) -> bool:
     found = phases_of(setup, card)
-    cache = found["generation"].get("KV cache", 0.0)
-    enough = not setup.pool or cache >= setup.longest_game * setup.actor.shape.kv_bytes
+    enough = not setup.pool or _cache(found) >= setup.longest_game * setup.actor.shape.kv_bytes
     return enough and _peak(found)[1] <= FULL * card.memory
 
 
 def remedies(run: Run) -> list[list[str]]:
     """Overrides that make a run smaller, in the order of what they cost."""
-    fsdp, least = [_FSDP[name] for name in run.trained], -(-_longest(run) // 1024) * 1024
+    least, warm_start = -(-_longest(run) // 1024) * 1024, _is_warm_start(run)
+    fsdp = [_WARM_START] if warm_start else [_FSDP[name] for name in run.trained]
+    optim = ["optim"] if warm_start else [f"{name}.optim" for name in run.trained]
+    batches = ["data."] if warm_start else [f"{name}.ppo_" for name in run.trained]
     found = [
-        [f"{name}.optim.override_optimizer_config={{fused:true}}" for name in run.trained],
-        [f"{_ROLLOUT}.gpu_memory_utilization=0.4"],
+        [f"{node}.override_optimizer_config={{fused:true}}" for node in optim],
+        [] if warm_start else [f"{_ROLLOUT}.gpu_memory_utilization=0.4"],
         [f"{node}.optimizer_offload=true" for node in fsdp],
         [f"{node}.param_offload=true" for node in fsdp],
-        [f"{name}.ppo_max_token_len_per_gpu={least}" for name in run.trained if run[f"{name}.use_dynamic_bsz"]],
+        [f"{node}{_LIMIT}={least}" for node in batches if run[f"{node.removesuffix('ppo_')}{_DYNAMIC}"]],
         [f"{node}.offload_policy=true" for node in fsdp],
     ]
-    lora = [f"{_MODEL}.lora_rank=32", f"{_MODEL}.target_modules=all-linear", f"{_MODEL}.lora.merge=true"]
-    found.append([] if run.lora_rank else [*lora, f"{_ACTOR}.checkpoint.save_contents=[model,optimizer,extra]"])
+    model, checkpoint = ("model", "") if warm_start else (_MODEL, f"{_ACTOR}.")
+    lora = [f"{model}.lora_rank=32", f"{model}.target_modules=all-linear"]
+    lora += [f"{model}.lora.merge=true"] * (not warm_start)
+    lora.append(f"{checkpoint}checkpoint.save_contents=[model,optimizer,extra]")
+    found.append([] if run.lora_rank or run["model.lora_rank"] else lora)
     return [overrides for overrides in found if overrides]
 
 
@@ -250,7 +296,8 @@ def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash
     Raises:
         ValueError: See :func:`read_setup` and :func:`read_shape`.
     """
-    shapes = {name: read_shape(run[f"{key}.path"], model_config) for name, key in run.engines.items()}
+    engines = {_WARM_START: "model"} if _is_warm_start(run) else run.engines
+    shapes = {name: read_shape(run[f"{key}.path"], model_config) for name, key in engines.items()}
     name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
     card = Card(name, gpu_gb * USABLE * GIB, tflops, bandwidth)
     setup = read_setup(run, shapes, flash=flash)
@@ -280,7 +327,8 @@ def composed(recipe: str, overrides: list[str]) -> Run:
     found = compose_recipe(recipe, overrides)
     if unknown := unknown_keys(found.config, found.schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    return Run(found.config, SelfPlayConfig.from_run(found.config))
+    warm_start = "selfplay" not in found.config
+    return Run(found.config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(found.config))
 
 
 def plan(
@@ -327,7 +375,9 @@ def _lines(plan: Plan) -> Iterator[str]:
     spent = ", ".join(f"{phase} {s:.0f}" for phase, s in sorted(plan.seconds.items(), key=lambda item: -item[1]))
     written = " and ".join(f"{engine.checkpoint / GIB:.0f} GiB" for _, engine in setup.trained())
     yield f"A step: {sum(plan.seconds.values()):.0f} s ({spent})"
-    yield f"in {setup.games} games of {setup.game_tokens:,.0f} tokens, {setup.generated_tokens:,.0f} of them generated"
+    generated = f", {setup.generated_tokens:,.0f} of them generated" if setup.plays else ""
+    of = "games" if setup.plays else "conversations"
+    yield f"in {setup.games} {of} of {setup.game_tokens:,.0f} tokens{generated}"
     yield f"A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU."
     yield (
         f"Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the "
@@ -337,7 +387,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     tight = " It is tight." if size > TIGHT * plan.card.memory else ""
     said = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
     yield f"{said} The peak is {size / GIB:.1f} GiB, in {worst}."
-    cache, needed = plan.phases["generation"].get("KV cache", 0.0), setup.longest_game * setup.actor.shape.kv_bytes
+    cache, needed = _cache(plan.phases), setup.longest_game * setup.actor.shape.kv_bytes
     if setup.pool and cache < needed:
         yield (
             f"The server's pool has {cache / GIB:.1f} GiB for the KV cache, and the longest game needs "

@@ -20,6 +20,9 @@ CARDS = {
 }
 """GB of the card by recipe."""
 
+WARM_STARTS = ("warm_start_qwen3_4b", "warm_start_qwen3_4b_lora")
+"""Of verl's SFT trainer, for one GPU with 96 GB."""
+
 WITHOUT_JUDGE = {recipe for recipe in CARDS if "judge" not in recipe}
 PARTS = {part for recipe in CARDS for part in recipe.split(",")[1:]}
 """Recipes that are no runs of their own."""

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
-from planning.gpu_recipes import CARDS, WITHOUT_JUDGE
+from planning.gpu_recipes import CARDS, WARM_STARTS, WITHOUT_JUDGE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -101,6 +101,33 @@ def test_a_run_that_takes_too_much_gets_the_overrides_that_make_it_fit(recipe: s
     assert found.remedy
     with changed(recipe, "actor_rollout_ref.rollout.gpu_memory_utilization=0.98", *found.remedy) as run:
         assert plan_run(run, CARDS[recipe]).fits
+
+
+@pytest.mark.parametrize("recipe", WARM_STARTS)
+def test_a_warm_start_fits_its_card_and_a_broken_copy_is_refused_with_what_to_write(recipe: str) -> None:
+    plan = plan_run(composed(recipe, []), 96)
+    assert plan.fits
+    assert list(plan.phases) == ["update, actor", "optimizer step, actor", "checkpoint, actor"]
+    for overrides, answer in (
+        (["+trainer.save_frq=10"], "did you mean 'save_freq'"),
+        (["data.train_batch_size=many"], r"^data\.train_batch_size=many is no whole number\. Write one"),
+        (["trainer.n_gpus_per_node=3"], r"^data\.train_batch_size=64 .* among 3 .* Set it to a multiple of 3\."),
+        (["data.max_length=9000"], r"holds no conversation of data\.max_length = 9000 .* Set it to 9000 or more"),
+        (["engine.strategy=megatron"], r"^engine\.strategy=megatron: .* Set it to fsdp2\."),
+    ):
+        with pytest.raises(ValueError, match=answer):
+            plan_run(composed(recipe, overrides), 96)
+    small = plan_run(composed(recipe, []), 16)
+    assert not small.fits
+    assert small.remedy
+    assert plan_run(composed(recipe, small.remedy), 16).fits
+
+
+def test_a_warm_start_of_all_weights_needs_what_adam_needs() -> None:
+    step = plan_run(composed("warm_start_qwen3_4b", []), 96).phases["optimizer step, actor"]
+    same = plan_run(run_of("qwen3_4b"), 96).phases["optimizer step, actor"]
+    for part in ("weights", "gradients", "Adam"):
+        assert step[part] == same[part]
 
 
 def test_a_misspelt_key_that_was_added_is_refused_with_the_nearest_right_one() -> None:
