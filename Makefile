@@ -25,11 +25,12 @@ SAMPLE := data_prep/sample/medserl_sample.csv
 # Two processes, which take the files of tests in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart test test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
+.PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
 
 help:
 	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
-	echo "make test        install, run all tests"
+	echo "make test        install, run the tests, some real runs among them"
+	echo "make test-all    the same with the longest real runs, as CI does"
 	echo "make test-fast   the same without real runs and other processes"
 	echo "make test-mutations  install, give parsers, readers, records, judge clients and templates 1,000,000 mutated inputs"
 	echo "                 each, damage 5,000 files, and draw all examples of the property tests, in a quarter of an hour"
@@ -45,6 +46,10 @@ quickstart: $(RUN)/.complete
 
 test: $(VENV)/.dev
 	@echo "== tests"
+	$(PYTEST) -m 'not long and not learn and not mutate'
+
+test-all: $(VENV)/.dev
+	@echo "== tests, with the longest runs"
 	$(PYTEST)
 
 test-fast: $(VENV)/.dev

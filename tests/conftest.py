@@ -107,6 +107,9 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, then those that start other processes, then the rest."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     with_runs = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> int:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 ADAPTERS = (
     "selfplay.adapters=per_role",

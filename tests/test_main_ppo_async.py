@@ -8,7 +8,7 @@ from real_runs import AGREEMENT, GAMES_PER_STEP, Run
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear", "lora.merge=True")

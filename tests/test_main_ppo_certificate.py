@@ -32,6 +32,7 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
     return environment(MODULES, VERL_USE_EXTERNAL_MODULES=name, **changes)
 
 
+@pytest.mark.long
 def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_without_training(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
@@ -56,6 +57,7 @@ def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_witho
     assert [path.name for path in (tmp_path / "run").iterdir()] == [CERTIFICATE_FILE]
 
 
+@pytest.mark.long
 def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_same_share(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:

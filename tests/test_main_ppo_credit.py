@@ -11,7 +11,7 @@ from real_runs import AGREEMENT, GAMES_PER_STEP, NO_CHECKPOINT, Run
 
 from medserl_agentloop.games.medical.types import Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_role_gae_trains_both_roles_and_the_critic_in_the_shared_context(

@@ -10,7 +10,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from real_runs import AGREEMENT, GAMES_PER_STEP, RAY, Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
 

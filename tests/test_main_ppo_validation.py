@@ -19,7 +19,7 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.paths import PACKAGE, resource
 from medserl_agentloop.scoring.validation import metric_name
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 REPOSITORY = PACKAGE.parent
 NOTES = 40

@@ -20,7 +20,7 @@ from support import assessment_text, attack_text
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NOTICED_WITHIN_S = 30.0
 """Checks are 5 s apart; the rest is for a busy machine."""

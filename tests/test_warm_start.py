@@ -73,6 +73,7 @@ def test_a_warm_start_lowers_the_loss_and_leaves_a_model_to_play_with(player: Pa
     assert AutoTokenizer.from_pretrained(result).chat_template == tiny_tokenizer().chat_template
 
 
+@pytest.mark.long
 def test_a_lora_adapter_is_merged_as_the_documentation_says(player: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = ["model.lora_rank=8", "checkpoint.save_contents=[model,optimizer,extra]"]
     losses = warm_start(player, *lora, "trainer.experiment_name=warm_start_qwen3_4b_lora")

@@ -30,6 +30,7 @@ SMALL = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_game_and_grpo_on_equal_tokens_a_kill_and_a_negative_control_give_every_row_of_the_table(
     tmp_path: Path,

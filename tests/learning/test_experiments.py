@@ -45,6 +45,7 @@ def test_every_command_composes_and_passes_the_start_up_check(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_short_run_is_trained_measured_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

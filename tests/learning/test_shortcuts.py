@@ -100,6 +100,7 @@ def test_every_command_composes_and_passes_the_start_up_check(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_short_run_is_taught_trained_and_measured(tmp_path: Path) -> None:
     results = tmp_path / "results"

@@ -66,6 +66,7 @@ def test_saved_activations_are_those_that_torch_saves(qk_norm: bool, dtype: torc
     assert computed * tokens == pytest.approx(counted, rel=0.001)
 
 
+@pytest.mark.slow
 def test_peaks_of_real_steps_at_three_sizes_are_within_a_tenth() -> None:
     rows = list(plan_memory.rows())
     assert len(rows) == 12

@@ -42,6 +42,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_GAMES", 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
