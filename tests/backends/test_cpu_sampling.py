@@ -10,6 +10,7 @@ import torch
 from backends.forward import forward_log_probs
 
 from medserl_agentloop.backends.cpu_sampling import (
+    LayerWithRoom,
     SamplingRequest,
     SamplingSettings,
     processed_log_probs,
@@ -31,7 +32,9 @@ def requests(
     ]
 
 
-def test_greedy_sampling_equals_transformers_generate(model: Any) -> None:
+@pytest.mark.parametrize("room", [1, 7, LayerWithRoom.ROOM])
+def test_greedy_sampling_equals_transformers_generate(model: Any, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayerWithRoom, "ROOM", room)
     settings = SamplingSettings(temperature=0)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
     for prompt, budget, completion in zip(PROMPTS, BUDGETS, done, strict=True):

@@ -128,6 +128,9 @@ def test_a_warm_start_of_all_weights_needs_what_adam_needs() -> None:
     same = plan_run(run_of("qwen3_4b"), 96).phases["optimizer step, actor"]
     for part in ("weights", "gradients", "Adam"):
         assert step[part] == same[part]
+    remedy = plan_run(composed("warm_start_qwen3_4b", []), 80).remedy
+    assert remedy == ["optim.override_optimizer_config={fused:true}"]
+    assert plan_run(composed("warm_start_qwen3_4b", remedy), 80).fits
 
 
 def test_a_misspelt_key_that_was_added_is_refused_with_the_nearest_right_one() -> None:

@@ -45,12 +45,15 @@ def test_a_user_s_scheme_is_named_by_its_import_path(tmp_path: Path, monkeypatch
     assert (record.scheme, answer["reward_extra_info"]["assessor_reward"]) == ("run_rewards:flat", 0.25)
 
 
-def test_a_reward_that_is_no_number_makes_its_game_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "odd_rewards.py").write_text(
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_reward_that_is_no_number_makes_its_game_void(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"reward_of_{number}.py").write_text(
         "from medserl_agentloop.games.medical.types import Role\n"
-        "def odd(record): return {Role.ASSESSOR: {'ratio': float('nan')}}\n"
+        f"def odd(record): return {{Role.ASSESSOR: {{'ratio': float('{number}')}}}}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    record, answer = scored("odd_rewards:odd")
-    assert (record.void, record.rewards, answer["reward_score"]) == ("reward 'ratio' is no number: nan", {}, 0)
+    record, answer = scored(f"reward_of_{number}:odd")
+    assert (record.void, record.rewards, answer["reward_score"]) == (f"reward 'ratio' is no number: {number}", {}, 0)
     assert game_metrics([record], ["assessor"])["selfplay/void/no_number"] == 1
