@@ -13,18 +13,24 @@ from verl import DataProto
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.testing.tiny import compose_run
+
+
+def answer_to(record: Any, run: Any) -> dict[str, Any]:
+    """What verl gets for one finished game."""
+    fields = np.array([{GAME_KEY: record.to_json()}], dtype=object)
+    data = DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
+    return asyncio.run(PerTurnRewardManager(run, TOKENIZER).run_single(data))
 
 
 def scored(reward: str) -> tuple[GameRecord, dict[str, Any]]:
     played = game("vanilla_harmful")
     played.play(HARMFUL_ANSWER)
-    fields = np.array([{GAME_KEY: played.record.to_json()}], dtype=object)
-    manager = PerTurnRewardManager(run_with(selfplay__reward=reward), TOKENIZER)
-    data = DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
-    answer = asyncio.run(manager.run_single(data))
+    answer = answer_to(played.record, run_with(selfplay__reward=reward))
     return GameRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
 
 
@@ -57,3 +63,11 @@ def test_a_reward_that_is_no_number_makes_its_game_void(
     record, answer = scored(f"reward_of_{number}:odd")
     assert (record.void, record.rewards, answer["reward_score"]) == (f"reward 'ratio' is no number: {number}", {}, 0)
     assert game_metrics([record], ["assessor"])["selfplay/void/no_number"] == 1
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_so_does_one_of_a_game_that_rewards_itself_as_it_goes(number: float) -> None:
+    record = KuhnRecord(cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}})
+    answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
+    scored = KuhnRecord.model_validate(answer["reward_extra_info"][GAME_KEY])
+    assert (scored.void, scored.rewards, answer["reward_score"]) == (f"reward 'chips' is no number: {number}", {}, 0)
