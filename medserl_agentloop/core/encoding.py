@@ -86,6 +86,8 @@ class PlainText:
             ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
+        if self._control.keys().isdisjoint(ids):
+            return list(ids)
         return [part for number in ids for part in (self._spelt(number) if number in self._control else [number])]
 
     def _spelt(self, number: int) -> list[int]:

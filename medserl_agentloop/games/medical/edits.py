@@ -152,8 +152,8 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
 
 
 def _hidden(new: str, old: str) -> bool:
-    here, before = (Counter(filter(_is_invisible, text)) for text in (new, old))
-    return bool(here - before) or _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
+    more = Counter(new) - Counter(old)
+    return any(map(_is_invisible, more)) or _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
 
 
 def _is_invisible(character: str) -> bool:
