@@ -103,9 +103,9 @@ def end_without_engine(server: Any) -> None:
     """
     engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
     engine.update({process.name: process for process in multiprocessing.active_children()})
-    crashed = [f"{name} (exit code {process.exitcode})" for name, process in engine.items() if process.exitcode]
+    crashed = [f"{name} (pid={p.pid}) crashed with exit code {p.exitcode}" for name, p in engine.items() if p.exitcode]
     if crashed:
-        print(f"[medserl] the engine's process {', '.join(crashed)} has crashed; so its server ends", flush=True)
+        print(f"[medserl] the engine's process {', '.join(crashed)}; so its server ends", flush=True)
         os._exit(1)
 
 

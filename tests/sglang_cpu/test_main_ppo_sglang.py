@@ -45,7 +45,8 @@ def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
     print(f"the run ended {time.monotonic() - killed:.0f} s after its scheduler")
 
     log = first.log.read_text()
-    assert f"scheduler_0 (pid={scheduler.pid}) crashed with exit code -9" in log
+    # SGLang's own watch says it, or the run's, whichever looks first.
+    assert f"(pid={scheduler.pid}) crashed with exit code -9" in log
     [line] = {line for line in first.lines() if "died" in line}
     assert re.match(
         r"rollout server 0 died \(class AdapterServer, named sglang_server_0_0, pid \d+\) in step \d+", line
