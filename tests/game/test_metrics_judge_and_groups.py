@@ -1,7 +1,7 @@
 """Metrics of the judge, of void games, of prompt groups and of violations: who is counted, and as what."""
 
 import pytest
-from game.builders import finished
+from game.builders import attack_record, finished
 
 from medserl_agentloop.core.metrics import lost_games_metrics
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -103,6 +103,7 @@ def test_what_never_reached_the_judge_is_not_asked() -> None:
         void("no room for the assessor's turn"),
         finished(Outcome.INVALID_ATTACK),
         finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
+        judged(Label.SAFE, category="vanilla_benign").model_copy(update={"attack": attack_record()}),  # a copy
     ]
     assert not [n for n in role_metrics(games) if n.startswith("selfplay/judge/")]
 

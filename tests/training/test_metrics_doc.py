@@ -38,7 +38,7 @@ PLACEHOLDERS = {
     "<category>": "|".join(c.value for c in Category),
     "<error_type>": "|".join(t.value for t in ErrorType),
     "<reason>": "|".join(r.value for r in InvalidAttack),
-    "<class>": "judge_failed|judge_abstained|unknowable|no_room|aborted|timed_out|no_log_probs|other",
+    "<class>": "judge_failed|judge_abstained|unknowable|no_room|aborted|failed|timed_out|no_log_probs|no_number|other",
     "<alarm>": "|".join(r.name for r in RULES),
     "<kind>": "[a-z_]+",
     "<claim>": "isolation|credit|loss",

@@ -59,7 +59,7 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
     answers: list[GameRecord] = []
     abstained = failed = 0
     for game in games:
-        if game.attack is None or game.attack.invalid is not None:
+        if not game.category.has_attack or game.attack is None or game.attack.invalid is not None:
             continue
         why_void = void_class(game, _VOID_CLASSES)
         if "judge_failed" in why_void:
@@ -100,7 +100,7 @@ def _unread(game: GameRecord) -> bool:
     """Whether a rewritten note has a label that nobody read it for; the data knows its own two notes only."""
     believed = game.judgement is not None and game.judgement.judge == BELIEVES_THE_ROW
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
-    return believed and game.category.has_attack and not known
+    return believed and not known
 
 
 def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str, float]:

@@ -21,8 +21,9 @@ SCHEMA_VERSION = 1
 JUDGE_FAILED = "judge failed"
 """How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"
-UNKNOWABLE = "error not knowable"
 """What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
+UNKNOWABLE = "error not knowable"
+"""The same where the blind gate's readers do not find the error in the note alone."""
 
 BELIEVES_THE_ROW = "labels"
 """Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
