@@ -1,8 +1,8 @@
 """The certificate of a run: isolation, credit and loss, measured before the first update.
 
 A model, an estimator or a loss that couples the roles trains without an error and reports success. So each claim is
-measured on a few two-turn games, on the run's own workers and with its own settings: one forward pass of actor, reference
-and critic each, no generation. Called by the trainer; ``medserl certify`` runs it alone.
+measured on a few two-turn games, on the run's own workers and with its own settings: one forward pass of each of
+actor, reference and critic, no generation. Called by the trainer; ``medserl certify`` runs it alone.
 """
 
 from __future__ import annotations
