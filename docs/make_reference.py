@@ -44,7 +44,7 @@ MORE = {
 
 INTRODUCTION = """# The `selfplay` node
 
-Every key of a run that verl has none for, with its default. Override it like any key of verl's:
+All keys that this package adds to verl's config, with their defaults. Override them like any key of verl's:
 `selfplay.edits.max_changed_words=12`. A wrong key or value stops the run at its start, with the right one in the
 message. Everything else is verl's own configuration.
 

@@ -40,8 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pq.write_table(
                 pa.table({"row": range(64), "of": [folder] * 64}), tmp_path / "data" / folder / f"{file}.parquet"
             )
-    for name in ("medec_val", "panel"):
-        pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / f"{name}.parquet")
+    pq.write_table(pa.table({"row": range(64)}), tmp_path / "data" / "medec_val.parquet")
     return tmp_path
 
 
