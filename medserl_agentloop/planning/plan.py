@@ -112,7 +112,7 @@ def _bytes(run: Run, key: str, default: str) -> int:
 
 
 def _is_warm_start(run: Run) -> bool:
-    return "selfplay" not in run.config
+    return _WARM_START in run.config
 
 
 def _longest(run: Run) -> int:
@@ -327,7 +327,7 @@ def composed(recipe: str, overrides: list[str]) -> Run:
     found = compose_recipe(recipe, overrides)
     if unknown := unknown_keys(found.config, found.schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    warm_start = "selfplay" not in found.config
+    warm_start = _WARM_START in found.config
     return Run(found.config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(found.config))
 
 
