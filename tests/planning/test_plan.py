@@ -138,6 +138,11 @@ def test_a_misspelt_key_that_was_added_is_refused_with_the_nearest_right_one() -
         composed("qwen3_4b", ["+trainer.save_frq=10"])
 
 
+def test_a_part_of_a_recipe_alone_is_neither_a_run_nor_a_warm_start() -> None:
+    with pytest.raises(ValueError, match="the run has no 'selfplay' node"):
+        composed("gpu_80g", [])
+
+
 def test_every_override_that_the_plan_may_name_is_one_of_verls() -> None:
     named = [o for recipe in ("qwen3_4b", "qwen3_4b,role_gae") for part in remedies(run_of(recipe)) for o in part]
     changed = composed("qwen3_4b,role_gae", [*dict.fromkeys(named)])
