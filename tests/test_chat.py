@@ -204,12 +204,12 @@ def test_no_more_requests_are_in_flight_than_allowed_and_the_wait_for_a_place_is
         nonlocal flying, most
         flying += 1
         most = max(most, flying)
-        time.sleep(0.2)
+        time.sleep(0.4)
         flying -= 1
         return "hello"
 
     server.answer = answer
-    assert len(ask(server.url, times=12, concurrency=2, timeout_s=1.0, retries=0)) == 12
+    assert len(ask(server.url, times=12, concurrency=2, timeout_s=2.0, retries=0)) == 12
     assert most == 2
 
 

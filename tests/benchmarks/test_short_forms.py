@@ -71,8 +71,9 @@ def test_a_soak_says_what_grew_slowed_down_or_was_lost(tmp_path: Path) -> None:
     record = finished(Outcome.MISSED_ERROR).model_copy(update={"uid": "0", "rewards": {Role.ATTACKER: {"game": 1.0}}})
     StepFile(path).append([record.to_json()])
     assert faults(tenths(629.0, 11, 18, 76.0), 1, path) == []
-    grown = faults(tenths(631.0, 12, 19, 74.0), 2, path)
+    grown = faults(tenths(631.0, 12, 19, 74.0), 10_000, path)
     assert [fault.split(" ")[0] for fault in grown] == ["memory", "open", "open", "games", "of"]
+    assert faults(tenths(629.0, 11, 18, 1.0), 1, path) == []  # too few games for a rate
     StepFile(path).append([record.to_json()])
     assert faults(tenths(600.0, 11, 2, 100.0), 1, path) == ["of 1 games, 1 have a whole record, among 2"]
 

@@ -64,10 +64,10 @@ def test_a_base_that_gives_no_answer_makes_the_game_void(reply: Any, reason: str
 
 def test_a_slow_base_makes_the_game_void() -> None:
     run = BASE.copy()
-    run.selfplay.turn_timeout_s = 0.2
-    replies = [attack_text(), assessment_text(), MockReply(text=said(), latency=5)]
+    run.selfplay.turn_timeout_s = 0.5
+    replies = [attack_text(), assessment_text(), MockReply(text=said(), latency=60)]
     _, record, _ = play(replies, run=run)
-    assert record.void is not None and "the base model gave no answer in 0.2 s" in record.void
+    assert record.void is not None and "the base model gave no answer in 0.5 s" in record.void
 
 
 def test_nothing_is_asked_where_nothing_is_to_be_judged() -> None:

@@ -88,7 +88,7 @@ def test_no_more_requests_are_in_flight_than_allowed() -> None:
     gate = threading.Barrier(3)  # the server answers only when three requests are there at once
 
     def reply(number: int, body: Any) -> Any:
-        gate.wait(timeout=5)
+        gate.wait(timeout=60)
         time.sleep(0.02)  # a fourth would arrive now
         return by_index(body)
 

@@ -108,7 +108,7 @@ def test_hub_that_does_not_answer_is_an_error_within_seconds(convert, hub):
     started = time.monotonic()
     result = convert("--input", "hf:nobody/nothing:train")
     assert_one_sentence(result, "hf:nobody/nothing:train: cannot be loaded as a data set (", "HF_HUB_OFFLINE=1")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40  # 80 to 99 s with the hub's own retries
 
 
 def test_name_that_cannot_be_one_is_an_error(convert):

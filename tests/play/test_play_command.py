@@ -199,7 +199,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
         assert asked.wait(120)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
     assert (process.returncode, "stopped; the games finished so far are in" in said) == (130, True), said
     assert len(list(read_games(output))) in (2, 3)
 
