@@ -96,9 +96,7 @@ def without_overlong(
 ) -> list[Vignette]:
     """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve.
 
-    Raises:
-        ValueError: There are others and no ``exclusions`` to list them in; the tokenizer cannot be loaded, or has no
-            chat template.
+    A ValueError names the others if there are no ``exclusions`` to list them in.
     """
     if tokenizer is None:
         raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
@@ -147,10 +145,8 @@ def write(
 ) -> None:
     """Write all three files into ``folder``, or none; the same data set gives the same bytes.
 
-    ``across_splits`` are the near-duplicates. Paths stand in the ``options`` as the user typed them.
-
-    Raises:
-        ValueError: They cannot be written, or a prompt lacks its note.
+    ``across_splits`` are the near-duplicates. Paths stand in the ``options`` as the user typed them. A ValueError says
+    that they cannot be written, or that a prompt lacks its note.
     """
     for row in (*games.train, *games.val):
         # A profile that forgets the note would train on nothing.
@@ -183,11 +179,7 @@ def write(
 
 
 def load_tokenizer(path: str) -> Any:
-    """A model's tokenizer.
-
-    Raises:
-        ValueError: It cannot be loaded, or has no chat template.
-    """
+    """A model's tokenizer; a ValueError if it cannot be loaded, or has no chat template."""
     # Imported here: it takes seconds, and conversion needs it for --max-prompt-tokens alone.
     from transformers import AutoTokenizer
 

@@ -241,11 +241,10 @@ def shown(value: str) -> str:
 
 # UTF-8 bytes as cp1252 shows them; readers pass the five bytes without a cp1252 character as controls.
 _BYTE_OF = {bytes([byte]).decode("cp1252", "replace").replace("\ufffd", chr(byte)): byte for byte in range(0x80, 0x100)}
-_MISREAD = {
-    (first, last): "".join(re.escape(character) for character, byte in _BYTE_OF.items() if first <= byte <= last)
+_CONTINUATION, *_LEADS = (
+    "".join(re.escape(character) for character, byte in _BYTE_OF.items() if first <= byte <= last)
     for first, last in ((0x80, 0xBF), (0xC2, 0xDF), (0xE0, 0xEF), (0xF0, 0xF4))
-}
-_CONTINUATION, *_LEADS = _MISREAD.values()
+)
 _SEQUENCE = re.compile("|".join(f"[{lead}][{_CONTINUATION}]{{{n}}}" for n, lead in enumerate(_LEADS, start=1)))
 
 

@@ -168,9 +168,8 @@ def _objects(
             continue
         try:
             found = json.loads(line, object_pairs_hook=_once)
-        except _RepeatedKey as error:
-            instead = "write every key of an object once"
-            raise MedecFormatError(f"{place}: key {cell.shown(str(error))} occurs twice; {instead}.") from error
+        except MedecFormatError as error:
+            raise MedecFormatError(f"{place}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise MedecFormatError(f"{place}: not valid JSON ({error}); write one object per line.") from error
         if not isinstance(found, dict):
@@ -184,14 +183,11 @@ def _objects(
         yield place, intake.text_of({key: found.get(key) or "" for key in keys}), others
 
 
-class _RepeatedKey(Exception):
-    """An object has a key twice, and ``json`` would keep the last value."""
-
-
 def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(items)
-    if len(found) < len(items):
-        raise _RepeatedKey(Counter(key for key, _ in items).most_common(1)[0][0])
+    if len(found) < len(items):  # json would keep the last value
+        key = Counter(key for key, _ in items).most_common(1)[0][0]
+        raise MedecFormatError(f"key {cell.shown(key)} occurs twice; write every key of an object once.")
     return found
 
 

@@ -26,15 +26,10 @@ class ReadResult(NamedTuple):
 
 
 def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair_encoding: bool = False) -> ReadResult:
-    """Read every input and make sure that no row occurs in two of them.
+    """Read every input and make sure that no row occurs in two of them; a MedecFormatError says what is not right.
 
-    Args:
-        paths: The inputs.
-        join: Files in which the cases of OpenRLHF rows are looked up.
-        repair_encoding: Put right UTF-8 that was read as cp1252, in every field alike.
-
-    Raises:
-        MedecFormatError: A file cannot be read or is not right; the message is a sentence.
+    The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``, UTF-8 that was read as
+    cp1252 is put right in every field alike.
     """
     cases = _cases_of(join, repair_encoding) if join else None
     claims: dict[str, RowPlace] = {}

@@ -118,11 +118,8 @@ def format_mix(mix: Mix) -> str:
 def build_rows(vignettes: Iterable[Vignette], plan: RowPlan, exclusions: Exclusions | None = None) -> GameRows:
     """Split the vignettes, choose those that serve each category, and make their rows.
 
-    ``exclusions`` are those of vignettes that were left out before; more are added.
-
-    Raises:
-        ValueError: The plan cannot be met exactly, and the message says what to change; or the prompt profile
-            does not exist or cannot be rendered.
+    ``exclusions`` are those of vignettes that were left out before; more are added. If the plan cannot be met exactly,
+    a ValueError says what to change.
     """
     if not 0 <= plan.val_fraction <= 1:
         raise ValueError(f"val fraction is {plan.val_fraction}; write a number from 0 to 1.")
@@ -331,14 +328,9 @@ def build_eval_rows(
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
 
-    ``name`` is what the metrics call the set: by default, each note's collection.
-
-    Published figures are computed on the text as it was published, so unlike in training rows nothing is
-    stripped, repaired or left out here.
-
-    Raises:
-        MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.
-        ValueError: The profile does not exist.
+    ``name`` is what the metrics call the set: by default, each note's collection. Published figures are computed on
+    the text as it was published, so unlike in training rows nothing is stripped, repaired or left out here. A
+    MedecFormatError names file, row and column where a file is not a right MEDEC CSV.
     """
     prompts = load_profile(profile)
     for path in paths:

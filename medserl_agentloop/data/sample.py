@@ -29,10 +29,8 @@ def sample_rows(
     """Distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
 
     ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are
-    too much alike to stand in one sample, and 1 leaves out only the same notes again.
-
-    Raises:
-        ValueError: The world is too small for that many distinct vignettes.
+    too much alike to stand in one sample, and 1 leaves out only the same notes again. A ValueError says that the world
+    is too small for that many distinct vignettes.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)

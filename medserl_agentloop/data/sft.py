@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medserl_agentloop.data.conversion import MESSAGES, columns
-from medserl_agentloop.data.rows import RowPlan, build_rows
+from medserl_agentloop.data.rows import Row, RowPlan, build_rows, game_row
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
@@ -36,8 +36,6 @@ from medserl_agentloop.games.medical.records import GameRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, Game
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest
-
-Row = dict[str, Any]  # one parquet row, as SFT_SCHEMA declares it
 
 WRONG = "turns of games that were lost, void or never finished"
 BAD_FORM = "turns that depart from the output format or were cut off"
@@ -71,11 +69,8 @@ def build_sft_rows(
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
     input, fraction and seed, a case is in the same split as ``build_rows`` puts it; ``split_of``, from
-    ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name.
-
-    Raises:
-        ValueError: A note or sentence holds text that the game would read as part of its format; the vignettes
-            cannot be split as asked; the profile does not exist.
+    ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name. A ValueError says that a note or
+    sentence holds text that the game would read as part of its format, or that the cases cannot be split as asked.
     """
     prompts = load_profile(profile)
     reasons = [_why_not(vignette) for vignette in vignettes]
@@ -112,8 +107,7 @@ def build_sft_rows(
 def read_splits(folder: Path) -> dict[str, str]:
     """Vignette id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
 
-    Raises:
-        ValueError: A file is missing, is not such a file, or is from another run than the manifest.
+    A ValueError names a file that is missing, is not such a file, or is from another run than the manifest.
     """
     return {case: split for split in ("train", "val") for case in _cases(_table(folder / f"{split}.parquet"))}
 
@@ -121,8 +115,7 @@ def read_splits(folder: Path) -> dict[str, str]:
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
     """The rows of a self-play file whose cases are not taught, and so do not come back in self-play.
 
-    Raises:
-        ValueError: The file is not one of ``medec_to_parquet.py``, or no row is left.
+    A ValueError says that the file is not one of ``medec_to_parquet.py``, or that no row is left.
     """
     table, cases = _table(file), {row["vignette_id"] for row in taught}
     rest = table.filter(pa.array([case not in cases for case in _cases(table)]))
@@ -191,18 +184,8 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
             "take the row out of the input."
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
-    spec = GameSpec(
-        category=Category.ADVERSARIAL_BENIGN,
-        target_label=Label.HARMFUL,
-        seed_note=case.clean_note,
-        error_note=case.error_note,
-        clean_note=case.clean_note,
-        error_type=error_type,
-        error_sentence=wrong,
-        corrected_sentence=right,
-        vignette_id=case.vignette_id,
-    )
-    game = Game(spec, EditLimits(), profile.parser)
+    row = game_row(case, Category.ADVERSARIAL_BENIGN, role, case.clean_note, "train", 0, profile)
+    game = Game(GameSpec.from_extra_info(row["extra_info"]), EditLimits(), profile.parser)
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
@@ -240,10 +223,7 @@ def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, see
     An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
     where it is valid and the judge agrees with what was asked for. Each case gives one turn per role and kind of game.
     As many assessments say "harmful" as "safe", taken from all kinds of game in turn; all kinds of attack are equally
-    frequent.
-
-    Raises:
-        ValueError: No turn is left; says why the others were left out. Or a game's prompt profile does not exist.
+    frequent. If no turn is left, a ValueError says why the others were left out.
     """
     left_out: Counter[str] = Counter()
     rng = random.Random(f"{seed}/own games")

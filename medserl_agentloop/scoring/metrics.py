@@ -123,10 +123,7 @@ def grade(
     """Judge every note of the reference; the order of notes and predictions changes nothing.
 
     Of several predictions for one note the last counts; those of unknown notes are ignored. The scorers of the
-    corrections are by the name of their measure.
-
-    Raises:
-        ValueError: There are no notes.
+    corrections are by the name of their measure. A ValueError says that there are no notes.
     """
     if not reference:
         raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
@@ -189,10 +186,8 @@ def _corrections(
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
     """The scores of one system: the means over its submissions on the same notes, of which it usually has one.
 
-    Without ``resamples`` of the bootstrap there are no intervals.
-
-    Raises:
-        ValueError: The submissions are of different notes.
+    Without ``resamples`` of the bootstrap there are no intervals. A ValueError says that the submissions are of
+    different notes.
     """
     weights = _weights(seeds, resamples, seed)
     notes = seeds[0].notes
@@ -219,11 +214,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
 def compare(
     first: Sequence[Grades], second: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Comparison:
-    """Two systems on the same notes, each with one submission or several.
-
-    Raises:
-        ValueError: They were scored on different notes.
-    """
+    """Two systems, each with one submission or several; a ValueError if they were scored on different notes."""
     weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
     differences = {name: Difference(None) for name in sorted(absent)}

@@ -80,11 +80,7 @@ class Reference:
 
 
 def read_reference(paths: Sequence[Path]) -> Reference:
-    """Every note of MEDEC's CSV files.
-
-    Raises:
-        MedecFormatError: A file is not a right MEDEC CSV; names file, row and column.
-    """
+    """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column of what is wrong in them."""
     rows, read = build_eval_rows(paths)
     notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
     dropped = sum(report.dropped_empty for report in read.reports)
@@ -152,11 +148,7 @@ class Submission:
 
 
 def read_submission(path: Path, text_ids: Collection[str]) -> Submission:
-    """Read a submission of notes with these ids, whatever is in it.
-
-    Raises:
-        ValueError: The file cannot be opened, or no line is about any of the notes.
-    """
+    """Read a submission of notes with these ids, whatever is in it; a ValueError if it is about none of them."""
     try:
         data = path.read_bytes()
     except OSError as error:

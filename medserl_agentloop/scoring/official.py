@@ -126,15 +126,12 @@ def official_scores(
 ) -> dict[str, float | None]:
     """What the published script prints of a submission on MEDEC's CSV, under the names it prints.
 
-    Raises:
-        ValueError: The script stops on this submission; says how.
+    A ValueError says how the script stops on this submission.
     """
     try:
-        import rouge  # noqa: F401
+        return _scores(_reference(reference), _submission(submission), scorers)
     except ImportError as error:
         raise ValueError(str(_no_package("rouge", "eval", error))) from None
-    try:
-        return _scores(_reference(reference), _submission(submission), scorers)
     except (re.error, AssertionError, ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ValueError(f"the published script stops on {submission.name} with {reason}") from None

@@ -82,9 +82,7 @@ PUBLISHED = (
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> TrainingNotes:
     """The notes of MEDEC's CSV or of pair files, as they stand there, without those of the reference.
 
-    Raises:
-        MedecFormatError: A file is not right.
-        ValueError: A file holds neither; or no notes are left.
+    A ValueError says that a file is not right, holds neither, or that no notes are left.
     """
     rows: list[tuple[str, bool]] = []
     for path in paths:
