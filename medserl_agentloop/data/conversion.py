@@ -29,42 +29,37 @@ _ROW_GROUP = 2000
 
 # Declared, not inferred: inference gives a column that is empty in one file the null type, and files
 # whose types differ cannot be concatenated.
-def columns(**types: Any) -> list[tuple[str, Any]]:
-    """Columns by name; the type ``str`` stands for text and ``int`` for a whole number."""
-    return [(name, {str: pa.string(), int: pa.int64()}.get(kind, kind)) for name, kind in types.items()]
-
-
-MESSAGES = pa.list_(pa.struct(columns(role=str, content=str)))
+MESSAGES = pa.list_(pa.struct({"role": "string", "content": "string"}))
 SCHEMA: Any = pa.schema(
-    columns(
-        data_source=str,
-        agent_name=str,
-        prompt=MESSAGES,
-        ability=str,
-        reward_model=pa.struct(columns(style=str, ground_truth=str)),
-        extra_info=pa.struct(
-            columns(
-                index=int,
-                split=str,
-                subset=str,
-                text_id=str,
-                vignette_id=str,
-                category=str,
-                target_label=str,
-                seed_note=str,
-                error_note=str,
-                clean_note=str,
-                error_type=str,
-                error_sentence=str,
-                corrected_sentence=str,
-                error_sentence_id=int,
-                sentences=pa.list_(pa.struct(columns(id=int, text=str))),
-                pair_source=str,
-                edit_tag=str,
-                source_sha256=str,
-            )
+    {
+        "data_source": "string",
+        "agent_name": "string",
+        "prompt": MESSAGES,
+        "ability": "string",
+        "reward_model": pa.struct({"style": "string", "ground_truth": "string"}),
+        "extra_info": pa.struct(
+            {
+                "index": "int64",
+                "split": "string",
+                "subset": "string",
+                "text_id": "string",
+                "vignette_id": "string",
+                "category": "string",
+                "target_label": "string",
+                "seed_note": "string",
+                "error_note": "string",
+                "clean_note": "string",
+                "error_type": "string",
+                "error_sentence": "string",
+                "corrected_sentence": "string",
+                "error_sentence_id": "int64",
+                "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
+                "pair_source": "string",
+                "edit_tag": "string",
+                "source_sha256": "string",
+            }
         ),
-    )
+    }
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -220,6 +220,11 @@ def numbered_sentences(text: str | None) -> tuple[Sentence, ...]:
         elif line.strip():
             found.append((-1, [line]))
     return tuple(Sentence(number, "\n".join(parts).strip()) for number, parts in found)
+
+
+def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
+    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
+    return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
 
 
 def first_line(error: Exception) -> str:

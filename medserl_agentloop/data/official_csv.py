@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,12 @@ def csv_records(source: SourceFile) -> Iterator[tuple[RowPlace, dict[str, str]]]
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
         raise MedecFormatError(f"{source.name}, row {row + 1}: not valid CSV ({error}); {instead}.") from error
+
+
+def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    """Write rows under MEDEC's header."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
 
 def check_header(file: str, header: list[str]) -> None:

@@ -7,14 +7,13 @@ simplified for a game and are NOT medical advice.
 
 from __future__ import annotations
 
-import csv
 import random
 from pathlib import Path
-from typing import Any
 
-from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.intake import with_numbers
+from medserl_agentloop.data.official_csv import write_rows
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE, NearDuplicateIndex
-from medserl_agentloop.games.medical.clinic import Note, Split, sample_clean_note, with_error
+from medserl_agentloop.games.medical.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.types import ErrorType
 
 VIGNETTES = 160
@@ -23,14 +22,18 @@ TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in 
 _MAX_TRIES = 200
 
 
-def sample_rows(
-    vignettes: int = VIGNETTES, seed: int = SEED, split: Split = Split.ANY, overlap: float = NEAR_DUPLICATE
-) -> list[list[str]]:
-    """Distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
+def write_sample(
+    output: Path,
+    vignettes: int = VIGNETTES,
+    seed: int = SEED,
+    split: Split = Split.ANY,
+    overlap: float = NEAR_DUPLICATE,
+) -> int:
+    """Write distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
 
-    ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are
-    too much alike to stand in one sample, and 1 leaves out only the same notes again. A ValueError says that the world
-    is too small for that many distinct vignettes.
+    Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams
+    from which on two notes are too much alike to stand in one sample, and 1 leaves out only the same notes again. A
+    ValueError says that the world is too small for that many distinct vignettes.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)
@@ -56,24 +59,12 @@ def sample_rows(
         texts |= notes
         for note in notes:
             known.add(note)
-        change = [str(index), error.sentences[index].text, clean.sentences[index].text]
-        rows.append([f"toy-train-{len(rows)}", error.text, _numbered(error), "1", kind.value, *change, clean.text])
+        wrong, right = ([sentence.text for sentence in note.sentences] for note in (error, clean))
+        change = [str(index), wrong[index], right[index]]
+        rows.append([f"toy-train-{len(rows)}", error.text, with_numbers(wrong), "1", kind.value, *change, clean.text])
         if twins.random() < TWIN_SHARE:
             no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
-            rows.append([f"toy-train-{len(rows)}", clean.text, _numbered(clean), *no_error])
-    return rows
-
-
-def _numbered(note: Note) -> str:
-    return "\n".join(f"{i} {s.text}" for i, s in enumerate(note.sentences))
-
-
-def write_sample(output: Path, **choices: Any) -> int:
-    """Write a sample, with :func:`sample_rows`' ``choices``; returns its number of rows."""
-    rows = sample_rows(**choices)
+            rows.append([f"toy-train-{len(rows)}", clean.text, with_numbers(right), *no_error])
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+    write_rows(output, rows)
     return len(rows)

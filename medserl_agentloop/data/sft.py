@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from medserl_agentloop.data.conversion import MESSAGES, columns
+from medserl_agentloop.data.conversion import MESSAGES
 from medserl_agentloop.data.rows import Row, RowPlan, build_rows, game_row
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
@@ -43,9 +43,8 @@ OTHER_SENTENCE = "errors that were found in another sentence than theirs"
 REPEATED = "turns of a case that has another one in the same role and kind of game"
 UNBALANCED = "turns left out so that verdicts and kinds of game are balanced"
 
-SFT_SCHEMA: Any = pa.schema(
-    columns(messages=MESSAGES, data_source=str, game_role=str, category=str, split=str, vignette_id=str, index=int)
-)
+_TEXTS = ("data_source", "game_role", "category", "split", "vignette_id")
+SFT_SCHEMA: Any = pa.schema({"messages": MESSAGES, **dict.fromkeys(_TEXTS, "string"), "index": "int64"})
 
 
 @dataclass(frozen=True)

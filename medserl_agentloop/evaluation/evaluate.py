@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.data.intake import with_numbers
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import EditTag
 from medserl_agentloop.evaluation.tournament import Seat, connected
@@ -49,7 +50,6 @@ SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "result
 PUBLISHED, TWINS = "as published", "twins"
 _ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on it
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
-_FIRST_NUMBERS = range(2, 100)
 _MOVED = ("flag_accuracy", "sentence_accuracy")
 _TWIN_TITLES = {
     "both_right": "both right",
@@ -159,11 +159,6 @@ def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
     return {"cases": len(cases), **shares, "bias": interval}
 
 
-def _numbered(note: ReferenceNote, first: int = 0) -> str:
-    """Every sentence on a line with its number."""
-    return "\n".join(f"{number} {sentence}" for number, sentence in enumerate(_sentences(note), start=first))
-
-
 def _last_moved(note: ReferenceNote) -> str:
     """The last sentence in another place, drawn for the note."""
     *others, last = _sentences(note)
@@ -178,8 +173,8 @@ def _sentences(note: ReferenceNote) -> list[str]:
 
 SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
     "white space normalised": lambda note: one_line(note.text),
-    "sentences numbered from 0": _numbered,
-    "sentences renumbered": lambda note: _numbered(note, random.Random(note.text_id).choice(_FIRST_NUMBERS)),
+    "sentences numbered from 0": lambda note: with_numbers(_sentences(note)),
+    "sentences renumbered": lambda note: with_numbers(_sentences(note), random.Random(note.text_id).randrange(2, 100)),
     "last sentence moved": _last_moved,
 }
 """By name, the same note with something changed that has nothing to do with medicine."""

@@ -6,7 +6,6 @@ Called by ``medserl attacks``. docs/attacks.md describes the classes and the fil
 from __future__ import annotations
 
 import asyncio
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
@@ -20,8 +19,8 @@ from rich.console import Console
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import GAMES_FILE
-from medserl_agentloop.data.intake import MedecFormatError, RowPlace
-from medserl_agentloop.data.official_csv import COLUMNS, vignette_of_row
+from medserl_agentloop.data.intake import MedecFormatError, RowPlace, with_numbers
+from medserl_agentloop.data.official_csv import COLUMNS, vignette_of_row, write_rows
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, compare_notes, one_line, split_sentences
@@ -121,8 +120,7 @@ def write_ledger(
         write_table(place / "ledger.csv", frame)
         write_table(place / "patterns.csv", patterns)
         for name, notes in (("hard_notes.csv", hard), ("panel.csv", panel)):
-            with (place / name).open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *notes.rows])
+            write_rows(place / name, notes.rows)
         unasked = (Kind.NO_OP, Kind.INVALID, Kind.UNDECIDED)
         judged = {n: game for n, game in games.items() if kind_of(game) not in unasked}
         pairs = write_blinded_sheet(place, judged, sheet, seed)
@@ -230,7 +228,7 @@ def _medec_notes(games: Mapping[int, GameRecord], kinds: Collection[Kind], name:
 def _medec_row(game: GameRecord, text_id: str) -> list[str]:
     spec, note = game.spec, game.presented_note or ""
     edit, sentences = compare_notes(spec.seed_note, note), split_sentences(note)
-    numbered = "\n".join(f"{n} {text}" for n, text in enumerate(sentences))
+    numbered = with_numbers(sentences)
     if game.label is not Label.HARMFUL:
         return [text_id, note, numbered, "0", "NA", "-1", "NA", "NA", "NA"]
     wrong = one_line((game.error_sentences or list(edit.inserted) or [""])[0])
