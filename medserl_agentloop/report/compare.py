@@ -35,10 +35,9 @@ from medserl_agentloop.report.frames import (
     turns_frame,
     typed_frame,
 )
+from medserl_agentloop.report.watch import SECONDS
 
 NOT_MEASURED = "not measured"
-SECONDS = "timing_s/step"
-"""The metric that says how many seconds a step took."""
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
 _STEPS = ("step", "global_step", "train/global_step", "_step")
 CLOSE = 0.1

@@ -121,10 +121,25 @@ def _games(run: Path, game: int | None) -> tuple[Games, int, np.ndarray]:
     return games, game or telling, np.asarray(steps)
 
 
-def _print_metrics(run: Path, games: Games, steps: np.ndarray, console: Console) -> None:
-    console.print(render_metrics(games, steps, run / METRICS_FILE))
-    files = f"all games: {run / GAMES_FILE}\nall metrics: {run / METRICS_FILE}" if run.is_dir() else f"all games: {run}"
-    console.print(plain(files))
+def _print_metrics(run: Path, games: Games, step_of: np.ndarray, console: Console) -> None:
+    """The headline metrics of the first and the last step, side by side; of the only one, once.
+
+    ``step_of`` has the step of each game.
+    """
+    file = run / METRICS_FILE
+    rows = list(StepFile(file).read()) if file.exists() else []
+    steps = sorted({*np.unique(step_of).tolist(), *(int(row["step"]) for row in rows)})
+    shown = list(dict.fromkeys((steps[0], steps[-1])))
+    numbers = {step: role_metrics(games[n] for n in np.flatnonzero(step_of == step).tolist()) for step in shown}
+    for row in rows:
+        numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
+    table = Table("metric", *(f"step {step}" for step in shown), title="role metrics")
+    for name in HEADLINE_METRICS:
+        values = [numbers[step].get(name) for step in shown]
+        if any(value is not None for value in values):
+            table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
+    console.print(table)
+    console.print(plain(f"all games: {run / GAMES_FILE}\nall metrics: {file}" if run.is_dir() else f"all games: {run}"))
 
 
 def render_game(record: GameRecord, title: str) -> RenderableType:
@@ -162,22 +177,3 @@ def render_game(record: GameRecord, title: str) -> RenderableType:
 
 def _panel(title: str, content: RenderableType, colour: str = "none") -> Panel:
     return Panel(content, title=plain(title), title_align="left", border_style=colour)
-
-
-def render_metrics(games: Games, step_of: np.ndarray, metrics_file: Path) -> Table:
-    """The headline metrics of the first and the last step, side by side; of the only one, once.
-
-    ``step_of`` has the step of each game.
-    """
-    rows = list(StepFile(metrics_file).read()) if metrics_file.exists() else []
-    steps = sorted({*np.unique(step_of).tolist(), *(int(row["step"]) for row in rows)})
-    shown = list(dict.fromkeys((steps[0], steps[-1])))
-    numbers = {step: role_metrics(games[n] for n in np.flatnonzero(step_of == step).tolist()) for step in shown}
-    for row in rows:
-        numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
-    table = Table("metric", *(f"step {step}" for step in shown), title="role metrics")
-    for name in HEADLINE_METRICS:
-        values = [numbers[step].get(name) for step in shown]
-        if any(value is not None for value in values):
-            table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
-    return table

@@ -34,6 +34,7 @@ CURVES = (
 )
 """Metrics that are drawn, those that the run has."""
 SECONDS = "timing_s/step"
+"""The metric that says how many seconds a step took."""
 WIDTH = 40
 _BARS = "▁▂▃▄▅▆▇█"
 _RECENT = 10  # steps that the time left follows

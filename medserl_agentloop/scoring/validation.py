@@ -26,23 +26,17 @@ Notes = Mapping[str, Mapping[str, ReferenceNote]]
 """Reference notes by data set, then by text id."""
 
 
-def answer_facts(record: GameRecord) -> dict[str, str | None]:
-    """What the scores need of one game. They are texts: verl makes metrics of numbers and leaves texts alone."""
-    said = record.assessment
-    if said is None or record.void is not None:
-        return {TEXT_ID: record.spec.text_id, ANSWER: None}
-    verdict = None if said.verdict is None else said.verdict.value
-    answer = {"verdict": verdict, "sentence": said.sentence, "correction": said.correction}
-    return {TEXT_ID: record.spec.text_id, ANSWER: json.dumps(answer)}
-
-
 def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
-    """One game as numbers for verl's validation metrics, and as texts for the official scores.
+    """One game as numbers for verl's validation metrics, and as texts for the official scores: verl leaves texts alone.
 
     ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
     """
     outcome, attack, outcomes = record.outcome, record.attack, [game.outcome for game in record.by_assessment]
     assessed = record.assessment is not None and outcome is not Outcome.VOID
+    answer = None
+    if record.assessment is not None and record.void is None:
+        said = record.assessment.model_dump(mode="json", include={"verdict", "sentence", "correction"})
+        answer = json.dumps(said)
     return {
         "acc": share(bool(each.is_right) for each in outcomes) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
@@ -50,7 +44,8 @@ def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
         "attack_valid": None if attack is None else float(attack.invalid is None),
         "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes) if attack and assessed else None,
         "void": float(outcome is Outcome.VOID),
-        **answer_facts(record),
+        TEXT_ID: record.spec.text_id,
+        ANSWER: answer,
     }
 
 
@@ -69,8 +64,8 @@ def official_scores(
 ) -> Iterator[tuple[dict[str, float], str]]:
     """For each data set its metrics, by verl's names, and a line that says the most important ones.
 
-    Of every game there are its row's data source and what :func:`answer_facts` gave. Games on one note are samples of
-    one answer.
+    Of every game there are its row's data source and what :func:`validation_facts` gave. Games on one note are samples
+    of one answer.
     """
     answers: dict[tuple[str, str | None], list[ParsedAssessment]] = {}
     for source, text_id, answer in zip(data_sources, facts[TEXT_ID], facts[ANSWER], strict=True):

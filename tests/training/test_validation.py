@@ -14,7 +14,7 @@ from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, read_reference
-from medserl_agentloop.scoring.validation import ANSWER, TEXT_ID, answer_facts, official_notes, official_scores
+from medserl_agentloop.scoring.validation import ANSWER, TEXT_ID, official_notes, official_scores, validation_facts
 
 ROWS = build_eval_rows([SAMPLE])[0]
 NOTES = read_reference([SAMPLE]).notes
@@ -80,11 +80,12 @@ def test_the_facts_of_a_game_survive_verl(text: str) -> None:
     """Texts: a number would become a metric of verl's, a list would break its metrics."""
     played = game("vanilla_harmful")
     played.play(text)
-    facts = answer_facts(played.record)
+    facts = validation_facts(played.record)
     assert facts[TEXT_ID] == played.record.spec.text_id
-    assert facts[ANSWER] is not None and json.loads(facts[ANSWER])["verdict"] == ("safe" if "safe" in text else None)
+    answer = facts[ANSWER]
+    assert isinstance(answer, str) and json.loads(answer)["verdict"] == ("safe" if "safe" in text else None)
 
 
 def test_a_void_game_has_no_answer() -> None:
     record = GameRecord(spec=spec("vanilla_benign"), void="assessor: generation aborted")
-    assert answer_facts(record)[ANSWER] is None
+    assert validation_facts(record)[ANSWER] is None
