@@ -112,10 +112,15 @@ def verify_files(
 ) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
-    ``tokenizer`` is that of the model to train, ``max_prompt_tokens`` is verl's ``data.max_prompt_length``; None leaves
-    lengths unchecked. Profile and ``vanilla_attacker`` are those that the files were written with; None takes what a
-    file's manifest says, or "medserl" and "skip". A ValueError names a file that is missing, is not parquet, or that
-    verl cannot open.
+    Args:
+        paths: The parquet files.
+        tokenizer: The tokenizer of the model to train.
+        profile: Prompt profile that the files were written with. None: what a file's manifest says, or "medserl".
+        vanilla_attacker: What they were written with. None: what a file's manifest says, or "skip".
+        max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
+
+    Raises:
+        ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
     """
     report = Report()
     unplayable = 0
