@@ -36,7 +36,7 @@ from medserl_agentloop.core.claims import (
     loss_measure,
     probe_loss,
 )
-from medserl_agentloop.core.columns import TOKEN_ROLES, restart_positions, write_token_roles
+from medserl_agentloop.core.columns import TOKEN_ROLES, read_columns, restart_positions, write_token_roles
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.loss import selfplay_loss
@@ -178,7 +178,8 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         else:
             not_claimed["isolation"] = f"selfplay.context={trainer.selfplay.context}"
         if len(measured) > 1:
-            measures.append(_credit_of_run(trainer, keys[:: len(FORMS)], rows[:: len(FORMS)], measured))
+            packed = batch.select_keys(keys[:: len(FORMS)])
+            measures.append(_credit_of_run(trainer, packed, rows[:: len(FORMS)], measured))
             measures.append(loss_measure(metrics, measured, trained))
         else:
             not_claimed |= dict.fromkeys(("credit", "loss"), "the game has one role")
@@ -241,11 +242,10 @@ def _pass(
     return response_from_nested(output[column], columns["response_mask"]).unbind(), output["metrics"]
 
 
-def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]], roles: Mapping[str, int]) -> Measure:
+def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]], roles: Mapping[str, int]) -> Measure:
     """The claim on credit, through the trainer's own step from rewards to advantages."""
     generator = torch.Generator().manual_seed(RANDOM_SEED)
     noise = [torch.randn(len(row["responses"]), generator=generator) for row in rows]
-    tags = [{"seq_len": len(row["input_ids"])} for row in rows]
 
     def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> Mapping[str, list[torch.Tensor]]:
         fields = [
@@ -259,13 +259,13 @@ def _credit_of_run(trainer: Any, keys: list[str], rows: list[dict[str, Any]], ro
             }
             for row, reward, d, n in zip(rows, rewards, drift, noise, strict=True)
         ]
-        tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields))
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields))
         baselines, controller = trainer.baselines.to_dict(), copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
-        trainer._compute_advantage(KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags), {})
+        trainer._compute_advantage(batch, {})
         trainer.baselines.load_dict(baselines)
         if controller is not None:
             trainer.kl_ctrl_in_reward = controller
-        found = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=list(CREDITED))
+        found = read_columns(batch, *CREDITED)
         return {name: list(found[name].unbind()) for name in found.keys()}  # noqa: SIM118  # a TensorDict
 
     return credit(trainer.config.algorithm.adv_estimator, assign, [row["role_ids"] for row in rows], roles)

@@ -21,6 +21,23 @@ TOKEN_ROLES = "token_roles"
 """Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
 
 
+def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
+    """The games of a batch, without the rows that verl added as padding."""
+    rows = zip(batch.keys, batch.tags, strict=True)
+    return batch.select_keys([key for key, tag in rows if not tag.get("is_padding")])
+
+
+def read_columns(batch: KVBatchMeta, *names: str) -> TensorDict:
+    """Columns of a batch by name."""
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
+
+
+def write_columns(batch: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KVBatchMeta:
+    """Write columns by name, each a nested tensor with a row for each of the batch's."""
+    fields = TensorDict(dict(columns), batch_size=len(batch))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
     """Position ids (T,) of a row whose contexts have these lengths: they count from 0 in each."""
     return torch.cat([torch.arange(int(length)) for length in context_lengths])
@@ -38,22 +55,14 @@ def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.
 
 def write_token_roles(batch: KVBatchMeta) -> None:
     """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
-    rows = dict(zip(batch.keys, batch.tags, strict=True))
-    games = [key for key, tag in rows.items() if not tag.get("is_padding")]
-    columns = tq.kv_batch_get(
-        keys=games, partition_id=batch.partition_id, select_fields=["context_lengths", "role_ids"]
-    )
-    found = dict(
-        zip(
-            games,
-            map(token_roles, columns["context_lengths"].unbind(), columns["role_ids"].unbind()),
-            strict=True,
-        )
-    )
-    empty = torch.zeros(0, dtype=torch.int64)
-    every = [found.get(key, empty.new_zeros(tag["seq_len"])) for key, tag in rows.items()]
-    nested = {TOKEN_ROLES: torch.nested.as_nested_tensor(every, layout=torch.jagged)}
-    tq.kv_batch_put(keys=list(rows), partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(every)))
+    games = without_padding(batch)
+    columns = read_columns(games, "context_lengths", "role_ids")
+    roles = map(token_roles, columns["context_lengths"].unbind(), columns["role_ids"].unbind())
+    found = dict(zip(games.keys, roles, strict=True))
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        found.setdefault(key, torch.zeros(tag["seq_len"], dtype=torch.int64))
+    every = torch.nested.as_nested_tensor([found[key] for key in batch.keys], layout=torch.jagged)
+    write_columns(batch, {TOKEN_ROLES: every})
 
 
 def restart_positions(batch: KVBatchMeta) -> None:
@@ -62,33 +71,22 @@ def restart_positions(batch: KVBatchMeta) -> None:
     verl's FSDP engine passes position ids and no attention mask, and Transformers reads each 0 as
     the start of a new packed sequence. Rows that verl added as padding keep theirs.
     """
-    rows = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-    keys = [key for key, _ in rows]
-    columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["context_lengths"])
+    games = without_padding(batch)
     positions = []
-    for (key, tag), lengths in zip(rows, columns["context_lengths"].unbind(), strict=True):
+    context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()
+    for key, tag, lengths in zip(games.keys, games.tags, context_lengths, strict=True):
         assert int(lengths.sum()) == tag["seq_len"], f"game {key}: its contexts do not add up to its sequence"
         positions.append(restarted(lengths))
-    tq.kv_batch_put(
-        keys=keys,
-        partition_id=batch.partition_id,
-        fields=TensorDict(
-            {"position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged)},
-            batch_size=len(keys),
-        ),
-    )
+    write_columns(games, {"position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged)})
 
 
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
     """Write the anchor's coefficient of each token, for the loss, from those by role id. Padding rows get 0."""
-    columns = tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "role_ids"]
-    )
+    columns = read_columns(batch, "response_mask", "role_ids")
     rows = columns.pop("role_ids").unbind()
     mask = columns["response_mask"].to_padded_tensor(0)
     coefficients = anchor_coefficients(stacked(rows, mask), mask, per_role)
-    nested = {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch)))
+    write_columns(batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])})
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transfer_queue as tq
 from omegaconf import open_dict
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
@@ -33,11 +31,14 @@ from medserl_agentloop.core.columns import (
     context_ids,
     context_leak_metrics,
     equal_role_tokens,
+    read_columns,
     restart_positions,
     role_token_metrics,
     stacked,
     turn_metrics,
+    without_padding,
     write_anchor,
+    write_columns,
     write_token_roles,
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
@@ -277,8 +278,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.adapters == "per_role":
             write_token_roles(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
-        fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
-        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        fields = ("rollout_log_probs", "old_log_probs", "response_mask")
+        found = read_columns(batch, *fields)
         if self.on_policy and "rollout_log_probs" in found:
             columns = found.to_padded_tensor(0)
             metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
@@ -296,7 +297,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         """verl's own step with role-separated estimators; the rest of it is as upstream."""
         if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
             return super()._compute_advantage(batch, metrics)
-        columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_CREDIT_COLUMNS))
+        columns = read_columns(batch, *_CREDIT_COLUMNS)
         extra = columns.pop("extra_fields").tolist()
         rows = {
             "uid": np.array(columns.pop("uid").tolist(), dtype=object),
@@ -311,9 +312,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         data = self._credit(data, metrics)
         written = ("advantages", "returns", "response_mask", "loss_mask", "token_level_rewards", "rollout_is_weights")
         nested = {name: response_to_nested(data.batch[name], lengths) for name in written if name in data.batch}
-        return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
-        )
+        return write_columns(batch, nested)
 
     def _credit(self, data: DataProto, metrics: dict[str, Any]) -> DataProto:
         """From a batch's rewards to its advantages and returns; ``metrics`` gets the numbers.
@@ -371,9 +370,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-        fields = ["extra_fields", "role_ids"]
-        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+        columns = read_columns(without_padding(batch), "extra_fields", "role_ids")
         records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
