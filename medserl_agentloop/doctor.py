@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -29,7 +29,7 @@ from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.backends import PLATFORM_NAME
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class, refuse
 from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.composition import Composition, problems
@@ -87,12 +87,17 @@ def diagnose(composed: Composition | None, *, ray: bool = False) -> Iterator[Fin
         checks |= {name: partial(check, run) for name, check in OF_A_RUN.items()}
     for name, check in checks.items():
         try:
-            for status, text in check():
-                yield Finding(name, status, text)
-        except ConfigError as error:  # as the start of the run says it
-            yield from (Finding(name, "fail", text) for text in str(error).splitlines())
+            yield from (Finding(name, status, text) for status, text in refused_or_found(check))
         except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
             yield Finding(name, "fail", f"the check itself failed ({type(error).__name__}: {error}). Mend that first.")
+
+
+def refused_or_found(check: Callable[[], Found]) -> Found:
+    """What a check finds; what the start of the run would refuse there is a failure, and the last that it finds."""
+    try:
+        yield from check()
+    except ConfigError as error:
+        yield from (("fail", text) for text in str(error).splitlines())
 
 
 def _versions() -> Found:
@@ -259,41 +264,33 @@ def _network() -> Found:
         )
 
 
-def _said(sentences: Iterable[str], ok: str) -> Found:
-    found = list(sentences)
-    yield from (("fail", text) for text in found)
-    if not found:
-        yield "ok", ok
-
-
 def _packages(run: Run) -> Found:
     """The engine, its kernels, flash attention and the loggers are installed."""
     engine = run[f"{ROLLOUT}.name"]
-    missing = [*machine.missing_packages(run), *machine.flash_attention(run)]
-    if engine == "sglang" and run["trainer.device"] == "cuda" and not missing:
+    refuse([*machine.missing_packages(run), *machine.flash_attention(run)])
+    if engine == "sglang" and run["trainer.device"] == "cuda":
         try:
             import_module("sgl_kernel")
         except Exception as error:  # a library that is missing shows as ImportError, OSError, RuntimeError, ...
-            missing.append(
+            yield (
+                "fail",
                 f"SGLang's kernels cannot be loaded ({type(error).__name__}: {error}). Install the sglang-kernel that "
-                "sglang asks for, for this CUDA (docs/install_gpu.md)."
+                "sglang asks for, for this CUDA (docs/install_gpu.md).",
             )
-    yield from _said(missing, f"rollout by {engine}")
-    if not missing:
-        yield from (("warn", text) for text in machine.downloads(run))
+            return
+    yield "ok", f"rollout by {engine}"
+    yield from (("warn", text) for text in machine.downloads(run))
 
 
 def _loggers(run: Run) -> Found:
     """W&B has a key, or is offline."""
-    yield from _said(machine.wandb_key(run), ", ".join(run.names("trainer.logger")))
+    refuse(machine.wandb_key(run))
+    yield "ok", ", ".join(run.names("trainer.logger"))
 
 
 def _model(run: Run) -> Found:
     """Model and tokenizer are here, with weights, a chat template and layers that restart."""
-    missing = list(missing_models(run))
-    yield from (("fail", text) for text in missing)
-    if missing:
-        return
+    refuse(missing_models(run))
     model = run.config.actor_rollout_ref.model
     if run.selfplay.context == "isolated":
         check_models(run.config)
@@ -321,10 +318,7 @@ def _model(run: Run) -> Found:
 
 def _data(run: Run) -> Found:
     """Files are there, of one conversion, written with the run's profile, and no row is too long."""
-    missing = list(data_files(run))
-    yield from (("fail", text) for text in missing)
-    if missing:
-        return
+    refuse(data_files(run))
     for key in ("data.train_files", "data.val_files"):
         check_files(names := run.names(key))
         rows = [pq.read_metadata(name).num_rows for name in names if name.endswith(".parquet") and Path(name).exists()]
@@ -342,9 +336,9 @@ def _game(run: Run) -> Found:
 def _disk(run: Run) -> Found:
     """The folder of the run can be written to and holds its checkpoints."""
     folder = Path(run["trainer.default_local_dir"]).resolve()
-    refused = [*machine.folders(run), *another_run(run)]
-    yield from _said(refused, f"{folder} can be written to")
-    if refused or run["trainer.save_freq"] <= 0 or any(missing_models(run)):
+    refuse([*machine.folders(run), *another_run(run)])
+    yield "ok", f"{folder} can be written to"
+    if run["trainer.save_freq"] <= 0 or any(missing_models(run)):
         return
     keep = run["trainer.max_actor_ckpt_to_keep"]
     shape = AutoConfig.from_pretrained(run["actor_rollout_ref.model.path"])

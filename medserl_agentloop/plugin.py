@@ -99,15 +99,12 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.core.run_check import check_run, run_warnings
         from medserl_agentloop.core.run_check.inputs import check_models, check_rows
         from medserl_agentloop.core.run_check.machine import check_gpus, check_machine, check_sglang_on_cpu
-        from medserl_agentloop.core.run_check.run import wrong_types
 
         if self.platform is not None:
             _choose_platform(self.platform)
         try:
             check_gpus(config)  # first and alone: without a GPU nothing else matters
-            if wrong := wrong_types(config, compose(config.hydra.job.config_name)):
-                raise ConfigError("\n".join(wrong))  # alone, too: the other checks count and compare
-            selfplay = check_run(config)
+            selfplay = check_run(config, compose(config.hydra.job.config_name))
             if self.platform == backends.PLATFORM_NAME:
                 check_sglang_on_cpu(config)
             warnings = [*run_warnings(config), *check_machine(config)]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop import doctor
 from medserl_agentloop.cli import app
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import inputs, machine
 from medserl_agentloop.core.run_check.composition import Composition
 from medserl_agentloop.core.run_check.run import Run
@@ -38,7 +38,8 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def found(check: Any, *arguments: Any) -> str:
     """All that a check finds, one line for each."""
-    return "\n".join(f"{status}: {text}" for status, text in check(*arguments))
+    findings = doctor.refused_or_found(lambda: check(*arguments))
+    return "\n".join(f"{status}: {text}" for status, text in findings)
 
 
 def run_of(changes: dict[str, Any] | None = None, recipe: str = "quickstart") -> Run:
@@ -159,8 +160,7 @@ def test_a_driver_that_is_too_old_is_named_with_the_one_that_is_needed(monkeypat
 
 def test_a_run_on_gpus_without_one_is_refused_as_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match="this run needs a GPU"):
-        found(doctor._gpu, run_of(recipe="qwen3_4b").config)
+    assert found(doctor._gpu, run_of(recipe="qwen3_4b").config).startswith("fail: this run needs a GPU")
     assert found(doctor._gpu, run_of().config) == "ok: none, and this run needs none"
 
 
@@ -245,8 +245,9 @@ def test_a_model_that_is_not_there_or_would_leak_is_found(monkeypatch: pytest.Mo
     run = run_of({"actor_rollout_ref.model.path": "./nothing"})
     assert found(doctor._model, run).startswith("fail: actor_rollout_ref.model.path=./nothing: there is no such folder")
     monkeypatch.setattr(inputs, "leak_of", lambda config: "its layers of type mamba do not start anew")
-    with pytest.raises(ConfigError, match="mamba"):
-        found(doctor._model, run_of())
+    assert found(doctor._model, run_of()).startswith("fail: selfplay.context=isolated") and "mamba" in found(
+        doctor._model, run_of()
+    )
 
 
 def test_data_of_another_profile_and_missing_files_are_found(files: dict[str, Any]) -> None:
@@ -254,8 +255,8 @@ def test_data_of_another_profile_and_missing_files_are_found(files: dict[str, An
     assert "fail: data.train_files: none.parquet does not exist" in found(
         doctor._data, run_of({**files, "data.train_files": "none.parquet"})
     )
-    with pytest.raises(ConfigError, match="row 0: its prompt is not the one that --profile classic"):
-        found(doctor._data, run_of({**files, "selfplay.profile": "classic"}))
+    lines = found(doctor._data, run_of({**files, "selfplay.profile": "classic"}))
+    assert "row 0: its prompt is not the one that --profile classic" in lines.splitlines()[-1]
 
 
 def test_a_judge_that_does_not_answer_or_was_not_measured_is_a_warning() -> None:

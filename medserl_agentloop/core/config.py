@@ -6,7 +6,7 @@ run must be is checked by :mod:`medserl_agentloop.core.run_check`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -27,6 +27,12 @@ C = TypeVar("C", bound="SelfPlayConfig")
 
 class ConfigError(ValueError):
     """A run was configured in a way that cannot work; the message says what to write instead."""
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise a ConfigError with a line for each problem, if there are any."""
+    if found := list(problems):
+        raise ConfigError("\n".join(found))
 
 
 ROLE_ADAPTERS = "role_adapters"
@@ -206,8 +212,7 @@ class SelfPlayConfig(BaseModel):
             parsed = game.Config.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e, game.Config) for e in error.errors())) from None
-        for problem in (*_unknown_roles(parsed, game.roles), *parsed.problems()):
-            raise ConfigError(problem)
+        refuse([*_unknown_roles(parsed, game.roles), *parsed.problems()])
         return parsed
 
 

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
 from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, warnings
-from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names
+from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names, wrong_types
 
 __all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
 
 
-def check_run(config: DictConfig) -> SelfPlayConfig:
-    """Validate the ``selfplay`` node and the keys of verl's that it depends on.
+def check_run(config: DictConfig, schema: DictConfig | None = None) -> SelfPlayConfig:
+    """Validate the ``selfplay`` node and the keys of verl's that it depends on; by ``schema``, verl's own, all types.
 
     Raises:
         ConfigError: Says which keys are wrong, why, and what to write instead: one line for each.
     """
-    selfplay = SelfPlayConfig.from_run(config)
-    run = Run(config, selfplay)
-    # First, and alone: the other checks take names for what they are.
-    problems = list(unknown_names(run))
-    if not problems:
-        problems += [*game_class(selfplay.game).check_run(run), *refusals(run)]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return selfplay
+    # Types alone, and then names: the other checks take values and names for what they are.
+    if schema is not None:
+        refuse(wrong_types(config, schema))
+    run = Run(config, SelfPlayConfig.from_run(config))
+    refuse(unknown_names(run))
+    refuse([*game_class(run.selfplay.game).check_run(run), *refusals(run)])
+    return run.selfplay
 
 
 def run_warnings(config: DictConfig) -> list[str]:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import check_run, run_warnings
-from medserl_agentloop.core.run_check.run import unknown_keys, wrong_types
+from medserl_agentloop.core.run_check.run import unknown_keys
 from medserl_agentloop.paths import did_you_mean, resource
 
 COMMAND_LINE, VERL = "command line", "verl's "
@@ -83,10 +83,8 @@ def problems(composed: Composition) -> tuple[list[str], list[str]]:
     unknown = [f"{key} is not a key of verl's config" for key in unknown_keys(composed.config, composed.schema)]
     if "selfplay" not in composed.config:  # a warm start
         return [], unknown
-    if wrong := wrong_types(composed.config, composed.schema):
-        return wrong, unknown
     try:
-        check_run(composed.config)
+        check_run(composed.config, composed.schema)
         return [], [*run_warnings(composed.config), *unknown]
     except ConfigError as error:
         return str(error).splitlines(), unknown

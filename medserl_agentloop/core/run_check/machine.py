@@ -21,7 +21,7 @@ from transformers.utils import is_kernels_available
 from verl.utils.import_utils import resolve_config_path
 
 from medserl_agentloop.backends import sglang_cpu
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, refuse
 from medserl_agentloop.core.run_check.inputs import (
     another_run,
     changed_credit,
@@ -98,9 +98,7 @@ def check_machine(config: DictConfig) -> list[str]:
         another_run,
         folders,
     )
-    problems = [problem for check in checks for problem in check(run)]
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problem for check in checks for problem in check(run))
     return [*downloads(run), *changed_credit(run)]
 
 
