@@ -26,14 +26,22 @@ import torch
 import verl
 from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from medserl_agentloop.backends import PLATFORM_NAME
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class, refuse
 from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.composition import Composition, problems
-from medserl_agentloop.core.run_check.inputs import another_run, check_models, check_rows, data_files, missing_models
+from medserl_agentloop.core.run_check.inputs import (
+    another_run,
+    check_models,
+    check_rows,
+    data_files,
+    missing_models,
+    parquet_files,
+    tokenizer_of,
+)
 from medserl_agentloop.core.run_check.run import ROLLOUT, Run
 
 Status = Literal["ok", "warn", "fail"]
@@ -297,11 +305,8 @@ def _model(run: Run) -> Found:
     folder = Path(model.path)
     if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
         yield "fail", f"{folder} has no weights (*.safetensors). Name a folder that has them."
-    tokenizer = AutoTokenizer.from_pretrained(
-        model.get("tokenizer_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
-    )
-    template = model.get("custom_chat_template") or tokenizer.chat_template
-    if not template:
+    tokenizer = tokenizer_of(model)
+    if not tokenizer.chat_template:
         yield (
             "fail",
             f"the tokenizer of {model.path} has no chat template: it is of a base model. Take an instruction-tuned "
@@ -311,7 +316,7 @@ def _model(run: Run) -> Found:
     if tokenizer.eos_token_id is None:
         yield "fail", f"the tokenizer of {model.path} names no end-of-turn token, so no turn would end. Set eos_token."
     asked = OmegaConf.select(run.config, "data.apply_chat_template_kwargs.enable_thinking")
-    thinks = "enable_thinking" in str(template)
+    thinks = "enable_thinking" in str(tokenizer.chat_template)
     mode = f"thinking {'on' if asked is None or asked else 'off'}" if thinks else "no thinking mode"
     yield "ok", f"{model.path}: ends turns with {tokenizer.eos_token}, {mode}, layers restart with positions"
 
@@ -321,8 +326,8 @@ def _data(run: Run) -> Found:
     refuse(data_files(run))
     for key in ("data.train_files", "data.val_files"):
         check_files(names := run.names(key))
-        rows = [pq.read_metadata(name).num_rows for name in names if name.endswith(".parquet") and Path(name).exists()]
-        yield "ok", f"{key}: {sum(rows)} rows in {', '.join(names)}"
+        rows = sum(pq.read_metadata(file).num_rows for file in parquet_files(run, key))
+        yield "ok", f"{key}: {rows} rows in {', '.join(names)}"
     check_rows(run.config, run.selfplay)
 
 
@@ -360,15 +365,12 @@ def _dry_run(run: Run) -> Found:
     from medserl_agentloop.testing.mock_engine import MockSGLangEngine
     from medserl_agentloop.testing.tiny import build_agent_loop
 
-    file = next(
-        (name for name in run.names("data.train_files") if name.endswith(".parquet") and Path(name).exists()), None
-    )
-    path = run["actor_rollout_ref.model.path"]
-    if file is None or any(missing_models(run)):
+    files = parquet_files(run, "data.train_files")
+    if not files or any(missing_models(run)):
         yield "warn", "no game was played: it needs the model's tokenizer and data.train_files. Mend these first."
         return
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    row = pq.read_table(file).slice(0, 1).to_pylist()[0]
+    tokenizer = tokenizer_of(run.config.actor_rollout_ref.model)
+    row = pq.read_table(files[0]).slice(0, 1).to_pylist()[0]
     engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
 
     async def play() -> Any:
@@ -379,7 +381,7 @@ def _dry_run(run: Run) -> Found:
     output = asyncio.run(play())
     turns = f"{len(engine.calls)} turn{'s' * (len(engine.calls) != 1)}"
     tokens = len(output.prompt_ids) + len(output.response_ids)
-    yield "ok", f"a game on row 0 of {file}: {turns} by a script, {tokens} tokens"
+    yield "ok", f"a game on row 0 of {files[0]}: {turns} by a script, {tokens} tokens"
 
 
 OF_A_RUN: dict[str, Callable[[Run], Found]] = {

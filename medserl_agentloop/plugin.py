@@ -130,11 +130,8 @@ def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], erro
     print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
 
 
-class WarmStartCheck(Callback):  # type: ignore[misc]  # hydra is untyped
+class WarmStartCheck(StartupCheck):
     """The same for the recipes of verl's SFT trainer."""
-
-    def __init__(self, platform: str | None = None) -> None:
-        self.platform = platform
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         """Stop the run with one clear line if it cannot work."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import partial
+from pkgutil import resolve_name
 
 from medserl_agentloop.backends import sglang_cpu
 
@@ -38,13 +40,8 @@ def _register_rollout() -> None:
 
     # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
     _ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "medserl_agentloop.backends.cpu_rollout.ServerAdapter"
-    RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
-
-
-def _load_replica() -> type:
-    from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica
-
-    return CpuRolloutReplica
+    replica = "medserl_agentloop.backends.cpu_rollout:CpuRolloutReplica"
+    RolloutReplicaRegistry.register(ROLLOUT_NAME, partial(resolve_name, replica))
 
 
 def register_adapters() -> None:

@@ -47,8 +47,6 @@ class AnswerCache(Generic[Answer]):
 
         Also says whether it was given before. What ``ask`` raises is raised, and never kept.
         """
-        if self._file is None:
-            return await ask(), False
         key = cache_key(*content)
         if (found := self.get(key)) is not None:
             return found, True

@@ -106,22 +106,14 @@ class ChatClient:
         Raises:
             NoAnswer: No usable answer after all tries.
         """
-        body: dict[str, Any] = {
-            "model": self.http.options.model,
-            "messages": [{**m, "content": self._as_text(m["content"])} for m in messages],
-        }
+        # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
+        harmless = [{**m, "content": self._special.sub(_broken, m["content"])} for m in messages]
+        body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= _CONTINUE
         body |= {**fields, **self.http.options.extra_body}
         return self._read(await self.http.post(PATH, {k: v for k, v in body.items() if v is not None}), prefix)
-
-    def _as_text(self, content: str) -> str:
-        """The content with its special tokens made harmless, which a chat server would tokenise as such.
-
-        Without this, a player would learn to end another one's turn by writing ``<|im_end|>`` into its own.
-        """
-        return self._special.sub(_broken, content)
 
     def _read(self, answer: Any, prefix: str) -> ChatAnswer:
         """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""

@@ -51,10 +51,6 @@ SAME_RUN = ("selfplay.game", "selfplay.profile", "actor_rollout_ref.model.path")
 TRAIN_HASHES = "medserl_train_files_sha256"
 """Where ``run_config.yaml`` has the hashes of the training files."""
 
-_NO_CHECKPOINT = (
-    "Name a folder in Hugging Face's format; docs/evaluation.md says how to make one from a checkpoint of a run."
-)
-
 _ISOLATED_LAYERS = {"full_attention", "sliding_attention", "attention", "dense", "sparse", "moe", "mlp"}
 """Layer types of Transformers' configurations that attend within a packed sequence, or mix no tokens at all."""
 
@@ -73,8 +69,12 @@ def _not_found(path: str) -> str | None:
     """Why no model can be loaded from a path or a name on the hub; None if one can."""
     folder = Path(path).expanduser()
     if folder.is_dir():
-        missing = not (folder / "config.json").is_file()
-        return f"the folder has no config.json. {_NO_CHECKPOINT}" if missing else None
+        if (folder / "config.json").is_file():
+            return None
+        return (
+            "the folder has no config.json. Name a folder in Hugging Face's format; docs/evaluation.md says how to "
+            "make one from a checkpoint of a run."
+        )
     try:
         validate_repo_id(path)
     except HFValidationError:
@@ -141,8 +141,11 @@ def another_run(run: Run) -> Iterator[str]:
         return
     new = OmegaConf.create(config_text(run.config))
     found = {key: (OmegaConf.select(old, key), OmegaConf.select(new, key)) for key in SAME_RUN}
-    # By their last part, because a folder of models may have been moved.
-    differs = [f"{key} was {was} and is {now}" for key, (was, now) in found.items() if was and _last(was) != _last(now)]
+    differs = [
+        f"{key} was {was} and is {now}"
+        for key, (was, now) in found.items()
+        if was and Path(str(was)).name != Path(str(now)).name  # a folder of models may have been moved
+    ]
     if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
         differs.append(
             f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed"
@@ -192,8 +195,19 @@ def _resumed(run: Run) -> Any:
     return OmegaConf.load(before) if resumes and before.is_file() else None
 
 
-def _last(value: object) -> str:
-    return Path(str(value)).name
+def parquet_files(run: Run, key: str) -> list[Path]:
+    """The files of a data key that are here and are parquet by their name."""
+    files = (Path(name).expanduser() for name in run.names(key))
+    return [file for file in files if file.suffix == ".parquet" and file.is_file()]
+
+
+def tokenizer_of(model: DictConfig, **options: Any) -> Any:
+    """The tokenizer that a run's ``model`` node asks for; raises as ``AutoTokenizer.from_pretrained``."""
+    trusted = bool(model.get("trust_remote_code", False))
+    path = model.get("tokenizer_path") or model.path
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted, **options)
+    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+    return tokenizer
 
 
 def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
@@ -210,34 +224,26 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
     if data.custom_cls.path is not None:
         return
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.get("tokenizer_path") or model.path,
-            local_files_only=True,
-            trust_remote_code=bool(model.get("trust_remote_code", False)),
-        )
+        tokenizer = tokenizer_of(model, local_files_only=True)
     except (OSError, ValueError):
         return
-    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
     encoder = ChatEncoder.of_run(tokenizer, data)
     game = game_class(selfplay.game)(selfplay, encoder)
     lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
     for key in ("data.train_files", "data.val_files"):
-        for name in run.names(key):
-            file = Path(name).expanduser()
-            if file.suffix != ".parquet" or not file.is_file():
-                continue
+        for file in parquet_files(run, key):
             try:
                 table = pq.read_table(file)
                 table.validate(full=True)  # or a damaged text is found where it is used, without the file's name
                 rows = SimpleNamespace(dataframe=Dataset(table))
             except DAMAGED as error:
-                raise ConfigError(damaged(f"{key}={name}", error)) from None
+                raise ConfigError(damaged(f"{key}={file}", error)) from None
             if missing := {"prompt", "extra_info"} - set(table.column_names):
                 raise ConfigError(
-                    f"{key}={name} has no column {', '.join(sorted(missing))}. Write it with "
+                    f"{key}={file} has no column {', '.join(sorted(missing))}. Write it with "
                     "data_prep/medec_to_parquet.py."
                 )
-            check_dataset(rows, f"{key}={name}", game, encoder, **lengths, longest=ROWS_AT_START)
+            check_dataset(rows, f"{key}={file}", game, encoder, **lengths, longest=ROWS_AT_START)
 
 
 def check_models(run: DictConfig) -> None:
