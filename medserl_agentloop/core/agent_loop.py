@@ -189,9 +189,7 @@ class _Seats:
         opponent = OpponentRecord(role=turn.role, kind=self._opponent.config.kind, version=None)
         self._record.opponent = opponent
         try:
-            said, opponent.version = await self._opponent.play(
-                list(messages), max_tokens=turn.max_tokens, prefix=turn.prefix, stop=turn.stop
-            )
+            said, opponent.version = await self._opponent.play(turn, messages)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error.reason}") from None

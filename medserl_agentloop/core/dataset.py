@@ -117,14 +117,12 @@ def check_dataset(
     name: str,
     interaction: Interaction[Any, Any],
     encoder: ChatEncoder,
-    *,
-    prompt_length: int,
-    response_length: int,
-    longest: int | None = None,
+    data: Any,
+    most: int | None = None,
 ) -> str:
-    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or so many with the longest facts.
+    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the longest facts.
 
-    Returns one line that says what will be played and how long the longest row is.
+    Returns one line that says what will be played and how long the longest row is, by the limits of verl's ``data``.
 
     Raises:
         ConfigError: Names the row, what is wrong with it and what to do.
@@ -134,8 +132,8 @@ def check_dataset(
     kinds: list[str] = []
     longest_prompt = longest_response = 0
     everything = list(enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)))
-    if longest is not None:
-        everything = sorted(nlargest(longest, everything, key=lambda row: len(str(row[1][2]))), key=itemgetter(0))
+    if most is not None:
+        everything = sorted(nlargest(most, everything, key=lambda row: len(str(row[1][2]))), key=itemgetter(0))
     for number, (agent, prompt, facts) in everything:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
@@ -150,16 +148,13 @@ def check_dataset(
         longest_prompt = max(longest_prompt, prompt_tokens)
         longest_response = max(longest_response, response_tokens)
         kinds.append(interaction.kind(facts))
-    for key, needed, limit in (
-        ("data.max_prompt_length", longest_prompt, prompt_length),
-        ("data.max_response_length", longest_response, response_length),
-    ):
-        if needed > limit:
+    for key, needed in (("max_prompt_length", longest_prompt), ("max_response_length", longest_response)):
+        if needed > data[key]:
             raise ConfigError(
-                f"{name}: its longest row needs {needed} tokens, but {key}={limit}. Set {key} to at least "
-                f"{needed}, or plan shorter turns."
+                f"{name}: its longest row needs {needed} tokens, but data.{key}={data[key]}. Set data.{key} to at "
+                f"least {needed}, or plan shorter turns."
             )
     return (
         f"{name}: plays all of its {len(rows)} rows ({_counted(kinds)}); longest prompt {longest_prompt} of "
-        f"{prompt_length} tokens, longest planned response {longest_response} of {response_length}"
+        f"{data.max_prompt_length} tokens, longest planned response {longest_response} of {data.max_response_length}"
     )

@@ -12,13 +12,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
 from medserl_agentloop.core.records import GameRecord
+
+if TYPE_CHECKING:
+    from medserl_agentloop.core.interaction import Message, Turn
 
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
@@ -95,18 +98,14 @@ class HttpOpponent:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 
-    async def play(
-        self, messages: list[dict[str, str]], *, max_tokens: int, prefix: str = "", stop: Sequence[str] = ()
-    ) -> tuple[ChatAnswer, str]:
-        """The opponent's turn, begun with ``prefix`` and ended by the strings in ``stop``, and what played.
-
-        That is the served model's name, or the checkpoint in a pool.
+    async def play(self, turn: Turn, messages: Sequence[Message]) -> tuple[ChatAnswer, str]:
+        """The opponent's turn after ``messages``, and what played: the served model's name, or a pool's checkpoint.
 
         Raises:
             NoAnswer: No usable answer after all attempts.
         """
-        fields = {"max_tokens": max_tokens, **stop_fields(stop), **self.config.sampling.model_dump()}
-        answer = await self._chat.complete(messages, fields, prefix)
+        fields = {"max_tokens": turn.max_tokens, **stop_fields(turn.stop), **self.config.sampling.model_dump()}
+        answer = await self._chat.complete(list(messages), fields, turn.prefix)
         if self.config.kind != "pool":
             return answer, answer.model or str(self.config.model)
         # The answer itself names the weights that gave it. Whatever else a worker could look at (a

@@ -138,8 +138,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             check_files(data[name])
-            lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
-            line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, **lengths)
+            line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
         if games := self.selfplay.yardstick.games:

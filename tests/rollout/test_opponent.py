@@ -13,6 +13,7 @@ from serving import as_new
 from support import ERROR_NOTE, NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.client import NoAnswer
+from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.opponent import HttpOpponent, OpponentConfig
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -212,13 +213,16 @@ def test_the_api_key_comes_from_the_environment(server: OpponentServer, monkeypa
     assert server.chats[0]["authorization"] == "Bearer s3cret"
 
 
+TURN = Turn("attacker", Prompt(()), max_tokens=5)
+
+
 def test_no_more_requests_are_in_flight_than_configured(server: OpponentServer) -> None:
     server.delay_s = 0.2
     opponent = HttpOpponent(OpponentConfig(kind="endpoint", url=server.url, concurrency=1), [])
 
     async def seconds() -> float:
         start = asyncio.get_running_loop().time()
-        await asyncio.gather(*(opponent.play([{"role": "user", "content": "x"}], max_tokens=5) for _ in range(3)))
+        await asyncio.gather(*(opponent.play(TURN, [{"role": "user", "content": "x"}]) for _ in range(3)))
         return asyncio.get_running_loop().time() - start
 
     assert asyncio.run(seconds()) >= 0.6  # one after another
@@ -235,4 +239,4 @@ def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentSer
 def test_a_pool_server_with_other_weights_plays_no_game(server: OpponentServer) -> None:
     opponent = HttpOpponent(OpponentConfig(kind="pool", url=server.url, retries=0), [])
     with pytest.raises(NoAnswer, match="weights 'default', which are not of the pool"):
-        asyncio.run(opponent.play([{"role": "user", "content": ERROR_NOTE}], max_tokens=5))
+        asyncio.run(opponent.play(TURN, [{"role": "user", "content": ERROR_NOTE}]))

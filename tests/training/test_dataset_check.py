@@ -65,7 +65,8 @@ def check(
     config.dataloader_num_workers = 0
     dataset = RLHFDataset(str(path), TOKENIZER, config)
     game = MedicalGameInteraction(selfplay, ENCODER)
-    return check_dataset(dataset, "rows.parquet", game, ENCODER, prompt_length=prompt, response_length=response)
+    config.max_prompt_length, config.max_response_length = prompt, response
+    return check_dataset(dataset, "rows.parquet", game, ENCODER, config)
 
 
 def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:

@@ -229,7 +229,6 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
         return
     encoder = ChatEncoder.of_run(tokenizer, data)
     game = game_class(selfplay.game)(selfplay, encoder)
-    lengths = {"prompt_length": data.max_prompt_length, "response_length": data.max_response_length}
     for key in ("data.train_files", "data.val_files"):
         for file in parquet_files(run, key):
             try:
@@ -243,7 +242,7 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
                     f"{key}={file} has no column {', '.join(sorted(missing))}. Write it with "
                     "data_prep/medec_to_parquet.py."
                 )
-            check_dataset(rows, f"{key}={file}", game, encoder, **lengths, longest=ROWS_AT_START)
+            check_dataset(rows, f"{key}={file}", game, encoder, data, ROWS_AT_START)
 
 
 def check_models(run: DictConfig) -> None:

@@ -190,20 +190,12 @@ def _contexts(run: Run) -> Rules:
     for engine, model in run.engines.items():
         strategy, padding = f"{engine}.strategy", f"{model}.use_remove_padding"
         fsdp = run[strategy] in FSDP
-        ways_out = (
-            f"so each role would see the other's turns. Either run with {strategy}=fsdp2 (or fsdp) and {padding}=True, "
-            "or set selfplay.context=shared and accept that each role is trained on a context that holds the other's "
-            "turns."
-        )
+        wrong, who = (padding, "padded batches ignore") if fsdp else (strategy, "that engine ignores")
         yield (
-            isolated and not fsdp,
-            f"selfplay.context=isolated cannot run with {strategy}={run[strategy]}: that engine ignores position "
-            f"restarts, {ways_out}",
-        )
-        yield (
-            isolated and fsdp and not run[padding],
-            f"selfplay.context=isolated cannot run with {padding}={run[padding]}: padded batches ignore position "
-            f"restarts, {ways_out}",
+            isolated and not (fsdp and run[padding]),
+            f"selfplay.context=isolated cannot run with {wrong}={run[wrong]}: {who} position restarts, so each role "
+            f"would see the other's turns. Either run with {strategy}=fsdp2 (or fsdp) and {padding}=True, or set "
+            "selfplay.context=shared and accept that each role is trained on a context that holds the other's turns.",
         )
         attention, size = of_critic if engine == CRITIC else chosen, run.ulysses(engine)
         yield (
