@@ -300,8 +300,7 @@ def _model(run: Run) -> Found:
     """Model and tokenizer are here, with weights, a chat template and layers that restart."""
     refuse(missing_models(run))
     model = run.config.actor_rollout_ref.model
-    if run.selfplay.context == "isolated":
-        check_models(run.config)
+    check_models(run)
     folder = Path(model.path)
     if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
         yield "fail", f"{folder} has no weights (*.safetensors). Name a folder that has them."
@@ -328,7 +327,7 @@ def _data(run: Run) -> Found:
         check_files(names := run.names(key))
         rows = sum(pq.read_metadata(file).num_rows for file in parquet_files(run, key))
         yield "ok", f"{key}: {rows} rows in {', '.join(names)}"
-    check_rows(run.config, run.selfplay)
+    check_rows(run)
 
 
 def _game(run: Run) -> Found:

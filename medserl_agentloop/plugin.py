@@ -99,24 +99,24 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.core.run_check import check_run, run_warnings
         from medserl_agentloop.core.run_check.inputs import check_models, check_rows
         from medserl_agentloop.core.run_check.machine import check_gpus, check_machine, check_sglang_on_cpu
+        from medserl_agentloop.core.run_check.run import Run
 
         if self.platform is not None:
             _choose_platform(self.platform)
         try:
             check_gpus(config)  # first and alone: without a GPU nothing else matters
-            selfplay = check_run(config, compose(config.hydra.job.config_name))
+            run = Run(config, check_run(config, compose(config.hydra.job.config_name)))
             if self.platform == backends.PLATFORM_NAME:
                 check_sglang_on_cpu(config)
-            warnings = [*run_warnings(config), *check_machine(config)]
-            if selfplay.context == "isolated":
-                check_models(config)
-            check_rows(config, selfplay)
+            warnings = [*run_warnings(config), *check_machine(run)]
+            check_models(run)
+            check_rows(run)
         except ConfigError as error:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit(f"[medserl] {error}") from None
         for warning in warnings:
             print(f"[medserl] warning: {warning}", flush=True)
-        for line in game_class(selfplay.game).startup_lines(config, selfplay):
+        for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             print(f"[medserl] {line}", flush=True)
         _warn_of_unknown_keys(config)
         sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)

@@ -27,6 +27,7 @@ from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import inputs
 from medserl_agentloop.core.run_check.inputs import LATEST
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model
@@ -119,12 +120,12 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @draws
 def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws: int) -> None:
     config = compose_run("+recipes=quickstart", f"data.train_files={rows}", "data.val_files=[]")
-    inputs.check_rows(config, selfplay := MedicalConfig.from_run(config))
+    inputs.check_rows(run := Run(config, MedicalConfig.from_run(config)))
     whole, refused, same = pq.read_table(rows), 0, 0
     for content in damages(rows.read_bytes(), draws):
         rows.write_bytes(content)
         try:
-            inputs.check_rows(config, selfplay)
+            inputs.check_rows(run)
         except ConfigError as error:
             assert str(error).startswith(f"data.train_files={rows}")
             refused += 1

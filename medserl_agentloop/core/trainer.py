@@ -101,8 +101,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
-        if self.selfplay.context == "isolated":
-            check_models(config)
+        check_models(Run(config, self.selfplay))
         self.game = game_class(self.selfplay.game)
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:

@@ -7,8 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -23,6 +24,12 @@ def run(changes: Mapping[str, Any], recipe: str = "quickstart") -> DictConfig:
     for key, value in changes.items():
         OmegaConf.update(config, key, value, force_add=True)
     return config
+
+
+def run_of(changes: Mapping[str, Any], recipe: str = "quickstart") -> Run:
+    """The same, as checks after ``check_run`` get it."""
+    config = run(changes, recipe)
+    return Run(config, SelfPlayConfig.from_run(config))
 
 
 def refusal(changes: Mapping[str, Any], recipe: str = "quickstart") -> str:

@@ -74,7 +74,7 @@ def test_a_recipe_that_starts_has_no_problems(recipe: str) -> None:
 
 def test_values_that_verl_accepts_are_of_no_wrong_type() -> None:
     accepted = {"trainer.logger": "console", "critic.optim.lr": 1, "data.train_files": ["a", "b"], "data.seed": None}
-    assert wrong_types(run(accepted), SCHEMA) == []
+    assert list(wrong_types(run(accepted), SCHEMA)) == []
 
 
 @pytest.mark.parametrize(

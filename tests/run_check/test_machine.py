@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from run_check.runs import run
+from run_check.runs import run, run_of
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.inputs import config_text, lost_checkpoint
 from medserl_agentloop.core.run_check.machine import check_gpus, check_machine
-from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import StartupCheck, _say_how_to_resume
 
@@ -46,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def missing(changes: dict[str, Any], recipe: str = "quickstart") -> str:
     try:
-        check_machine(run(changes, recipe))
+        check_machine(run_of(changes, recipe))
     except ConfigError as error:
         return str(error)
     return ""
@@ -116,9 +115,9 @@ def test_with_flash_attention_nothing_is_said_and_with_its_fallback_what_is_down
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has_packages(monkeypatch, "flash-attn")
-    assert check_machine(run(ON_GPU, "qwen3_4b")) == []
+    assert check_machine(run_of(ON_GPU, "qwen3_4b")) == []
     has_packages(monkeypatch, "kernels", "flash_attn", "flash-attn-4")  # as SGLang brings them
-    (warning,) = check_machine(run(ON_GPU, "qwen3_4b"))
+    (warning,) = check_machine(run_of(ON_GPU, "qwen3_4b"))
     assert "Transformers fetches kernels-community/flash-attn2 from the Hugging Face hub" in warning
 
 
@@ -220,7 +219,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
 
     folder_of({})
     assert missing({}) == missing({"trainer.total_epochs": 7}) == ""
-    [said] = check_machine(run({"algorithm.adv_estimator": "role_grpo"}))
+    [said] = check_machine(run_of({"algorithm.adv_estimator": "role_grpo"}))
     assert "algorithm.adv_estimator was role_reinforce_pp in this run's first part and is role_grpo" in said
     assert "(selfplay.profile was medserl and is classic)" in missing({"selfplay.profile": "classic"})
     assert "has checkpoints of another run (data.train_files was data/quickstart/train.parquet" in missing(
@@ -237,8 +236,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path) -
 @pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])
 def test_a_last_checkpoint_that_is_none_says_which_is_there(home: Path, text: str) -> None:
     def said(changes: dict[str, Any]) -> str:
-        config = run(changes)
-        return "".join(lost_checkpoint(Run(config, SelfPlayConfig.from_run(config))))
+        return "".join(lost_checkpoint(run_of(changes)))
 
     folder = home / "runs" / "quickstart"
     folder.mkdir(parents=True)

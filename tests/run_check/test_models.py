@@ -7,27 +7,23 @@ import httpx
 import pytest
 import transformers
 from huggingface_hub.errors import RepositoryNotFoundError
-from omegaconf import OmegaConf
+from run_check.runs import run_of
 from training.model_families import ISOLATED, LEAKING
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import inputs
 from medserl_agentloop.core.run_check.inputs import check_models, leak_of, missing_models
 from medserl_agentloop.core.run_check.run import Run
-from medserl_agentloop.testing.tiny import compose_run
 
 
-def run_of(folder: Path, **changes: Any) -> Any:
-    config = compose_run("+recipes=quickstart", f"actor_rollout_ref.model.path={folder}")
-    for key, value in changes.items():
-        OmegaConf.update(config, key.replace("__", "."), value)
-    return config
+def run_with(path: Path | str) -> Run:
+    return run_of({"actor_rollout_ref.model.path": str(path)})
 
 
 @pytest.mark.parametrize("family", ISOLATED)
 def test_models_of_plain_attention_are_accepted(family: str, tmp_path: Path) -> None:
     ISOLATED[family]().save_pretrained(tmp_path)  # the configuration alone, no weights
-    check_models(run_of(tmp_path))
+    check_models(run_with(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -42,20 +38,20 @@ def test_models_of_plain_attention_are_accepted(family: str, tmp_path: Path) -> 
 def test_models_that_would_leak_are_refused_before_anything_is_loaded(family: str, reason: str, tmp_path: Path) -> None:
     LEAKING[family]().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=reason) as error:
-        check_models(run_of(tmp_path))
+        check_models(run_with(tmp_path))
     assert f"model.path={tmp_path}" in str(error.value)
     assert "selfplay.context=shared" in str(error.value)
 
 
 def test_the_critics_model_is_checked_too(tmp_path: Path) -> None:
     LEAKING["bamba"]().save_pretrained(tmp_path)
-    run = compose_run("+recipes=quickstart", "algorithm.adv_estimator=role_gae", f"critic.model.path={tmp_path}")
+    run = run_of({"algorithm.adv_estimator": "role_gae", "critic.model.path": str(tmp_path)})
     with pytest.raises(ConfigError, match="bamba"):
         check_models(run)
 
 
 def test_a_path_that_cannot_be_read_here_is_left_to_the_certificate(tmp_path: Path) -> None:
-    check_models(run_of(tmp_path / "nothing"))
+    check_models(run_with(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +80,7 @@ class Hub:
 
 def missing(path: str, monkeypatch: pytest.MonkeyPatch, hub: Exception | None = None) -> str:
     monkeypatch.setattr(inputs, "HfApi", lambda: Hub(hub))
-    config = compose_run("+recipes=quickstart", f"actor_rollout_ref.model.path={path}")
-    return "".join(missing_models(Run(config, SelfPlayConfig.from_run(config))))
+    return "".join(missing_models(run_with(path)))
 
 
 def test_a_model_that_nobody_has_is_refused_with_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check.inputs import check_rows
 from medserl_agentloop.core.run_check.machine import check_stop_strings
+from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -115,10 +116,10 @@ def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, mes
     write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
     files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
     config = compose_run("+recipes=quickstart", *files)
-    check_rows(config, MedicalConfig.from_run(config))
+    check_rows(Run(config, MedicalConfig.from_run(config)))
     config = compose_run("+recipes=quickstart", *files, override)
     with pytest.raises(ConfigError, match=rf"^data.train_files={file}.* ?{message}"):
-        check_rows(config, MedicalConfig.from_run(config))
+        check_rows(Run(config, MedicalConfig.from_run(config)))
 
 
 def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_left_to_the_trainer(
@@ -127,9 +128,9 @@ def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_l
     pq.write_table(pa.table({"text": ["a"]}), file := tmp_path / "rows.parquet")
     config = compose_run("+recipes=quickstart", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
     with pytest.raises(ConfigError, match=r"rows\.parquet has no column extra_info, prompt"):
-        check_rows(config, MedicalConfig.from_run(config))
+        check_rows(Run(config, MedicalConfig.from_run(config)))
     config.actor_rollout_ref.model.path = "someone/not-here-yet"
-    check_rows(config, MedicalConfig.from_run(config))
+    check_rows(Run(config, MedicalConfig.from_run(config)))
 
 
 def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:

@@ -210,7 +210,7 @@ def tokenizer_of(model: DictConfig, **options: Any) -> Any:
     return tokenizer
 
 
-def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
+def check_rows(run: Run) -> None:
     """Check the longest rows of the data files, as the trainer checks all of them once Ray is up.
 
     What only verl can read is left to the trainer: remote files, other formats, a data set class of the user's, a
@@ -219,8 +219,7 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
     Raises:
         ConfigError: Names the row, what is wrong with it and what to do.
     """
-    run = Run(config, selfplay)
-    model, data = config.actor_rollout_ref.model, config.data
+    model, data = run.config.actor_rollout_ref.model, run.config.data
     if data.custom_cls.path is not None:
         return
     try:
@@ -228,7 +227,7 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
     except (OSError, ValueError):
         return
     encoder = ChatEncoder.of_run(tokenizer, data)
-    game = game_class(selfplay.game)(selfplay, encoder)
+    game = game_class(run.selfplay.game)(run.selfplay, encoder)
     for key in ("data.train_files", "data.val_files"):
         for file in parquet_files(run, key):
             try:
@@ -245,7 +244,7 @@ def check_rows(config: DictConfig, selfplay: SelfPlayConfig) -> None:
             check_dataset(rows, f"{key}={file}", game, encoder, data, ROWS_AT_START)
 
 
-def check_models(run: DictConfig) -> None:
+def check_models(run: Run) -> None:
     """Refuse a run in isolated contexts whose model would let them leak.
 
     A configuration that cannot be read here, e.g. on a remote file system, is left to the certificate.
@@ -253,8 +252,8 @@ def check_models(run: DictConfig) -> None:
     Raises:
         ConfigError: Names the model and the layers, and says what to use instead.
     """
-    nodes = [run.actor_rollout_ref.model, *([run.critic.model] if run.critic.enable else [])]
-    for path, trust in {(node.path, bool(node.get("trust_remote_code", False))) for node in nodes}:
+    models = run.trained.values() if run.selfplay.context == "isolated" else ()
+    for path, trust in {(run[f"{model}.path"], bool(run[f"{model}.trust_remote_code"])) for model in models}:
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         except (OSError, ValueError):

@@ -79,15 +79,14 @@ def joins_a_cluster(address: str | None = None) -> bool:
     return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
 
 
-def check_machine(config: DictConfig) -> list[str]:
+def check_machine(run: Run) -> list[str]:
     """Warnings of a run that has passed ``check_run``; one that lacks something on this machine is refused.
 
     Raises:
         ConfigError: Says what is missing and how to get it, or how to do without: one line for each.
     """
-    if str(config.ray_kwargs.ray_init.get("address") or "").startswith("ray://"):  # it will run on another machine
+    if str(run["ray_kwargs.ray_init.address"]).startswith("ray://"):  # it will run on another machine
         return []
-    run = Run(config, SelfPlayConfig.from_run(config))
     checks = (
         missing_packages,
         wandb_key,

@@ -207,22 +207,18 @@ def _unknown_below(node: Any, known: Any, path: str) -> Iterator[str]:
             yield from _unknown_below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
 
 
-def wrong_types(run: DictConfig, schema: DictConfig) -> list[str]:
+def wrong_types(run: DictConfig, schema: DictConfig, path: str = "") -> Iterator[str]:
     """One sentence for each value whose type verl cannot use where its own config has another.
 
     A node with ``_target_`` is one of verl's dataclasses, whose annotations say the type; any other is compared with
-    verl's default. An annotation that verl's own default contradicts says nothing.
+    verl's default. An annotation that verl's own default contradicts says nothing. ``path`` is where both nodes are.
     """
-    return list(_wrong_below(run, schema, ""))
-
-
-def _wrong_below(run: DictConfig, schema: DictConfig, path: str) -> Iterator[str]:
     types = _annotations(schema.get("_target_"))
     for key in schema:
         here, asked, default = f"{path}{key}", _value(run, key), _value(schema, key)
         if isinstance(default, DictConfig):
             if isinstance(asked, DictConfig):
-                yield from _wrong_below(asked, default, f"{here}.")
+                yield from wrong_types(asked, default, f"{here}.")
             elif asked is not None:
                 yield f"{here}={asked}: this node holds keys ({', '.join(map(str, default))}); set one of them."
             continue
