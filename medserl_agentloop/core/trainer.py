@@ -24,6 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerS
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from medserl_agentloop.core import liveness
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
@@ -44,16 +45,6 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.liveness import (
-    ANSWER_WITHIN_S,
-    NODE_DECLARED_DEAD_WITHIN_S,
-    ProcessDied,
-    dead_processes,
-    game_processes,
-    lost_nodes,
-    nodes_alive,
-    watched,
-)
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
     finish_loggers,
@@ -223,16 +214,16 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
-        self.replay_buffer.check = partial(self._check_processes, answer_within_s=1.0)
-        self._nodes = nodes_alive()
+        self.replay_buffer.check = partial(self._check_processes, within_s=1.0)
+        self._nodes = liveness.nodes_alive()
         if "wandb" in Run(self.config, self.selfplay).names("trainer.logger"):
             resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
-            with watched(self.llm_server_manager.get_replicas()):
+            with liveness.watched(self.llm_server_manager.get_replicas()):
                 super().fit(agent_loop_manager)
             exit_code = 0
-        except ProcessDied:
+        except liveness.ProcessDied:
             raise
         except Exception as error:
             self._check_processes(error)
@@ -249,27 +240,27 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
 
-    def _check_processes(self, cause: Exception | None = None, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+    def _check_processes(self, cause: Exception | None = None, within_s: float = liveness.ANSWER_WITHIN_S) -> None:
         """End the run if a process that plays its games is gone; ``cause`` is what went wrong because of it."""
-        processes = game_processes(
+        processes = liveness.game_processes(
             self.llm_server_manager.get_replicas(),
             getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
             self.reward_loop_manager.reward_loop_workers,
         )
-        dead = lost_nodes(self._nodes) or dead_processes(processes, answer_within_s)
+        dead = liveness.lost_nodes(self._nodes) or liveness.dead_processes(processes, within_s)
         if len(self._nodes) > 1 and (dead or cause):
             # Ray says later that a node is lost than that its processes are.
-            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
-            while not lost_nodes(self._nodes) and time.monotonic() < declared:
+            declared = time.monotonic() + liveness.NODE_DECLARED_DEAD_WITHIN_S
+            while not liveness.lost_nodes(self._nodes) and time.monotonic() < declared:
                 time.sleep(1)
-            dead = lost_nodes(self._nodes) or dead
+            dead = liveness.lost_nodes(self._nodes) or dead
         if dead:
             message = (
                 f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
                 f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
             )
             print(f"[medserl] {message}", flush=True)
-            raise ProcessDied(message) from cause
+            raise liveness.ProcessDied(message) from cause
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)

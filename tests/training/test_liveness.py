@@ -70,7 +70,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
         os.kill(pid, signal.SIGKILL)
     cause = ValueError("an error that this is behind")
     with pytest.raises(ProcessDied) as found:
-        trainer._check_processes(cause, answer_within_s=2.0)
+        trainer._check_processes(cause, within_s=2.0)
     assert found.value.__cause__ is cause
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
@@ -130,8 +130,8 @@ def test_a_node_whose_processes_are_seen_dead_before_it_is_the_one_that_is_named
         asked.append(known)
         return ["node gpu7 was lost"] if len(asked) > 2 else []
 
-    monkeypatch.setattr("medserl_agentloop.core.trainer.lost_nodes", lost)
-    monkeypatch.setattr("medserl_agentloop.core.trainer.dead_processes", lambda *_: ["rollout server 0 died"])
+    monkeypatch.setattr("medserl_agentloop.core.liveness.lost_nodes", lost)
+    monkeypatch.setattr("medserl_agentloop.core.liveness.dead_processes", lambda *_: ["rollout server 0 died"])
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
     trainer.agent_loop_manager = SimpleNamespace()
