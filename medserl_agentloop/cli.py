@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, visible
 from medserl_agentloop.data.cli import app as data_app
@@ -99,8 +103,6 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two runs: rewards, outcomes, format, speed, memory and rewards by step."""
-    from rich.table import Table
-
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
@@ -242,11 +244,6 @@ def doctor(
     ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
 ) -> None:
     """Check whether a run can start and last here, with a remedy for each problem; exit code 1 if one blocks it."""
-    import json
-    from dataclasses import asdict
-
-    from rich.text import Text
-
     from medserl_agentloop.core.run_check.composition import compose_recipe
     from medserl_agentloop.doctor import Finding, diagnose
 
@@ -271,8 +268,6 @@ def doctor(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a line of a games file."""
-    import json
-
     from medserl_agentloop.games.medical.records import record_schema
 
     typer.echo(json.dumps(record_schema(), indent=2))

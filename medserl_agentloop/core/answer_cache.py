@@ -48,23 +48,12 @@ class AnswerCache(Generic[Answer]):
         Also says whether it was given before. What ``ask`` raises is raised, and never kept.
         """
         key = cache_key(*content)
-        if (found := self.get(key)) is not None:
-            return found, True
+        if (found := self._execute(f"SELECT * FROM {self._table} WHERE key = ?", key)) is not None:
+            with suppress(ValidationError):  # written by another version
+                return self._kind.validate_json(found), True
         answer = await ask()
-        self.put(key, answer)
-        return answer, False
-
-    def get(self, key: str) -> Answer | None:
-        """The answer stored under ``key``, if there is one."""
-        row = self._execute(f"SELECT * FROM {self._table} WHERE key = ?", key)
-        try:
-            return None if row is None else self._kind.validate_json(row)
-        except ValidationError:  # written by another version
-            return None
-
-    def put(self, key: str, answer: Answer) -> None:
-        """Store an answer, in place of an older one."""
         self._execute(f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?)", key, self._kind.dump_json(answer).decode())
+        return answer, False
 
     def _execute(self, statement: str, *values: str) -> str | None:
         if self._file is None:

@@ -171,13 +171,11 @@ def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any
 
 
 class HasState(Protocol):
-    """Something that can be written as JSON and read again."""
+    """Something that gives its state as JSON, and takes it up again."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its state, JSON-able."""
+    def to_dict(self) -> dict[str, Any]: ...
 
-    def load_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state that ``to_dict`` gave."""
+    def load_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:

@@ -90,12 +90,21 @@ def cache_in(folder: str | Path) -> AnswerCache[Judgement]:
     return JudgeServer(cache=str(folder)).answers("judgements", Judgement)
 
 
+def recalled(cache: AnswerCache[Judgement], about: str, reason: str = "") -> tuple[Judgement, bool]:
+    """What the cache answers, asking for a judgement with this reason; and whether it had one."""
+
+    async def ask() -> Judgement:
+        return Judgement(judge="llm", label=Label.SAFE, reason=reason)
+
+    return asyncio.run(cache.recall((about,), ask))
+
+
 def _write(folder: str, writer: int, start: Any) -> None:
     start.wait()
     cache = cache_in(folder)
     for number in range(50):
-        cache.put(f"{writer}-{number}", Judgement(judge="llm", label=Label.SAFE, reason=f"{writer}-{number}"))
-        cache.put("common", Judgement(judge="llm", label=Label.HARMFUL))
+        recalled(cache, f"{writer}-{number}", f"{writer}-{number}")
+        recalled(cache, f"common-{number}", f"common-{number}")
 
 
 def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
@@ -111,9 +120,9 @@ def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
     cache = cache_in(tmp_path)
     for writer in range(3):
         for number in range(50):
-            found = cache.get(f"{writer}-{number}")
-            assert found is not None and found.reason == f"{writer}-{number}"
-    assert cache.get("common") is not None
+            for about in (f"{writer}-{number}", f"common-{number}"):
+                found, cached = recalled(cache, about)
+                assert cached and found.reason == about
 
 
 def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +139,11 @@ def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytes
 
 def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
     cache = cache_in(tmp_path)
-    cache.put("key", Judgement(judge="llm", label=None))
+    recalled(cache, "note", "old")
     assert cache._database is not None
     cache._database.execute("UPDATE judgements SET answer = ?", ('{"judge": "llm", "mood": "good"}',))
-    assert cache_in(tmp_path).get("key") is None
+    for cached in (False, True):
+        assert recalled(cache_in(tmp_path), "note", "new") == (
+            Judgement(judge="llm", label=Label.SAFE, reason="new"),
+            cached,
+        )
