@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -79,20 +80,15 @@ def diagnose(composed: Composition | None, *, ray: bool = False) -> Iterator[Fin
     }
     if ray or machine.joins_a_cluster():
         checks["Ray"] = _ray
-    run: Run | None = None
     if composed is not None and config is not None:
         refused, warned = problems(composed)
         yield from (Finding("config", "fail", text) for text in refused)
         yield from (Finding("config", "warn", text) for text in warned)
-        try:
+        if not refused:
+            yield Finding("config", "ok", "keys, types, names, batches and lengths fit together")
+        with suppress(ConfigError):  # said above
             run = Run(config, SelfPlayConfig.from_run(config))
-        except ConfigError:
-            pass  # said above
-        else:
-            if not refused:
-                yield Finding("config", "ok", "keys, types, names, batches and lengths fit together")
-    if run is not None:
-        checks |= {name: partial(check, run) for name, check in OF_A_RUN.items()}
+            checks |= {name: partial(check, run) for name, check in OF_A_RUN.items()}
     for name, check in checks.items():
         try:
             yield from (Finding(name, status, text) for status, text in refused_or_found(check))
