@@ -105,10 +105,14 @@ def refused_or_found(check: Callable[[], Found]) -> Found:
 
 
 def _versions() -> Found:
-    """Installed distributions against what this package and verl ask for."""
+    """Installed distributions are what this package and verl ask for."""
+    refuse(_wrong_versions())
+    yield "ok", f"medserl-agentloop {version('medserl-agentloop')}, verl {version('verl')}, torch {torch.__version__}"
+
+
+def _wrong_versions() -> Iterator[str]:
     engine = "vllm" if find_spec("vllm") else "sglang"
     own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if torch.version.cuda else (("", "cpu"), ("",))
-    wrong = False
     for package, extras in (("medserl-agentloop", own), ("verl", of_verl)):
         for line in requires(package) or ():
             needed = Requirement(line)
@@ -117,21 +121,13 @@ def _versions() -> Found:
             try:
                 found = version(needed.name)
             except PackageNotFoundError:
-                wrong = True
-                yield "fail", f"{needed.name} is not installed, and {package} needs it. Run: pip install '{needed}'"
+                yield f"{needed.name} is not installed, and {package} needs it. Run: pip install '{needed}'"
                 continue
             if not needed.specifier.contains(found, prereleases=True):
-                wrong = True
                 yield (
-                    "fail",
                     f"{needed.name} {found} is installed, and {package} needs {needed.specifier}. Run: pip install "
-                    f"'{needed.name}{needed.specifier}'",
+                    f"'{needed.name}{needed.specifier}'"
                 )
-    if not wrong:
-        yield (
-            "ok",
-            f"medserl-agentloop {version('medserl-agentloop')}, verl {version('verl')}, torch {torch.__version__}",
-        )
 
 
 def _plugin() -> Found:

@@ -39,19 +39,11 @@ def packed_sdpa(
     position_ids: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sequence of a pack; plain SDPA where nothing is packed.
+    """Causal attention within each sequence of a pack; plain SDPA with a mask, or where nothing is packed.
 
-    Args:
-        module: The attention layer.
-        query: (1, H, T, D); ``key`` and ``value`` are (1, H_kv, T, D).
-        key: As the query.
-        value: As the query.
-        attention_mask: What :func:`mask_unless_packed` made of the batch; with a mask, this is SDPA.
-        position_ids: (1, T); a sequence starts wherever a position does not follow the one before.
-        options: ``dropout`` and ``scaling``, for SDPA.
-
-    Returns:
-        The output (1, T, H, D), and None for the weights.
+    ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids`` (1, T): a sequence starts
+    wherever a position does not follow the one before. ``attention_mask`` is what :func:`mask_unless_packed` made.
+    Returns the output (1, T, H, D), and None for the weights.
     """
     starts = [0] if attention_mask is not None or position_ids is None else sequence_starts(position_ids)
     if len(starts) == 1:

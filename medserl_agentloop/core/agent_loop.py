@@ -208,13 +208,7 @@ class BaseModelChat:
     """The policy's base model as a chat model: the rollout serves it beside the roles' adapters; nobody trains it.
 
     Asks verl's server client for turns without an adapter, in tokens, because verl starts SGLang without a tokenizer.
-    Nothing in the messages becomes a control token.
-
-    Args:
-        name: Which model it is.
-        server: verl's server client, or one like it.
-        encoder: The run's.
-        timeout_s: Seconds that one answer may take; None for no limit.
+    Nothing in the messages becomes a control token. One answer may take ``timeout_s`` seconds; None is no limit.
     """
 
     is_down = False

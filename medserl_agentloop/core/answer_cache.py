@@ -30,12 +30,8 @@ class AnswerCache(Generic[Answer]):
     """Answers in an SQLite file, shared by the processes of one machine.
 
     A cache that cannot be read or written costs answers given before, nothing else: it says so once and is left alone.
-    The file must be on a local disk, since sqlite's log needs shared memory.
-
-    Args:
-        file: Made with its folder if it is not there; None keeps nothing.
-        kind: What an answer is: a pydantic model or a dataclass.
-        table: Name of the table in the file.
+    The file must be on a local disk, since sqlite's log needs shared memory. It is made, with its folder, if it is not
+    there; None keeps nothing. ``kind``, of the answers in ``table``, is a pydantic model or a dataclass.
     """
 
     def __init__(self, file: Path | None, kind: type[Answer], table: str) -> None:

@@ -172,11 +172,8 @@ def credit(
 ) -> Measure:
     """What one role's rewards and log-prob drift change in the numbers that the other role is trained with.
 
-    Args:
-        of: Name of the estimator.
-        assign: The run's ``CREDITED`` columns, from rewards and the drift of the rollout's log-probs, per row (T,).
-        role_ids: (T,) per row.
-        roles: The roles that are measured, each with its id.
+    ``assign`` is the run's estimator, ``of``: its ``CREDITED`` columns from rewards and from the drift of the rollout's
+    log-probs, per row (T,), as ``role_ids``. ``roles`` are those that are measured, each with its id.
     """
     generator = torch.Generator().manual_seed(RANDOM_SEED)
     rewards, drift = [], []
