@@ -108,7 +108,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             run = Run(config, check_run(config, compose(config.hydra.job.config_name)))
             if self.platform == backends.PLATFORM_NAME:
                 check_sglang_on_cpu(config)
-            warnings = [*run_warnings(config), *check_machine(run)]
+            warnings = [*run_warnings(run), *check_machine(run)]
             check_models(run)
             check_rows(run)
         except ConfigError as error:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from run_check.runs import refusal, run
+from run_check.runs import refusal, run, run_of
 
 from medserl_agentloop.core.run_check import check_run, run_warnings
 
@@ -214,6 +214,6 @@ def test_with_flash_attention_or_rows_of_their_own_they_are_accepted(changes: di
     ],
 )
 def test_what_a_run_hardly_wants_is_a_warning(changes: dict[str, Any], warning: str | None) -> None:
-    warnings = run_warnings(run(changes))
+    warnings = list(run_warnings(run_of(changes)))
     assert len(warnings) == (warning is not None)
     assert all(warning is not None and warning in line for line in warnings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
-from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, warnings
+from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, run_warnings
 from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names, wrong_types
 
 __all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
@@ -29,8 +29,3 @@ def check_run(config: DictConfig, schema: DictConfig | None = None) -> SelfPlayC
     refuse(unknown_names(run))
     refuse([*game_class(run.selfplay.game).check_run(run), *refusals(run)])
     return run.selfplay
-
-
-def run_warnings(config: DictConfig) -> list[str]:
-    """What a run that has passed :func:`check_run` may do but hardly wants to, one sentence for each."""
-    return list(warnings(Run(config, SelfPlayConfig.from_run(config))))

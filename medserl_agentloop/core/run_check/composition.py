@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import check_run, run_warnings
-from medserl_agentloop.core.run_check.run import unknown_keys
+from medserl_agentloop.core.run_check.run import Run, unknown_keys
 from medserl_agentloop.paths import did_you_mean, resource
 
 COMMAND_LINE, VERL = "command line", "verl's "
@@ -84,8 +84,8 @@ def problems(composed: Composition) -> tuple[list[str], list[str]]:
     if "selfplay" not in composed.config:  # a warm start
         return [], unknown
     try:
-        check_run(composed.config, composed.schema)
-        return [], [*run_warnings(composed.config), *unknown]
+        run = Run(composed.config, check_run(composed.config, composed.schema))
+        return [], [*run_warnings(run), *unknown]
     except ConfigError as error:
         return str(error).splitlines(), unknown
 

@@ -79,8 +79,8 @@ def refusals(run: Run) -> Iterator[str]:
         yield from (sentence for broken, sentence in table(run) if broken)
 
 
-def warnings(run: Run) -> Iterator[str]:
-    """What a run may do but hardly wants to."""
+def run_warnings(run: Run) -> Iterator[str]:
+    """One sentence for each thing that the run may do but hardly wants to."""
     yield from (sentence for unusual, sentence in _advice(run) if unusual)
 
 
