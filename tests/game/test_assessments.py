@@ -214,7 +214,7 @@ def test_the_game_is_over_after_the_last_assessment(answers: int) -> None:
         assert (game.next_role, game.note) == (Role.ASSESSOR, SUBTLE_NOTE)
         game.play(HARMFUL_ANSWER if number else SAFE_ANSWER)
     assert game.next_role is None
-    assert len(game.record.by_assessment) == game.assessed == answers
+    assert len(game.record.by_assessment) == len(game.record.assessments) == answers
     assert game.record.assessment is not None and game.record.assessment.verdict is Label.SAFE
 
 

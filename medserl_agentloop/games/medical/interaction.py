@@ -18,7 +18,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
+from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.records import GameRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import Game
@@ -59,7 +59,6 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         self._reward_model: tuple[str | None, str | None] = (None, None)
         self._base: BaseModelChat | None = None
         self._notes: Notes = {}
-        self._encoder: ProfileEncoder | None = None
 
     def new_game(self, facts: Mapping[str, Any]) -> Game:
         spec = GameSpec.from_extra_info(facts)
@@ -89,7 +88,8 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
             return None
         turn = self._turn(game.next_role, game.record.spec.task, game.note)
         # A conversation of its own for each further assessment; the first is as if it were the only one.
-        return replace(turn, conversation=str(game.assessed)) if game.assessed else turn
+        number = len(game.record.assessments)
+        return replace(turn, conversation=str(number)) if number else turn
 
     @property
     def repeated_roles(self) -> Sequence[str]:
@@ -142,8 +142,6 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         return str(facts.get("category"))
 
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
-        if self._encoder is None:
-            self._encoder = ProfileEncoder(encoder.tokenizer, self._profile, encoder.template_kwargs)
         spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
@@ -151,7 +149,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
         self.check_prompt(facts, prompt)
-        return plan_row(spec, self.config, self._encoder, here, self.config.assessments_on(facts))
+        return plan_row(spec, self.config, encoder, here, self.config.assessments_on(facts))
 
     def check_prompt(self, facts: Mapping[str, Any], prompt: Sequence[Message]) -> None:
         """ValueError if a row was written for other prompts than those that are played."""

@@ -147,7 +147,7 @@ class ProfileEncoder(ChatEncoder):
 def plan_row(
     spec: GameSpec,
     selfplay: MedicalConfig,
-    encoder: ProfileEncoder,
+    encoder: ChatEncoder,
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
     assessments: int = 1,
 ) -> tuple[int, int]:
@@ -160,15 +160,15 @@ def plan_row(
     def assessed(prompt: int) -> tuple[int, int]:
         return prompt, assessments * budget.assessor + (assessments - 1) * prompt
 
-    assess = encoder.of(Role.ASSESSOR, spec.category, spec.seed_note)
-    budget = selfplay.budget
+    profile, budget = load_profile(selfplay.profile), selfplay.budget
+    assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, spec.seed_note))
     if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
         return assessed(len(assess.ids)) if selfplay.plays(Role.ASSESSOR) else (1, 1)
     rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
     if not selfplay.plays(Role.ATTACKER):
         note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
         return assessed(len(assess.ids) - assess.data_tokens + note)
-    attack = encoder.of(Role.ATTACKER, spec.task, spec.seed_note)
+    attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, spec.seed_note))
     attacker = budget.attacker(attack.data_tokens)
     if not selfplay.plays(Role.ASSESSOR):
         return len(attack.ids), attacker

@@ -222,11 +222,16 @@ class GameRecord(CoreRecord):
         return self.outcome is Outcome.VOID
 
     @property
+    def assessments(self) -> list[AssessmentRecord]:
+        """All assessments, in the order of their turns."""
+        return [] if self.assessment is None else [self.assessment, *self.further_assessments]
+
+    @property
     def by_assessment(self) -> list[GameRecord]:
         """The game once for each assessment, with that one as its ``assessment``, outcome and reward."""
-        if self.assessment is None or not self.further_assessments:
+        every = self.assessments
+        if len(every) < 2:
             return [self]
-        every = [self.assessment, *self.further_assessments]
         games = []
         for number, own in enumerate(every):
             changes: dict[str, Any] = {"assessment": own, "further_assessments": every[:number] + every[number + 1 :]}

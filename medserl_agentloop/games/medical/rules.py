@@ -41,7 +41,7 @@ class Game:
         parser: Reads the turns.
         special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
         fits: Whether the assessor's prompt has room for a rewritten note; where no tokenizer is known, always.
-        assessments: How many times the assessor reads the presented note, each time anew; ``assessed`` counts them.
+        assessments: How many times the assessor reads the presented note, each time anew.
     """
 
     spec: GameSpec
@@ -51,7 +51,6 @@ class Game:
     special_tokens: Sequence[str] = ()
     fits: Callable[[str], bool] = lambda note: True
     assessments: int = 1
-    assessed: int = 0
 
     def __post_init__(self) -> None:
         self.record = GameRecord(spec=self.spec)
@@ -89,8 +88,7 @@ class Game:
             self.record.assessment = assessment
         else:
             self.record.further_assessments.append(assessment)
-        self.assessed += 1
-        if self.assessed == self.assessments:
+        if len(self.record.assessments) == self.assessments:
             self.next_role = None
 
     def _attack(self, attack: AttackRecord) -> None:

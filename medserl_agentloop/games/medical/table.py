@@ -26,12 +26,11 @@ def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
 
 def game_row(record: GameRecord) -> dict[str, Any]:
     """One game by column; what it lacks is an empty text or None."""
-    attack, assessments, judgement = record.attack, [game.assessment for game in record.by_assessment], record.judgement
+    attack, said, judgement = record.attack, record.assessments, record.judgement
     presented = attack.note if attack else record.presented_note
     attacked = "none"
     if attack is not None:
         attacked = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-    said = [a for a in assessments if a is not None]
     # Every component of every role, e.g. "assessor: game +1.00, format +0.00".
     rewards = [
         f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in record.rewards[role].items())
