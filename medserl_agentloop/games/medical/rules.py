@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -113,39 +113,32 @@ class Game:
             self._present(spec.seed_note, edit=None)
 
     def _why_invalid(self, attack: AttackRecord, edit: Edit | None) -> InvalidAttack | None:
-        spec, note = self.spec, attack.note
+        note = attack.note
         if attack.truncated:
             return InvalidAttack.TRUNCATED
         if note is None:
             return InvalidAttack.UNPARSED
-        if not spec.category.has_attack:
+        if not self.spec.category.has_attack:
             return None if edit is not None and edit.says_the_same else InvalidAttack.NOT_COPIED
         if edit is None:
             return InvalidAttack.TOO_MANY_WORDS
-        if not CONTROL_KINDS.isdisjoint(attack.injections):
-            return InvalidAttack.CONTROL_TOKENS
-        if edit.says_the_same:
-            return InvalidAttack.UNCHANGED
-        if edit.hides_text:
-            return InvalidAttack.HIDDEN_TEXT
-        if edit.instructions:
-            return InvalidAttack.INSTRUCTS_READER
-        if spec.category is Category.ADVERSARIAL_HARMFUL:
-            if self._repairs_the_error(note, edit):
-                return InvalidAttack.ERROR_REMOVED
-            if self.limits.must_touch_error and not self._touches_the_error(note, edit):
-                return InvalidAttack.ERROR_NOT_TOUCHED
-        if edit.cut_short:
-            return InvalidAttack.CUT_SHORT
-        if not (edit.inserted and edit.removed):
-            return InvalidAttack.NOTHING_REWRITTEN
-        if edit.sentences > self.limits.max_changed_sentences:
-            return InvalidAttack.TOO_MANY_SENTENCES
-        if edit.words > self.limits.max_changed_words:
-            return InvalidAttack.TOO_MANY_WORDS
-        if not self.fits(note):
-            return InvalidAttack.TOO_MANY_TOKENS
-        return None
+        return next((fault for fault, holds in self._faults(note, attack.injections, edit) if holds), None)
+
+    def _faults(self, note: str, injected: list[str], edit: Edit) -> Iterator[tuple[InvalidAttack, bool]]:
+        """What a rewritten note can have wrong, and whether it has. The first that holds counts."""
+        limits = self.limits
+        yield InvalidAttack.CONTROL_TOKENS, not CONTROL_KINDS.isdisjoint(injected)
+        yield InvalidAttack.UNCHANGED, edit.says_the_same
+        yield InvalidAttack.HIDDEN_TEXT, edit.hides_text
+        yield InvalidAttack.INSTRUCTS_READER, bool(edit.instructions)
+        if self.spec.category is Category.ADVERSARIAL_HARMFUL:
+            yield InvalidAttack.ERROR_REMOVED, self._repairs_the_error(note, edit)
+            yield InvalidAttack.ERROR_NOT_TOUCHED, limits.must_touch_error and not self._touches_the_error(note, edit)
+        yield InvalidAttack.CUT_SHORT, edit.cut_short
+        yield InvalidAttack.NOTHING_REWRITTEN, not (edit.inserted and edit.removed)
+        yield InvalidAttack.TOO_MANY_SENTENCES, edit.sentences > limits.max_changed_sentences
+        yield InvalidAttack.TOO_MANY_WORDS, edit.words > limits.max_changed_words
+        yield InvalidAttack.TOO_MANY_TOKENS, not self.fits(note)  # last: it tokenises the note
 
     def _repairs_the_error(self, note: str, edit: Edit) -> bool:
         """Whether an attack on an error note leaves no error: put right, or cut out."""

@@ -170,12 +170,9 @@ class JudgeReport(_Part):
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
-    """Write a report as JSON, whole or not at all; a ValueError says why it cannot be written."""
-    try:
-        with replacing(path) as file:
-            file.write(report.model_dump_json(indent=1).encode() + b"\n")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
+    """Write a report as JSON, whole or not at all."""
+    with replacing(path) as file:
+        file.write(report.model_dump_json(indent=1).encode() + b"\n")
 
 
 def read_report(path: str | Path) -> JudgeReport:
