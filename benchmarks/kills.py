@@ -24,7 +24,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from real_runs import GAMES_PER_STEP, REPOSITORY, SAMPLE, Run
+from note_files import SAMPLE
+from real_runs import GAMES_PER_STEP, REPOSITORY, Run
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games

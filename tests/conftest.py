@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides that name the sample data as parquet."""
     from medec.builders import run
-    from real_runs import SAMPLE
+    from note_files import SAMPLE
 
     folder: Path = tmp_path_factory.mktemp("data")
     done = run("medec_to_parquet", "--input", SAMPLE, "--output", folder)

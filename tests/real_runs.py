@@ -20,7 +20,6 @@ from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.paths import PACKAGE
 
 REPOSITORY = PACKAGE.parent
-SAMPLE = REPOSITORY / "data_prep" / "sample" / "medserl_sample.csv"
 GAMES_PER_STEP = 16
 SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2")
 SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)

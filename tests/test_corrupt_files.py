@@ -15,8 +15,8 @@ import torch
 from evaluation.shards import save_shards
 from game.builders import finished
 from medec.builders import run as command
+from note_files import SAMPLE
 from omegaconf import OmegaConf
-from real_runs import SAMPLE
 from support import TOKENIZER
 from torchdata.stateful_dataloader import StatefulDataLoader
 

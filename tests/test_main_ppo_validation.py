@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from medec.builders import run as in_this_process
-from real_runs import SAMPLE, environment
+from note_files import SAMPLE
+from real_runs import environment
 from typer.testing import CliRunner
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger

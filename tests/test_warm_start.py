@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from medec.builders import run as in_this_process
-from real_runs import REPOSITORY, SAMPLE, environment
+from note_files import SAMPLE
+from real_runs import REPOSITORY, environment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer

@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from medec.builders import run as in_this_process
+from note_files import SAMPLE
 from omegaconf import DictConfig, OmegaConf
-from real_runs import SAMPLE
 from rollout.families import qwen3
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
-from game.real_pairs import real_pairs
 from hypothesis import given
 from hypothesis import strategies as st
+from note_files import real_pairs
 
 from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
 from medserl_agentloop.evaluation.edit_rules import HARMLESS

@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from note_files import SAMPLE
 
 from experiments.learning.attack_check import check_attack, error_detail
 from medserl_agentloop.data import sample
@@ -31,7 +32,6 @@ from medserl_agentloop.games.medical.clinic import (
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 seeds = st.integers(min_value=0, max_value=2**32)
 
 

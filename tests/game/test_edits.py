@@ -2,9 +2,9 @@
 
 import pytest
 from examples import examples
-from game.real_pairs import real_pairs
 from hypothesis import given
 from hypothesis import strategies as st
+from note_files import real_pairs
 
 from medserl_agentloop.games.medical.edits import (
     LONGEST_WORD,

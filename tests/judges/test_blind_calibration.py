@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from judges.local_server import serving
 from judges.test_llm import completion
+from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -19,7 +20,6 @@ from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import NoteKind, read_report
 
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 NOTE = "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout is likely."
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from judges.local_server import by_index, serving
+from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from experiments.learning.lying_oracle import LyingOracle
@@ -22,7 +23,6 @@ from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Sha
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Vote
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
 
 

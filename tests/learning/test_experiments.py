@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from game.builders import finished
-from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SAMPLE, SMALL_EXPERIMENT, environment
+from note_files import SAMPLE
+from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment
 from support import extra_info
 
 from experiments.learning import context_leak, pictures

@@ -23,8 +23,6 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
-SAMPLE = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
-OFFICIAL = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"  # in ``medec_dir``
 TOKENIZER = tiny_tokenizer()
 CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *["vanilla_benign"] * 3]
 

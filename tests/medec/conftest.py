@@ -1,10 +1,9 @@
-"""Synthetic MEDEC files, and the real ones where a machine has them."""
+"""Synthetic MEDEC files."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,6 @@ from medec.builders import run
 from medserl_agentloop.data.official_csv import COLUMNS
 
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
-
-
-@pytest.fixture(scope="session")
-def medec_dir() -> Path:
-    """Folder of the real MEDEC files; never copied into the repository."""
-    default = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
-    folder = Path(os.environ.get("MEDSERL_MEDEC_DIR", default))
-    if not folder.is_dir():
-        pytest.skip(f"no MEDEC files: {folder} does not exist; set MEDSERL_MEDEC_DIR to their folder")
-    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import medec_to_parquet
 import pytest
-from medec.builders import SAMPLE, assert_found, assert_one_sentence, good_rows, run, verify, write
+from medec.builders import assert_found, assert_one_sentence, good_rows, run, verify, write
+from note_files import SAMPLE
 
 from medserl_agentloop.data import conversion
 from medserl_agentloop.data.verify import Check

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medec.builders import SAMPLE, run
+from medec.builders import run
+from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app

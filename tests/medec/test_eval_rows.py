@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from medec.builders import (
-    OFFICIAL,
-    SAMPLE,
-    TOKENIZER,
-    run,
-)
+from medec.builders import TOKENIZER, run
+from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.rows import FIRST_INDEX
@@ -120,13 +116,13 @@ def test_sample_rows_pass_verification(tmp_path: Path) -> None:
     assert report.ok, [str(problem) for problem in report.problems]
 
 
-def test_official_validation_set_is_complete(tmp_path: Path, medec_dir: Path) -> None:
-    rows = written(tmp_path, medec_dir / OFFICIAL)
+def test_official_validation_set_is_complete(tmp_path: Path) -> None:
+    rows = written(tmp_path, medec_file(OFFICIAL))
     assert len(rows) == 574
     assert Counter(row["data_source"] for row in rows) == {
         "medec_ms_eval/vanilla_harmful": 319,
         "medec_ms_eval/vanilla_benign": 255,
     }
-    assert_untouched_and_playable(rows, cells_of(medec_dir / OFFICIAL))
+    assert_untouched_and_playable(rows, cells_of(medec_file(OFFICIAL)))
     report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
     assert report.ok, [str(problem) for problem in report.problems]

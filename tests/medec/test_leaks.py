@@ -19,7 +19,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from medec.builders import OFFICIAL
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.intake import MedecFormatError
@@ -82,8 +82,8 @@ def chance_of(values, harmful, cases):
 
 
 @pytest.fixture(scope="module")
-def vignettes(medec_dir):
-    return read_files([medec_dir / OFFICIAL]).vignettes
+def vignettes():
+    return read_files([medec_file(OFFICIAL)]).vignettes
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +99,9 @@ def converted(vignettes):
 @pytest.mark.parametrize(
     ("kind", "leaks"), [("white space", True), ("id", True), ("row order", True), ("length", False)]
 )
-def test_what_tells_the_label_in_the_official_file(medec_dir, vignettes, kind, leaks):
+def test_what_tells_the_label_in_the_official_file(vignettes, kind, leaks):
     """Case 5, and the structure of MEDEC's files. Length tells nothing there to begin with."""
-    with (medec_dir / OFFICIAL).open(encoding="utf-8", newline="") as file:
+    with (medec_file(OFFICIAL)).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     case_of = {text_id: vignette.vignette_id for vignette in vignettes for text_id in vignette.text_ids}
     ids, harmful = [row["Text ID"] for row in rows], [row["Error Flag"] == "1" for row in rows]
@@ -110,9 +110,9 @@ def test_what_tells_the_label_in_the_official_file(medec_dir, vignettes, kind, l
     assert (chance < CLEARLY) == leaks, chance
 
 
-def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows(medec_dir):
+def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows():
     """Case 5 with 1,538 pairs, among which a leak as wide as the published one cannot hide."""
-    official, pairs = medec_dir / OFFICIAL, medec_dir / "medec_ms_train_pairs.jsonl"
+    official, pairs = medec_file(OFFICIAL), medec_file(PAIRS)
     with official.open(encoding="utf-8", newline="") as file:
         raw = [(row["Text"], row["Corrected Text"]) for row in csv.DictReader(file) if row["Error Flag"] == "1"]
     raw += [(pair["incorrect_note"], pair["correct_note"]) for pair in map(json.loads, pairs.open(encoding="utf-8"))]

@@ -8,11 +8,8 @@ import datasets
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import (
-    OFFICIAL,
-    assert_one_sentence,
-    manifest_of,
-)
+from medec.builders import assert_one_sentence, manifest_of
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.verify import Check, verify_files
@@ -157,8 +154,8 @@ def test_options_that_do_not_go_together_end_with_one_sentence(convert, pairs, a
     assert_one_sentence(convert("--input", pairs, *arguments), part)
 
 
-def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
-    assert convert("--input", next(medec_dir.glob("MEDEC*.csv"))).exit_code == 0
+def test_real_validation_file_loses_no_row(convert, tmp_path):
+    assert convert("--input", medec_file(OFFICIAL)).exit_code == 0
     manifest = manifest_of(tmp_path / "out")
     (source,) = manifest["sources"]
     assert (source["records"], source["pairs"], source["twins"]) == (574, 319, 255)
@@ -166,10 +163,10 @@ def test_real_validation_file_loses_no_row(convert, medec_dir, tmp_path):
     assert [count for reason, count in counts.items() if reason.startswith("twin")] == [255]
 
 
-def test_real_files_convert_with_exact_counts(convert, medec_dir, tmp_path):
+def test_real_files_convert_with_exact_counts(convert, tmp_path):
     files = (
-        medec_dir / OFFICIAL,
-        medec_dir / "medec_ms_train_pairs.jsonl",
+        medec_file(OFFICIAL),
+        medec_file(PAIRS),
     )
     for path, expected in zip(files, ((570, 60), (2190, 240)), strict=True):
         assert convert("--input", path).exit_code == 0

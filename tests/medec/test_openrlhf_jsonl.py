@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import OFFICIAL, assert_one_sentence, manifest_of, run
+from medec.builders import assert_one_sentence, manifest_of, run
+from note_files import OFFICIAL, medec_file
 
 from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import read_files
@@ -260,7 +261,7 @@ def test_category_without_its_note_is_counted_as_no_seed(convert, write_pairs, t
 
 
 @pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])
-def test_real_rows_all_get_their_error_type(medec_dir, name):
-    (report,) = read_files([medec_dir / name], join=(medec_dir / OFFICIAL,)).reports
+def test_real_rows_all_get_their_error_type(name):
+    (report,) = read_files([medec_file(name)], join=(medec_file(OFFICIAL),)).reports
     assert (report.records, report.joined, report.not_joined) == (320, 320, [])
     assert "unknown" not in report.error_types

@@ -10,6 +10,7 @@ from game.builders import CLEAN_NOTE, ERROR_SENTENCE, assessment_text, attack_te
 from hypothesis import given
 from hypothesis import strategies as st
 from medec.builders import run
+from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -24,7 +25,6 @@ from medserl_agentloop.data.sft import (
 )
 from medserl_agentloop.games.medical.records import GameRecord, Outcome
 
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 NUMBERS = itertools.count()
 
 

@@ -7,31 +7,32 @@ import re
 import time
 
 import pytest
-from medec.builders import OFFICIAL, message_of
+from medec.builders import message_of
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 
 
-def test_official_validation_file_gives_319_pairs_and_255_twins(medec_dir):
-    (report,) = read_files([medec_dir / OFFICIAL]).reports
+def test_official_validation_file_gives_319_pairs_and_255_twins():
+    (report,) = read_files([medec_file(OFFICIAL)]).reports
     assert (report.records, report.pairs, report.twins) == (574, 319, 255)
     assert (report.dropped_empty, report.clean_only, report.error_only) == (0, 0, 0)
     assert report.no_op_edits == report.non_local_edits == report.unlisted_error_sentences == 0
     assert report.error_types["causalOrganism"] == 13
 
 
-def test_pair_file_gives_1219_pairs(medec_dir):
-    (report,) = read_files([medec_dir / "medec_ms_train_pairs.jsonl"]).reports
+def test_pair_file_gives_1219_pairs():
+    (report,) = read_files([medec_file(PAIRS)]).reports
     assert (report.records, report.pairs) == (1219, 1219)
     assert (report.no_op_edits, report.non_local_edits) == (1, 4)
     assert sum(report.error_types.values()) == 1219 and "unknown" not in report.error_types
 
 
-def test_no_white_space_feature_predicts_the_label_in_the_real_files(medec_dir):
+def test_no_white_space_feature_predicts_the_label_in_the_real_files():
     """Case 5: on the real files."""
-    vignettes = read_files([*medec_dir.glob("MEDEC*.csv"), medec_dir / "medec_ms_train_pairs.jsonl"])
+    vignettes = read_files([medec_file(OFFICIAL), medec_file(PAIRS)])
     pairs = [(v.error_note, v.clean_note) for v in vignettes.vignettes]
     for feature in (r"^\s", r"\s$", r"\n", r"  ", r"\s\n", r"\n\s", r"\t", r"\s\.", r"\.\S", "\xa0", "\r"):
         error_notes = sum(bool(re.search(feature, error)) for error, _ in pairs)

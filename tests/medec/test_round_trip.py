@@ -8,12 +8,8 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-from medec.builders import (
-    OFFICIAL,
-    SAMPLE,
-    TOKENIZER,
-    run,
-)
+from medec.builders import TOKENIZER, run
+from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
@@ -85,8 +81,8 @@ def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
     assert report.ok, [str(problem) for problem in report.problems]
 
 
-def test_round_trip_of_the_official_validation_set(tmp_path: Path, medec_dir: Path) -> None:
-    official, evaluation = medec_dir / OFFICIAL, tmp_path / "eval.parquet"
+def test_round_trip_of_the_official_validation_set(tmp_path: Path) -> None:
+    official, evaluation = medec_file(OFFICIAL), tmp_path / "eval.parquet"
     assert run("medec_to_parquet", "--input", official, "--output", tmp_path).exit_code == 0
     assert run("medec_eval_to_parquet", "--input", official, "--output", evaluation).exit_code == 0
     paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]

@@ -8,10 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import (
-    SAMPLE,
-    run,
-)
+from medec.builders import run
+from note_files import PAIRS, SAMPLE, medec_file
 from omegaconf import OmegaConf
 
 from medserl_agentloop.data import conversion
@@ -259,8 +257,8 @@ def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: py
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_real_pairs_all_parse(medec_dir: Path) -> None:
-    made = build_sft_rows(read_files([medec_dir / "medec_ms_train_pairs.jsonl"]).vignettes)
+def test_real_pairs_all_parse() -> None:
+    made = build_sft_rows(read_files([medec_file(PAIRS)]).vignettes)
     assert_all_parse(made.train + made.val)
     assert sum(made.left_out.values()) == 5
     assert Counter(row["category"] for row in made.train + made.val) == {

@@ -6,15 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from medec.builders import (
-    SAMPLE,
-    TOKENIZER,
-    assert_one_sentence,
-    good_rows,
-    run,
-    verify,
-    write,
-)
+from medec.builders import TOKENIZER, assert_one_sentence, good_rows, run, verify, write
+from note_files import SAMPLE
 
 from medserl_agentloop.data.verify import Check
 from medserl_agentloop.paths import sha256_of

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from note_files import SAMPLE
 
 from medserl_agentloop.evaluation.rescoring import CHECKOUT
 
 pytestmark = pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout")
 REPOSITORY = Path(__file__).parents[2]
-SAMPLE = REPOSITORY / "data_prep/sample/medserl_sample.csv"
 MEDEC = "data_copy/MEDEC/MEDEC-MS/MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
+from note_files import SAMPLE
 from play.chat_server import MODEL, ChatServer
 from typer.testing import CliRunner, Result
 
@@ -23,7 +24,6 @@ from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_ga
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
 
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
 
 

@@ -1,15 +1,13 @@
-"""References and predictions to score, small ones made up and the real validation set where a machine has it."""
+"""References and predictions to score, small ones made up."""
 
 from __future__ import annotations
 
 import csv
-import os
 import random
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -19,18 +17,8 @@ from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, read_reference
 
-VALIDATION = "MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"
 WORDS = ["aspirin", "was", "given", "for", "gout", "5", "mg"]
 CORRECTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
-
-
-def real_file(name: str) -> Path:
-    """A file of MEDEC's, from ``MEDSERL_MEDEC_DIR`` or beside the checkout; skips the test where there is none."""
-    beside_checkout = Path(__file__).resolve().parents[2].parent / "shared" / "medec"
-    path = Path(os.environ.get("MEDSERL_MEDEC_DIR", beside_checkout)) / name
-    if not path.is_file():
-        pytest.skip(f"{path} does not exist; set MEDSERL_MEDEC_DIR to the folder of MEDEC's files")
-    return path
 
 
 @cache

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
+from note_files import OFFICIAL, medec_file
 from scipy.stats import binomtest
-from scoring.builders import VALIDATION, gold, guesses, note, real_file, scored, validation
+from scoring.builders import gold, guesses, note, scored, validation
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
@@ -100,7 +101,7 @@ def test_a_group_has_the_score_of_its_notes(case: tuple[list[ReferenceNote], lis
 
 
 def test_gold_predictions_on_the_validation_set_are_perfect() -> None:
-    notes = validation(real_file(VALIDATION)).notes
+    notes = validation(medec_file(OFFICIAL)).notes
     assert len(notes) == 574 and sum(n.flag for n in notes) == 319
     found = score(notes, gold(notes)).measures
     for name in ("flag_accuracy", "sentence_accuracy", "precision", "recall", "f1", "readable"):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from note_files import OFFICIAL, medec_file
 from rouge import Rouge
-from scoring.builders import VALIDATION, gold, guesses, note, real_file, validation, write_reference
+from scoring.builders import gold, guesses, note, validation, write_reference
 
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import read_reference, read_submission, write_submission
@@ -89,7 +90,7 @@ def test_the_numbers_are_the_published_scripts(tmp_path: Path, seed: int, blank:
 
 @pytest.mark.parametrize("blank", [0, 328])
 def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, blank: int) -> None:
-    real = real_file(VALIDATION)
+    real = medec_file(OFFICIAL)
     notes = validation(real).notes
     reference = tmp_path / "notes.csv"
     reference.write_bytes(real.read_bytes().rstrip() + b"\r\n" + b",,,,,,,,\r\n" * blank)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from note_files import SAMPLE
 from scoring.builders import gold, guesses, note, run, write_reference
 
 from medserl_agentloop.scoring.notes import read_reference, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
-SAMPLE = Path(__file__).parents[2] / "data_prep" / "sample" / "medserl_sample.csv"
 
 
 @pytest.fixture

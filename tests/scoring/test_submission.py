@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scoring.builders import gold, guesses, note, real_file, validation
+from note_files import OFFICIAL, medec_file
+from scoring.builders import gold, guesses, note, validation
 
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, Submission, read_submission, write_submission
@@ -148,7 +149,7 @@ def test_a_file_about_other_notes_is_refused(tmp_path: Path) -> None:
 
 
 def test_order_repetition_and_noise_of_a_real_submission_change_nothing(tmp_path: Path) -> None:
-    notes = validation(real_file("MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv")).notes
+    notes = validation(medec_file(OFFICIAL)).notes
     ids = [of.text_id for of in notes]
     write_submission(tmp_path / "s.txt", guesses(notes, 0))
     lines = (tmp_path / "s.txt").read_text().splitlines()

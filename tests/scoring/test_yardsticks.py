@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from scoring.builders import VALIDATION, gold, note, real_file, validation, write_reference
+from note_files import OFFICIAL, PAIRS, medec_file
+from scoring.builders import gold, note, validation, write_reference
 
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
@@ -100,8 +101,8 @@ def test_published_results_name_their_source_and_what_differs() -> None:
 
 
 def test_floors_of_the_validation_set() -> None:
-    notes = validation(real_file(VALIDATION)).notes
-    training = read_training([real_file("medec_ms_train_pairs.jsonl")], notes)
+    notes = validation(medec_file(OFFICIAL)).notes
+    training = read_training([medec_file(PAIRS)], notes)
     assert len(training.texts) == 2438
     found = values(list(notes), training)
     assert found["always error (first sentence)"]["flag_accuracy"] == pytest.approx(319 / 574)

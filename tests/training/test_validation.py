@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from game.builders import game, spec
-from medec.builders import SAMPLE
+from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.records import GameRecord
