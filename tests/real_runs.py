@@ -38,6 +38,21 @@ def environment(*modules: Path, **changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, map(str, folders)))} | RAY | changes
 
 
+def printed_by(folder: Path, *command: Any, **changes: str) -> str:
+    """What a Python program prints that is run in ``folder`` as a user would; ``changes`` of its environment."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0 and "Error in _run_prompt" not in done.stdout, done.stdout[-5000:]
+    return done.stdout
+
+
 class Run:
     """A run in a folder of its own."""
 

@@ -1,4 +1,4 @@
-"""A web application on a real local socket, served by a thread of the test's own process."""
+"""A web application on a real local socket, in a thread of the test's own process, and what a model says in one."""
 
 import threading
 import time
@@ -33,3 +33,9 @@ def as_new(server: T) -> T:
     said: Any = server
     said.__dict__.update({**type(said)().__dict__, "url": said.url})
     return server
+
+
+def completion(content: str | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+    """A chat completion as SGLang and vLLM write it."""
+    said = {"role": "assistant", "content": content, **message}
+    return {"choices": [{"index": 0, "message": said, "finish_reason": finish}], "usage": {"completion_tokens": 12}}

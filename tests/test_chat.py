@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from fastapi.responses import StreamingResponse
-from play.chat_server import MODEL, ChatServer, chat_server, completion
-from serving import as_new
+from play.chat_server import MODEL, ChatServer, chat_server
+from serving import as_new, completion
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions

@@ -3,45 +3,27 @@
 import csv
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
-from real_runs import environment
+from real_runs import REPOSITORY, printed_by
 from typer.testing import CliRunner
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.paths import PACKAGE, resource
+from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.validation import metric_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
-REPOSITORY = PACKAGE.parent
 NOTES = 40
 LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 CHECKPOINTS = {"full": (), "lora": tuple(f"actor_rollout_ref.model.{override}" for override in LORA)}
 UNTRAINED = resource("assets") / "tiny_player"
-
-
-def run(folder: Path, *command: Any) -> str:
-    """Run a command as a user would, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=environment() | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0 and "Error in _run_prompt" not in done.stdout, done.stdout[-5000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +59,20 @@ def steps(folder: Path) -> dict[str, Path]:
     """Sharded checkpoints of changed tiny players, written by verl's engine."""
     steps = {name: folder / name / "global_step_1" for name in CHECKPOINTS}
     overrides = {str(steps[name]): of_checkpoint for name, of_checkpoint in CHECKPOINTS.items()}
-    run(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", json.dumps(overrides))
+    printed_by(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", json.dumps(overrides))
     return steps
 
 
 def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, steps: dict[str, Path]) -> None:
     step = steps["full"]
-    log = run(
+    log = printed_by(
         folder,
         *("-m", "verl.trainer.main_ppo", "+recipes=quickstart", "trainer.val_only=True"),
         *("trainer.val_before_train=True", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={step}"),
         *("data.train_files=data/train.parquet", "data.val_files=e.parquet", "trainer.default_local_dir=run"),
         *("actor_rollout_ref.rollout.val_kwargs.temperature=0", "actor_rollout_ref.rollout.val_kwargs.do_sample=False"),
         *("trainer.validation_data_dir=dump", "trainer.logger=[console,file]"),
+        VERL_FILE_LOGGER_PATH=str(folder / "metrics.jsonl"),
     )
     answers, results = evaluated(step, folder)
 

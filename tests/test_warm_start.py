@@ -2,16 +2,14 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
-from real_runs import REPOSITORY, environment
+from real_runs import REPOSITORY, printed_by
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
@@ -19,21 +17,6 @@ from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 6
-
-
-def run(folder: Path, *command: Any) -> str:
-    """Run a command in ``folder`` and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    return done.stdout
 
 
 @pytest.fixture
@@ -51,7 +34,7 @@ def warm_start(folder: Path, *overrides: str) -> list[float]:
     """Train a few steps as a user would type it, and return the losses."""
     command = ["-m", "verl.trainer.sft_trainer_ray", "+recipes=warm_start", "model.path=player", "optim.lr=1e-2"]
     command += [f"trainer.total_training_steps={STEPS}", "data.val_files=null", "data.train_batch_size=4", *overrides]
-    printed = run(folder, *command)
+    printed = printed_by(folder, *command)
     return [float(loss) for loss in re.findall(r"train/loss:([\d.]+)", printed)]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from judges.games import played
 from judges.local_server import by_index
-from judges.test_llm import PAIR, PRESENT, completion
+from judges.test_llm import PAIR, PRESENT
+from serving import completion
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from judges.local_server import serving
-from judges.test_llm import completion
 from note_files import SAMPLE
+from serving import completion
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
-from judges.test_llm import completion, options
+from judges.test_llm import options
 from pydantic import ValidationError
+from serving import completion
 
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import BlindGate

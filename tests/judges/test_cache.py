@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, by_index, harmful, serving
-from judges.test_llm import PAIR, completion, options
+from judges.test_llm import PAIR, options
+from serving import completion
 
 from medserl_agentloop.core.answer_cache import AnswerCache, cache_key
 from medserl_agentloop.games.medical.judges import JudgeServer

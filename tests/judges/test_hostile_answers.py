@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from judges.clients import CLIENTS, NO_ANSWER, ask, http_answer, raw_server
 from judges.local_server import Status, by_index, harmful, serving
-from judges.test_llm import PRESENT, completion
+from judges.test_llm import PRESENT
+from serving import completion
 
 from medserl_agentloop.core.client import MAX_BYTES, NoAnswer, ServerOptions
 
@@ -74,7 +75,7 @@ def test_a_game_whose_answer_has_a_key_twice_is_left_out_alone(client: str) -> N
 @pytest.mark.parametrize("finish", ["content_filter", "abort", "error", "tool_calls", 7])
 @pytest.mark.parametrize("client", ["llm", "chat"])
 def test_an_answer_that_a_filter_or_an_engine_ended_is_none(client: str, finish: Any) -> None:
-    with serving(lambda number, body: completion(PRESENT, finish_reason=finish)) as server:
+    with serving(lambda number, body: completion(PRESENT, finish=finish)) as server:
         assert f"generation ended with {finish!r}" in ask(client, server.url)[0]
 
 

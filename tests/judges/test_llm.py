@@ -16,6 +16,7 @@ from jinja2.sandbox import SecurityError
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
+from serving import completion
 from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
@@ -30,11 +31,6 @@ from medserl_agentloop.paths import resource
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
 PRESENT = json.dumps(VERDICT)
 PAIR = judge_template("medserl")
-
-
-def completion(content: str | None, finish_reason: str = "stop") -> dict[str, Any]:
-    message = {"role": "assistant", "content": content}
-    return {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], "usage": {}}
 
 
 def options(server: Any, **changes: Any) -> JudgeServer:
@@ -206,7 +202,7 @@ def test_any_text_is_a_verdict_or_a_bad_answer(text: str) -> None:
     [
         (completion("no idea"), "not the JSON that was asked for: 'no idea'"),
         (completion(None), "the answer is empty"),
-        (completion(PRESENT, finish_reason="length"), "cut off after 2048 tokens"),
+        (completion(PRESENT, finish="length"), "cut off after 2048 tokens"),
         ({"choices": []}, "the answer is no chat completion"),
         ({"error": "overloaded"}, "the answer is no chat completion"),
         ([1], "the answer is no chat completion"),

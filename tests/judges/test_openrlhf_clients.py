@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 from judges.local_server import serving
-from judges.test_llm import PAIR, PRESENT, completion, options
+from judges.test_llm import PAIR, PRESENT, options
 from medical_team.openrlhf import CLEAN, WRONG, Strategy, Tokenizer, assessor, attacker
+from serving import completion
 from serving import serving as serving_app
 
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from judges.clients import CLIENTS, NO_ANSWER, ask, good, http_answer, raw_server
 from judges.local_server import harmful, serving
-from judges.test_llm import PRESENT, completion
+from judges.test_llm import PRESENT
+from serving import completion
 from support import extra_info, run_with
 from typer.testing import CliRunner
 
@@ -58,7 +59,7 @@ def echoes(secret: str) -> dict[str, bytes]:
         "escaped": http_answer(f'{{"0": {{"error_present": "{hidden}", "{hidden}": 1}}, "{hidden}": 3}}'.encode()),
         "completion": http_answer(json.dumps(completion(told)).encode()),
         "no completion": http_answer(f'{{"error": "{hidden}"}}'.encode()),
-        "finish": http_answer(json.dumps(completion(PRESENT, finish_reason=secret)).encode()),
+        "finish": http_answer(json.dumps(completion(PRESENT, finish=secret)).encode()),
         "no verdict": http_answer(json.dumps(completion(f"you sent {secret} to us")).encode()),
     }
 

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
-from judges.test_llm import PAIR, PRESENT, completion, options
+from judges.test_llm import PAIR, PRESENT, options
+from serving import completion
 from serving import serving as serving_app
 from typer.testing import CliRunner
 

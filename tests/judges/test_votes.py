@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
-from judges.test_llm import PAIR, PRESENT, VERDICT, completion, options
+from judges.test_llm import PAIR, PRESENT, VERDICT, options
+from serving import completion
 from support import run_with
 
 from medserl_agentloop.core.client import BadAnswer, ServerAddress

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medec.builders import run
+from medec.builders import TOKENIZER, run
 
 from medserl_agentloop.data.official_csv import COLUMNS
 
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tokenizer."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    TOKENIZER.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture

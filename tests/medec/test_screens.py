@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow.parquet as pq
-import pytest
 from medec.builders import (
     assert_one_sentence,
     manifest_of,
@@ -39,13 +38,6 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     rows = [row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]]
     assert "ms-train-7" in {row["id"] for row in rows}
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def test_overlong_prompts_are_an_error_that_names_them(convert, pairs, tokenizer, tmp_path):

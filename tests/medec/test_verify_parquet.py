@@ -5,19 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from medec.builders import TOKENIZER, assert_one_sentence, good_rows, run, verify, write
+from medec.builders import assert_one_sentence, good_rows, run, verify, write
 from note_files import SAMPLE
 
 from medserl_agentloop.data.verify import Check
 from medserl_agentloop.paths import sha256_of
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
 
 
 def test_exit_code_is_0_for_good_files(tokenizer: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from serving import serving
+from serving import completion, serving
 
 from medserl_agentloop.games.medical.types import Role
 
@@ -50,12 +50,6 @@ def response(answer: Answer) -> Response:
     if isinstance(answer, int):
         return JSONResponse({"error": "no luck"}, status_code=answer)
     return Response(answer) if isinstance(answer, bytes) else JSONResponse(answer)
-
-
-def completion(content: str | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
-    """A chat completion as SGLang and vLLM write it."""
-    said = {"role": "assistant", "content": content, **message}
-    return {"choices": [{"index": 0, "message": said, "finish_reason": finish}], "usage": {"completion_tokens": 12}}
 
 
 @contextmanager

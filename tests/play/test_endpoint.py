@@ -9,7 +9,8 @@ import pytest
 from evaluation.mock_server import MODEL as engine_model
 from evaluation.mock_server import mock_server
 from game.builders import CLEAN_NOTE
-from play.chat_server import MODEL, ChatServer, completion
+from play.chat_server import MODEL, ChatServer
+from serving import completion
 
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.games.medical.prompting import load_profile

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from serving import serving
+from serving import completion, serving
 
 Answer = str | int | dict[str, Any]
 """Text of a turn, an HTTP status to fail with, or a whole body."""
@@ -37,7 +37,7 @@ class OpponentServer:
                 return JSONResponse({"error": "broken"}, status_code=said)
             if isinstance(said, dict):
                 return said
-            return chat_completion(said, self.weight_version)
+            return {**completion(said), "model": "frozen-7b", "metadata": {"weight_version": self.weight_version}}
 
         @app.post("/update_weights_from_disk")
         def swap(body: dict[str, str]) -> Any:
@@ -54,18 +54,6 @@ class OpponentServer:
             return {"model_path": "somewhere", "weight_version": self.weight_version}
 
         return app
-
-
-def chat_completion(text: str | None, weight_version: str = "default", **message: Any) -> dict[str, Any]:
-    """A chat completion as SGLang writes it."""
-    return {
-        "model": "frozen-7b",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
-        ],
-        "usage": {"completion_tokens": 12},
-        "metadata": {"weight_version": weight_version},
-    }
 
 
 @contextmanager

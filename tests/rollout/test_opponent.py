@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from rollout.opponent_server import OpponentServer, chat_completion, opponent_server
-from serving import as_new
+from rollout.opponent_server import OpponentServer, opponent_server
+from serving import as_new, completion
 from support import ERROR_NOTE, NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.client import NoAnswer
@@ -112,7 +112,7 @@ def test_nothing_but_the_note_crosses_and_no_hidden_reasoning_changes_a_trained_
 
 def test_reasoning_that_the_server_splits_off_is_put_back(server: OpponentServer) -> None:
     note_only = f"<note>{REWRITTEN}</note>"
-    server.answer = lambda _: chat_completion(note_only, reasoning_content="the plan")
+    server.answer = lambda _: completion(note_only, reasoning_content="the plan")
     _, record, _ = play([assessment_text()], run=against(server, "assessor"))
     assert record.attack is not None
     assert (record.attack.reasoning, record.attack.violations) == ("the plan", [])
@@ -145,7 +145,7 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: Oppone
         ({"answer": lambda _: 500}, "HTTP 500"),
         ({"answer": lambda _: 401}, "HTTP 401"),
         ({"answer": lambda _: {"choices": []}}, "the answer is no chat completion"),
-        ({"answer": lambda _: chat_completion("")}, "the answer is empty"),
+        ({"answer": lambda _: completion("")}, "the answer is empty"),
         ({"delay_s": 0.5}, "ReadTimeout"),
         ({}, "ConnectError"),
     ],
