@@ -28,6 +28,7 @@ _INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
 _BRAILLE_BLANK = "\u2800"
 _GAP = re.compile(r"\s+")
 _LONGEST_GAP = 16  # characters; an indented table of findings needs less
+_SAME_SENTENCE = 90  # least likeness, rapidfuzz's ratio of 0 to 100
 
 
 def split_sentences(note: str) -> list[str]:
@@ -80,9 +81,9 @@ def _is_slip(word: str, meant: str) -> bool:
     return one_slip and (len(word) != len(meant) or sorted(word) == sorted(meant))
 
 
-def same_sentence(a: str, b: str, *, threshold: float = 90.0) -> bool:
-    """Whether ``a`` is ``b`` up to slips of copying (rapidfuzz ratio at or above ``threshold``)."""
-    return fuzz.ratio(" ".join(a.lower().split()), " ".join(b.lower().split())) >= threshold
+def same_sentence(a: str, b: str) -> bool:
+    """Whether ``a`` is ``b`` up to slips of copying."""
+    return fuzz.ratio(one_line(a.lower()), one_line(b.lower())) >= _SAME_SENTENCE
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from itertools import accumulate, islice
 from pathlib import Path
@@ -284,15 +284,11 @@ def record_schema() -> dict[str, Any]:
     }
 
 
-def read_games(path: str | Path, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[GameRecord]:
-    """The game records of a file, in order; a ValueError names file and line of what is none.
-
-    ``on_bytes`` is called with the length of each line that has been read.
-    """
+def read_games(path: str | Path) -> Iterator[GameRecord]:
+    """The game records of a file, in order; a ValueError names file and line of what is none."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield _game(line, path, number)
-            on_bytes(len(line))
 
 
 class Games:
