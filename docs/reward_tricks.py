@@ -7,13 +7,13 @@ the best that the attacker gets into the page. ``tests/game/test_rewards_tricks.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from experiments.pages import with_table
 from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement
@@ -275,15 +275,9 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str) -> str:
-    """The page with the table made anew."""
-    marked = re.compile(r"(<!-- table: tricks -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
-
-
 def main() -> None:
     """Write the table of tricks into docs/rewards.md."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "tricks", table()), encoding="utf-8")
     print(table())
 
 

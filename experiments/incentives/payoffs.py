@@ -6,11 +6,11 @@ matrix of ``docs/rewards.md``; ``tests/learning/test_incentives.py`` keeps it tr
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from experiments.pages import with_table
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medical_general_sum, medserl, zero_sum
@@ -164,12 +164,6 @@ def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme
     record = attack.played(answer, label or attack.truth)
     rewards = scheme(record)
     return " / ".join(f"{earned(rewards, role):.2f}" if role in rewards else "-" for role in Role)
-
-
-def with_table(page: str, name: str, table: str) -> str:
-    """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
-    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
 
 
 def main() -> None:

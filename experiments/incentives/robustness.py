@@ -14,7 +14,6 @@ import typer
 
 from experiments.incentives.assumptions import Assumptions, Kind
 from experiments.incentives.dynamics import settled
-from experiments.incentives.payoffs import with_table
 from experiments.incentives.simulate import (
     ALL,
     EARLIER,
@@ -27,6 +26,7 @@ from experiments.incentives.simulate import (
     as_markdown,
     settings_of,
 )
+from experiments.pages import with_table
 
 Played = dict[tuple[str, str], dict[str, float]]
 """The measures by judge and setting."""

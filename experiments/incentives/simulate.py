@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.dynamics import BALANCED_MIX, Setting, best_f1, settled
-from experiments.incentives.payoffs import Terms, with_table
+from experiments.incentives.payoffs import Terms
 from experiments.incentives.variance import assessments_table, validity_table
+from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).parents[2] / "docs" / "incentives.md"

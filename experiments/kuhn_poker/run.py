@@ -17,13 +17,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.kuhn_poker.exploitability import information_sets, nash_conv, policy_of
+from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
 TABLE = FIGURES / "exploitability.csv"
 ESTIMATORS = ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")
 SEEDS = (0, 1, 2)
 PAGE = Path(__file__).parents[2] / "docs" / "kuhn_poker.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 START = Path("models/kuhn_poker")
 
 
@@ -99,20 +99,14 @@ def draw(runs: dict[tuple[str, int], dict[int, float]]) -> None:
 def table(runs: dict[tuple[str, int], dict[int, float]]) -> str:
     """Best, average and last NashConv of each run, as a table of the page."""
     if not runs:
-        return "Nothing has been measured yet.\n"
+        return "Nothing has been measured yet."
     lines = ["![NashConv by step](../experiments/kuhn_poker/figures/exploitability.svg)\n"]
     lines += ["| estimator | seed | start | best | average | last |", "|---|---|---|---|---|---|"]
     for (estimator, seed), by_step in sorted(runs.items()):
         start, *later = (by_step[step] for step in sorted(by_step))
         numbers = (start, min(later), sum(later) / len(later), later[-1])
         lines.append(f"| `{estimator}` | {seed} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, runs: dict[tuple[str, int], dict[int, float]]) -> str:
-    """The page with its table made anew."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{table(runs)}{END}{rest.partition(END)[2]}"
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -128,7 +122,7 @@ def main() -> None:
             write(runs)
             print(estimator, seed, {step: round(value, 3) for step, value in runs[estimator, seed].items()}, flush=True)
     draw(runs)
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "nash_conv", table(runs)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.incentives.dynamics import BALANCED_MIX
-from experiments.incentives.payoffs import with_table
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Share, markdown
 from experiments.learning.run import PROFILE, prepare_data, train
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
+from experiments.pages import with_table
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
 from medserl_agentloop.data.rows import DEFAULT_MIX

@@ -2,8 +2,9 @@
 
 import pytest
 import reward_tricks
-from reward_tricks import ANSWERS, HONEST, TRICKS, Trick, caught, with_table
+from reward_tricks import ANSWERS, HONEST, TRICKS, Trick, caught, table
 
+from experiments.pages import with_table
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
@@ -16,7 +17,7 @@ each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda 
 def test_the_page_shows_the_table_of_today() -> None:
     page = reward_tricks.PAGE.read_text(encoding="utf-8")
     assert "| typing error |" in page
-    assert with_table(page) == page, "run python docs/reward_tricks.py"
+    assert with_table(page, "tricks", table()) == page, "run python docs/reward_tricks.py"
 
 
 def test_there_are_sixty_different_tricks_and_more() -> None:

@@ -13,7 +13,8 @@ from rollout.opponent_server import opponent_server
 from support import TOKENIZER, judge
 
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
-from experiments.kuhn_poker.run import PAGE, read, with_table
+from experiments.kuhn_poker.run import PAGE, read, table
+from experiments.pages import with_table
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids, restarted
 from medserl_agentloop.core.config import CreditSettings
@@ -164,4 +165,4 @@ def test_a_model_has_a_policy_at_every_information_set() -> None:
 
 def test_the_page_shows_what_was_measured() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert with_table(page, read()) == page, "run python -m experiments.kuhn_poker.run"
+    assert with_table(page, "nash_conv", table(read())) == page, "run python -m experiments.kuhn_poker.run"

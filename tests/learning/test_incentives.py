@@ -11,9 +11,10 @@ from typer import BadParameter
 
 from experiments.incentives import payoffs, simulate
 from experiments.incentives.assumptions import Assumptions
-from experiments.incentives.payoffs import ATTACKS, Terms, matrix, with_table
+from experiments.incentives.payoffs import ATTACKS, Terms, matrix
 from experiments.incentives.robustness import robustness_table
 from experiments.incentives.simulate import ALL, EARLIER, FIGURES, Table, as_csv, as_markdown
+from experiments.pages import with_table
 from medserl_agentloop.games.medical.records import InvalidAttack
 from medserl_agentloop.games.medical.types import Category, Label, Role
 

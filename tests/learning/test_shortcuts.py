@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_runs import REPOSITORY, SMALL_EXPERIMENT, environment
 
-from experiments.incentives.payoffs import with_table
 from experiments.learning.results import markdown
+from experiments.pages import with_table
 from experiments.shortcuts import run as shortcuts
 from experiments.shortcuts.clinic import STYLE, Effect, effect, sentences, with_another_age, with_style
 from experiments.shortcuts.judges import GatedPairOracle, PairOracle

@@ -1,0 +1,11 @@
+"""Pages of docs/ with tables that experiments write."""
+
+from __future__ import annotations
+
+import re
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
+    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
