@@ -52,7 +52,7 @@ class PlainText:
     """Encodes text with a Hugging Face tokenizer, control tokens spelt out as the text they are."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
         special = set(tokenizer.all_special_ids)
         special |= {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -63,7 +63,7 @@ class PlainText:
         self._backend = self._without_control_tokens()
 
     def _without_control_tokens(self) -> Any:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
         from tokenizers import Tokenizer
@@ -76,14 +76,14 @@ class PlainText:
         copy.encode_special_tokens = True
         return copy
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, none of which is a control token.
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of ``text`` as data: none of them is a control token.
 
         Raises:
             ValueError: The vocabulary has no other token for the characters of a control token.
         """
         if self._backend is None:
-            ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
         if self._control.keys().isdisjoint(ids):
@@ -92,10 +92,10 @@ class PlainText:
 
     def _spelt(self, number: int) -> list[int]:
         """The characters of a control token that the vocabulary holds as a word."""
-        token, unknown = self._control[number], self._tokenizer.unk_token_id
+        token, unknown = self._control[number], self.tokenizer.unk_token_id
         if number == unknown:  # a character that the vocabulary lacks: no text, but nothing else either
             return [number]
-        spelt: list[int] = self._tokenizer.convert_tokens_to_ids(list(token))
+        spelt: list[int] = self.tokenizer.convert_tokens_to_ids(list(token))
         if any(part is None or part == unknown for part in spelt):
             raise ValueError(
                 f"the tokenizer cannot write {token!r} as plain text: its vocabulary lacks one of the characters"
@@ -103,16 +103,15 @@ class PlainText:
         return spelt
 
 
-class ChatEncoder:
-    """Tokenises prompts with a Hugging Face tokenizer and its chat template.
+class ChatEncoder(PlainText):
+    """Tokenises prompts with a Hugging Face tokenizer and its chat template, and texts in them as data.
 
     ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.template_kwargs = dict(template_kwargs or {})
-        self._plain_text = PlainText(tokenizer)
         self._templates: dict[Any, _Template] = {}
 
     @classmethod
@@ -120,15 +119,6 @@ class ChatEncoder:
         """The encoder of a run, from its ``data`` node."""
         template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         return cls(tokenizer, OmegaConf.to_container(template_kwargs))
-
-    @property
-    def special_tokens(self) -> list[str]:
-        """Strings that the tokenizer has special tokens for."""
-        return self._plain_text.special_tokens
-
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text as data: special tokens in it are text."""
-        return self._plain_text.encode(text)
 
     def count(self, text: str) -> int:
         """Tokens that a text takes in a prompt as data."""
