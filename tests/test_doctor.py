@@ -288,12 +288,12 @@ def test_a_game_is_played_without_a_model(files: dict[str, Any]) -> None:
 def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(
     files: dict[str, Any],
 ) -> None:
-    good = list(diagnose(Composition(run_of(files).config, schema(), [])))
+    good = list(diagnose(Composition(run_of(files).config, schema(), "ppo_trainer", [])))
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
     assert {finding.check for finding in good} >= {"config", "versions", "plugin", "GPU", "model", "data", "dry run"}
     broken = {**files, "trainer.n_gpus_per_node": 7, "selfplay.profile": "classic", "trainer.logger": ["swanlab"]}
     config = run_of(broken).config
-    failed = {finding.check: finding.text for finding in diagnose(Composition(config, schema(), []))}
+    failed = {finding.check: finding.text for finding in diagnose(Composition(config, schema(), "ppo_trainer", []))}
     assert "which 7 data-parallel workers cannot share evenly" in failed["config"]
     assert "--profile classic" in failed["data"]
     assert "the package swanlab is not installed" in failed["packages"]

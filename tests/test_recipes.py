@@ -93,7 +93,7 @@ def test_a_broken_copy_of_a_recipe_is_refused_with_the_key_and_what_to_write(rec
     for key, value, message in BROKEN.values():
         changes = {"actor_rollout_ref.actor.use_dynamic_bsz": True, key: value}
         judge = dict(setting.split("=", 1) for setting in JUDGE_SERVER)
-        refused, _ = problems(Composition(run({**judge, **changes}, recipe), schema, []))
+        refused, _ = problems(Composition(run({**judge, **changes}, recipe), schema, "ppo_trainer", []))
         assert message in "\n".join(refused), key
 
 

@@ -96,6 +96,7 @@ def converted(vignettes):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "leaks"), [("white space", True), ("id", True), ("row order", True), ("length", False)]
 )
@@ -110,6 +111,7 @@ def test_what_tells_the_label_in_the_official_file(vignettes, kind, leaks):
     assert (chance < CLEARLY) == leaks, chance
 
 
+@pytest.mark.slow
 def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows():
     """Case 5 with 1,538 pairs, among which a leak as wide as the published one cannot hide."""
     official, pairs = medec_file(OFFICIAL), medec_file(PAIRS)
@@ -127,6 +129,7 @@ def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows():
     assert chance_of(values, harmful, [facts["vignette_id"] for facts in rows]) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", LABELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_tells_the_label_in_converted_rows(converted, kind, which):

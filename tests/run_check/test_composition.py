@@ -39,7 +39,7 @@ def test_a_later_recipe_takes_precedence() -> None:
 
 def said(changes: dict[str, Any], recipe: str = "qwen3_4b") -> str:
     judge = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_server.model": "m"}
-    refused, warned = problems(Composition(run({**judge, **changes}, recipe), SCHEMA, []))
+    refused, warned = problems(Composition(run({**judge, **changes}, recipe), SCHEMA, "ppo_trainer", []))
     return "\n".join([*refused, *warned])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -21,6 +22,7 @@ from medserl_agentloop.core.run_check.run import Run, unknown_keys
 from medserl_agentloop.paths import did_you_mean, resource
 
 COMMAND_LINE, VERL = "command line", "verl's "
+VERL_CONFIGS = "verl.trainer.config"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,27 @@ class Setting:
 
 @dataclass(frozen=True)
 class Composition:
-    """The config of a run, that of verl alone, and all values with their origins."""
+    """The config of a run, that of verl alone, and what was asked for."""
 
     config: DictConfig
     schema: DictConfig
-    settings: list[Setting]
+    name: str
+    overrides: list[str]
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """All values with their origins."""
+        with initialize_config_module(VERL_CONFIGS, version_base=None):
+            origins = _origins(GlobalHydra.instance().config_loader(), self.name, self.overrides)
+        default = dict(_leaves(self.schema))
+        default.update({f"selfplay.{key}": value for key, value in _leaves(_selfplay_defaults(self.config))})
+        settings = []
+        for key, value in _leaves(self.config):
+            origin = _origin(key, origins)
+            # What verl's own files set differs only where it follows from another key.
+            changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
+            settings.append(Setting(key, value, origin, changed))
+        return settings
 
 
 def compose_recipe(recipe: str, overrides: list[str]) -> Composition:
@@ -56,26 +74,16 @@ def compose_recipe(recipe: str, overrides: list[str]) -> Composition:
     asked = [f"+recipes=[{recipe}]", *overrides]
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config, schema = compose(name, overrides=asked), compose(name)
-            origins = _origins(GlobalHydra.instance().config_loader(), name, asked)
+        with initialize_config_module(VERL_CONFIGS, version_base=None):
+            return Composition(compose(name, overrides=asked), compose(name), name, asked)
     except (HydraException, OmegaConfBaseException) as error:
         said = str(error).splitlines()[0]
         missing = [part for part in recipe.split(",") if f"recipes/{part}'" in said]
         hint = "".join(f"{did_you_mean(part, known)}; the recipes are {', '.join(known)}" for part in missing)
         if unknown := re.match(r"Could not override '(.*)'", said):
-            with initialize_config_module("verl.trainer.config", version_base=None):
+            with initialize_config_module(VERL_CONFIGS, version_base=None):
                 hint = did_you_mean(unknown[1], dict(_leaves(compose(name))))
         raise ValueError(f"{said}{hint}") from None
-    default = dict(_leaves(schema))
-    default.update({f"selfplay.{key}": value for key, value in _leaves(_selfplay_defaults(config))})
-    settings = []
-    for key, value in _leaves(config):
-        origin = _origin(key, origins)
-        # What verl's own files set differs only where it follows from another key.
-        changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
-        settings.append(Setting(key, value, origin, changed))
-    return Composition(config, schema, settings)
 
 
 def problems(composed: Composition) -> tuple[list[str], list[str]]:
