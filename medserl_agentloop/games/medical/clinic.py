@@ -109,9 +109,6 @@ class Split(str, Enum):
     HELD_OUT = "held_out"
     ANY = "any"
 
-    def __str__(self) -> str:
-        return self.value
-
 
 @dataclass(frozen=True)
 class Sentence:
