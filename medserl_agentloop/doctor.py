@@ -112,7 +112,8 @@ def _versions() -> Found:
 
 def _wrong_versions() -> Iterator[str]:
     engine = "vllm" if find_spec("vllm") else "sglang"
-    own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if torch.version.cuda else (("", "cpu"), ("",))
+    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver())  # PyPI's torch is a CUDA build on any machine
+    own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if gpu else (("", "cpu"), ("",))
     for package, extras in (("medserl-agentloop", own), ("verl", of_verl)):
         for line in requires(package) or ():
             needed = Requirement(line)

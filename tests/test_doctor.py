@@ -80,8 +80,11 @@ def test_a_version_that_does_not_fit_and_a_missing_package_are_named(monkeypatch
     assert "fail: transformers 5.12.0 is installed, and verl needs " in lines
 
 
-def test_with_a_cuda_build_of_torch_the_versions_of_the_gpu_extras_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_the_versions_of_the_gpu_extras_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor, "_driver", lambda: None)
+    assert found(doctor._versions).startswith("ok: ")  # a CUDA build without a GPU trains on the CPU
+    monkeypatch.setattr(doctor, "_driver", lambda: "580.1")
     lines = found(doctor._versions)
     assert "fail: flash-attn" not in lines  # verl's fsdp asks for it by an extra of its own
     assert "fail: sglang is not installed, and verl needs it. Run: pip install 'sglang==0.5.12" in lines
