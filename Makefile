@@ -7,12 +7,11 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))))
+PYTHON ?= $(firstword $(foreach v,3.11 3.12,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))))
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# The pinned set is that of Python 3.11; some of its versions do not exist for 3.10.
-PINNED = $(shell $(BIN)/python -c 'import sys; print("--constraint constraints-cpu.txt" * (sys.version_info[:2] == (3, 11)))')
+PINNED := --constraint constraints-cpu.txt
 
 # SGLang has an environment of its own: nothing else needs its packages.
 SGLANG_VENV ?= .venv-sglang
@@ -95,7 +94,7 @@ clean:
 	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang runs/learn data/learn data/learn_unchecked $(DATA)
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
 	echo "== virtual environment in $(VENV), from $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -49,7 +49,7 @@ def machine(*more: str) -> dict[str, Any]:
     cpu = Path("/proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
     found: dict[str, Any] = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),

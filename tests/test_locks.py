@@ -1,10 +1,10 @@
 """The lock files are of one piece with pyproject.toml, and hold nothing but versions."""
 
 import re
+import tomllib
 from importlib.metadata import requires
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -158,7 +158,7 @@ class _Seats:
         try:
             with simple_timer("generate_sequences", self.timing):
                 output: TokenOutput = await asyncio.wait_for(generation, limit)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise NoReplyError(f"{turn.role}: generation timed out after {limit} s") from None
         except Exception as error:  # the server's own; verl would drop the game and its record
             logger.exception("the rollout server gave no turn")
@@ -236,7 +236,7 @@ class BaseModelChat:
         generation = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling)
         try:
             output = await asyncio.wait_for(generation, self._timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise Unreachable(f"the base model gave no answer in {self._timeout_s} s") from None
         except Exception as error:  # of the engine: the prompt is too long for it, say
             raise BadAnswer(f"the engine refuses the question: {error}") from None

@@ -268,7 +268,7 @@ class HttpClient:
                 status, body = await asyncio.wait_for(
                     self._exchange(connections.http, method, path, content), self.options.timeout_s
                 )
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise Unreachable(
                     f"ReadTimeout: no answer within {self.options.timeout_s:g} s", "ReadTimeout"
                 ) from None

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from omegaconf import DictConfig
@@ -320,7 +320,7 @@ async def play_in_step(
 
 def _clock(game: Any, started: float) -> None:
     game.record.seconds.append(round(time.monotonic() - started, 3))
-    game.record.finished = datetime.now(timezone.utc).replace(microsecond=0)
+    game.record.finished = datetime.now(UTC).replace(microsecond=0)
 
 
 def _take(game: Any, reply: Reply | NoReplyError) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +21,7 @@ from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report.frames import GAMES
 from medserl_agentloop.report.page import Prompts, reads
 
-_NO_CLOCK = datetime(2026, 1, 1, tzinfo=timezone.utc)
+_NO_CLOCK = datetime(2026, 1, 1, tzinfo=UTC)
 _FAKED = "The records hold no clock: the times are made up, so that events keep their order."
 _SPAN = "role"
 """Type of a role's span. With ``agent`` the viewer hides it behind a card."""

@@ -1,7 +1,7 @@
 """Records travel as JSON between processes and stay in files: nothing may be lost or slipped in."""
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def full_record(text: str = "free text") -> GameRecord:
         policy_version=4,
         players={Role.ASSESSOR: text},
         opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
-        finished=datetime(2026, 11, 22, 11, 25, 32, tzinfo=timezone.utc),
+        finished=datetime(2026, 11, 22, 11, 25, 32, tzinfo=UTC),
         seconds=[1.25, 0.5],
     )
     record.judgement.realistic, record.judgement.reason = True, text

@@ -1,7 +1,7 @@
 """The frames of a run hold what its records hold, with the documented columns."""
 
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +24,7 @@ def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) ->
     return record.model_copy(update={"rewards": medserl(record)})
 
 
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 RECORDS = [
     scored(Outcome.MISSED_ERROR, 1).model_copy(update={"finished": NOON, "seconds": [2.5, 0.5]}),
     scored(Outcome.CORRECT_DETECTION, 1, session=1),

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def test_a_player_without_an_answer_makes_the_game_void_and_earns_nothing() -> N
 def test_a_record_says_when_its_game_was_finished_and_how_long_each_turn_took() -> None:
     record, _ = play(attack_text(), assessment_text())
     assert record.finished is not None and record.finished.utcoffset() == timedelta(0)
-    assert abs(datetime.now(timezone.utc) - record.finished) < timedelta(minutes=5)
+    assert abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
     assert len(record.seconds) == 2 and min(record.seconds) >= 0
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
 
