@@ -95,6 +95,10 @@ class LiveSGLang:
         for child in psutil.Process().children(recursive=True):
             if child.name().startswith("sglang::"):
                 child.kill()
+        manager = self.server.tokenizer_manager
+        for connection in (manager.send_to_scheduler, manager.recv_from_detokenizer):
+            # A message that the dead engine never took would keep zmq, and so this process, from ending.
+            self._loop.call_soon_threadsafe(setattr, connection, "linger", 0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         os.environ.clear()
         os.environ.update(self._environment)
