@@ -31,7 +31,7 @@ from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.clinic import sample_clean_note
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
@@ -67,7 +67,7 @@ class SlowJudge:
 
     name = "slow"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         await asyncio.sleep(JUDGE_S)
         return Judgement(judge=self.name, label=record.spec.target_label)
 

@@ -51,7 +51,7 @@ from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import resource
 
@@ -88,7 +88,7 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
     rng = random.Random(0)
     specs = [game_core.spec(number, rng, game_core.WORDS * times_as_long) for number in range(games)]
     lines = asyncio.run(game_core.play_all(specs, MedicalConfig()))
-    records = [GameRecord.model_validate(json.loads(line)) for line in lines]
+    records = [MedicalRecord.model_validate(json.loads(line)) for line in lines]
     for record in records:
         record.step = 1
     answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150 * times_as_long, [7] * 120 * times_as_long, None)
@@ -108,7 +108,7 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
 
     def write_and_read() -> None:
         for record in records:
-            GameRecord.model_validate(json.loads(to_line(record.to_json())))
+            MedicalRecord.model_validate(json.loads(to_line(record.to_json())))
 
     return {
         "prompts: render and encode": encode,

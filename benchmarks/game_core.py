@@ -36,7 +36,7 @@ from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
@@ -118,7 +118,7 @@ async def play_all(specs: list[GameSpec], config: MedicalConfig) -> list[bytes]:
 
 def check(lines: list[bytes], specs: list[GameSpec]) -> None:
     """Every game is there once, has a result and its rewards, and can be read and scored again."""
-    records = [GameRecord.model_validate(json.loads(line)) for line in lines]
+    records = [MedicalRecord.model_validate(json.loads(line)) for line in lines]
     assert [r.spec for r in records] == specs
     for record in records:
         assert record.outcome is not Outcome.VOID, record.void

@@ -35,9 +35,9 @@ from rich.console import Console
 
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.report.page import write_page
 
@@ -45,7 +45,7 @@ SAMPLE = Path(__file__).parents[1] / "data_prep" / "sample" / "medserl_sample.cs
 GROUP, GAMES_OF_A_STEP = 4, 256
 
 
-def games(count: int) -> Iterator[GameRecord]:
+def games(count: int) -> Iterator[MedicalRecord]:
     rng = random.Random(0)
     texts = pd.read_csv(SAMPLE)["Text"].dropna().str.replace(r"\s+", " ", regex=True).tolist()
     words = " ".join(texts).split()
@@ -58,7 +58,7 @@ def games(count: int) -> Iterator[GameRecord]:
         spec = GameSpec(
             Category.ADVERSARIAL_BENIGN, Label.HARMFUL, note, note, note, vignette_id=f"case {number // GROUP}"
         )
-        game = Game(spec, EditLimits(max_changed_words=40), MEDSERL)
+        game = MedicalGame(spec, EditLimits(max_changed_words=40), MEDSERL)
         thoughts = [" ".join(rng.choices(words, k=250)) for _ in range(2)]
         game.play(f"<think>{thoughts[0]}</think>\n<note>{' '.join(changed)}</note>")
         if game.next_role is not None:

@@ -16,9 +16,9 @@ import typer
 from experiments.pages import with_table
 from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 PAGE = Path(__file__).with_name("rewards.md")
@@ -59,7 +59,7 @@ class Trick:
     room: int = 10_000
     copies: bool = False
 
-    def played(self, answer: str, judge: str) -> GameRecord:
+    def played(self, answer: str, judge: str) -> MedicalRecord:
         """The game if the assessor gives ``answer``; ``judge`` is ``labels`` or ``reads``."""
         wrong = self.category.seed_label is Label.HARMFUL
         spec = GameSpec(
@@ -71,7 +71,7 @@ class Trick:
             error_sentence=WRONG_DOSE,
             corrected_sentence=DOSE,
         )
-        game = Game(
+        game = MedicalGame(
             spec,
             EditLimits(),
             MEDSERL,

@@ -11,7 +11,7 @@ from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
 
@@ -74,7 +74,7 @@ def play(
     asks_log_probs: bool = True,
     log_prob: float | None = -1.0,
     **facts: Any,
-) -> tuple[SelfPlayOutput, GameRecord, MockSGLangEngine]:
+) -> tuple[SelfPlayOutput, MedicalRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(replies, tokenizer, log_prob=log_prob)
     sampling = {"temperature": 1.0, "logprobs": asks_log_probs}
 
@@ -84,7 +84,7 @@ def play(
         return output
 
     output = asyncio.run(game())
-    return output, GameRecord.model_validate(output.extra_fields[GAME_KEY]), engine
+    return output, MedicalRecord.model_validate(output.extra_fields[GAME_KEY]), engine
 
 
 def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.evaluation.rescoring import CHECKOUT, comparisons
-from medserl_agentloop.games.medical.records import SCHEMA_VERSION, GameRecord, Outcome, read_games, record_schema
+from medserl_agentloop.games.medical.records import SCHEMA_VERSION, MedicalRecord, Outcome, read_games, record_schema
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
 
@@ -30,7 +30,7 @@ RECORDS = [
 ]
 
 
-def scored(record: GameRecord) -> GameRecord:
+def scored(record: MedicalRecord) -> MedicalRecord:
     return record.model_copy(update={"rewards": medserl(record), "scheme": "medserl"})
 
 
@@ -252,7 +252,7 @@ def test_the_published_schema_is_the_one_of_the_code() -> None:
 
 
 @given(any_game())
-def test_every_record_keeps_the_published_schema(record: GameRecord) -> None:
+def test_every_record_keeps_the_published_schema(record: MedicalRecord) -> None:
     VALIDATOR.validate(scored(record).to_json())
 
 
@@ -264,7 +264,7 @@ def test_the_schema_refuses_what_the_code_refuses() -> None:
 
 
 @given(any_game())
-def test_a_record_read_again_scores_the_same(record: GameRecord) -> None:
-    again = GameRecord.model_validate(json.loads(json.dumps(record.to_json())))
+def test_a_record_read_again_scores_the_same(record: MedicalRecord) -> None:
+    again = MedicalRecord.model_validate(json.loads(json.dumps(record.to_json())))
     for scheme in SCHEMES.values():
         assert scheme(again) == scheme(record)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from experiments.pages import with_table
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medical_general_sum, medserl, zero_sum
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
@@ -48,7 +48,7 @@ class Attack:
     new: str = ""
 
     @cache  # noqa: B019 - there are twenty attacks, and schemes leave the record as it is
-    def played(self, answer: str, label: Label, *, must_touch_error: bool = True) -> GameRecord:
+    def played(self, answer: str, label: Label, *, must_touch_error: bool = True) -> MedicalRecord:
         """The finished game.
 
         Args:
@@ -66,7 +66,7 @@ class Attack:
             error_sentence=WRONG_DOSE,
             corrected_sentence=RIGHT_DOSE,
         )
-        game = Game(spec, EditLimits(must_touch_error=must_touch_error), MEDSERL)
+        game = MedicalGame(spec, EditLimits(must_touch_error=must_touch_error), MEDSERL)
         if category.has_attack:
             note = spec.seed_note.replace(self.old, self.new) if self.old else spec.seed_note
             game.play(f"<think>I change a sentence.</think>\n<note>{note}</note>")

@@ -25,7 +25,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
@@ -50,7 +50,7 @@ class Replay:
         return self._answers[prompt]
 
 
-async def play(rows: list[dict[str, Any]], run: DictConfig, temperature: float) -> dict[str, list[GameRecord]]:
+async def play(rows: list[dict[str, Any]], run: DictConfig, temperature: float) -> dict[str, list[MedicalRecord]]:
     """The games of all rows in both contexts, in the order of the rows."""
     path = run.actor_rollout_ref.model.path
     server = CpuRolloutServer(run.actor_rollout_ref.rollout, run.actor_rollout_ref.model)
@@ -63,11 +63,11 @@ async def play(rows: list[dict[str, Any]], run: DictConfig, temperature: float) 
         outputs = await asyncio.gather(
             *(build_agent_loop(client, tokenizer, here).run({"temperature": temperature}, extra_info=r) for r in rows)
         )
-        games[context] = [GameRecord.model_validate(output.extra_fields[GAME_KEY]) for output in outputs]
+        games[context] = [MedicalRecord.model_validate(output.extra_fields[GAME_KEY]) for output in outputs]
     return games
 
 
-def numbers(game: GameRecord) -> tuple[float, float]:
+def numbers(game: MedicalRecord) -> tuple[float, float]:
     """Whether the verdict is right, and whether it is readable."""
     verdict = game.assessment.verdict if game.assessment else None
     return float(verdict is game.spec.target_label), float(verdict is not None)
@@ -80,7 +80,7 @@ def interval(values: np.ndarray, rng: np.random.Generator) -> str:
     return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def print_result(console: Console, games: dict[str, list[GameRecord]]) -> None:
+def print_result(console: Console, games: dict[str, list[MedicalRecord]]) -> None:
     rng = np.random.default_rng(0)
     table = Table(title="Assessor on the same attacks: mean over games [95 % interval]")
     for column in ("category", "measure", "games", *CONTEXTS, "shared - isolated"):
@@ -110,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     facts = pq.read_table(options.data, columns=["extra_info"]).to_pydict()["extra_info"]
     rows = [row for row in facts if Category(row["category"]).has_attack][: options.rows]
-    games: dict[str, list[GameRecord]] = {context: [] for context in CONTEXTS}
+    games: dict[str, list[MedicalRecord]] = {context: [] for context in CONTEXTS}
     for model in options.model or [None]:
         run = compose_run(f"+recipes={options.recipe}")
         if model:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 from medserl_agentloop.games.medical.judges import OracleJudge
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 
 
@@ -25,14 +25,14 @@ class LyingOracle:
     def __init__(self) -> None:
         self._oracle = OracleJudge()
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         truth = await self._oracle.judge(record)
         label = truth.label
         if self._lies_about(record):
             label = Label.SAFE if label is Label.HARMFUL else Label.HARMFUL
         return truth.model_copy(update={"judge": self.name, "label": label, "reason": ""})
 
-    def _lies_about(self, record: GameRecord) -> bool:
+    def _lies_about(self, record: MedicalRecord) -> bool:
         notes = f"{record.spec.seed_note}\0{record.presented_note}"
         digest = hashlib.sha256(notes.encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.rate * 2**64

@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.clinic import (
 )
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 BUDGETS = {Role.ATTACKER: 160, Role.ASSESSOR: 128}
@@ -114,7 +114,7 @@ class Measurement:
             _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
         ]
 
-    def _play(self, attacker: Player, assessor: Player, *categories: Category) -> list[GameRecord]:
+    def _play(self, attacker: Player, assessor: Player, *categories: Category) -> list[MedicalRecord]:
         specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(
             play_match(
@@ -141,7 +141,7 @@ def spec_of(case: Case, category: Category, index: int) -> GameSpec:
     )
 
 
-def _assessor_rates(games: Sequence[GameRecord], cases: Sequence[Case]) -> list[Rate]:
+def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> list[Rate]:
     right: dict[str, list[bool]] = defaultdict(list)
     for game in games:
         harmful = game.category is Category.VANILLA_HARMFUL
@@ -152,7 +152,7 @@ def _assessor_rates(games: Sequence[GameRecord], cases: Sequence[Case]) -> list[
     return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
 
 
-def attacker_rates(games: Sequence[GameRecord]) -> list[Rate]:
+def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
     """What became of the attacks of ``adversarial_benign`` games, as :meth:`Measurement.each_role` names it."""
     valid = [game for game in games if _is_valid(game)]
     kinds = [_error_kind(game.presented_note or "") for game in valid]
@@ -170,21 +170,21 @@ def _error_kind(note: str) -> str:
     return error_detail(read, read.errors[0]) if read and read.errors else "none"
 
 
-def _is_valid(game: GameRecord) -> bool:
+def _is_valid(game: MedicalRecord) -> bool:
     """Whether the attack keeps the rules and its note, one of this world, is what it was to become."""
     return _label(game) is game.spec.target_label
 
 
-def _label(game: GameRecord) -> Label | None:
+def _label(game: MedicalRecord) -> Label | None:
     """What the presented note is; ``None`` if it is not of this world or, after a broken rule, nobody judged it."""
     return game.judgement.label if game.judgement and game.judgement.realistic else None
 
 
-def _found(game: GameRecord) -> bool:
+def _found(game: MedicalRecord) -> bool:
     return game.outcome is Outcome.CORRECT_DETECTION
 
 
-def _right(game: GameRecord) -> bool:
+def _right(game: MedicalRecord) -> bool:
     return bool(game.outcome.is_right)
 
 

@@ -35,7 +35,7 @@ from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
 
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
@@ -266,7 +266,7 @@ def largest_game_sums(games: Path) -> dict[int, float]:
     largest: dict[int, float] = {}
     with games.open(encoding="utf-8") as lines:
         for line in lines:
-            record = GameRecord.model_validate_json(line)
+            record = MedicalRecord.model_validate_json(line)
             won = [components.get("game") for components in record.rewards.values()]
             if record.attack and record.assessment and record.assessment.verdict and None not in won:
                 total = abs(sum(value or 0.0 for value in won))

@@ -6,7 +6,7 @@ import random
 
 from experiments.shortcuts.clinic import Effect, effect
 from medserl_agentloop.games.medical.judges import GatedJudge
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Reading
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Reading
 from medserl_agentloop.games.medical.types import Label
 
 READINGS, NEEDED = 3, 2
@@ -18,7 +18,7 @@ class PairOracle:
 
     name = "pair_oracle"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         assert record.presented_note is not None
         did = effect(record.spec.seed_note, record.presented_note)
         label = Label.HARMFUL if did in (Effect.ERROR, Effect.UNKNOWABLE) else Label.SAFE
@@ -31,7 +31,7 @@ class NoteReader:
     Its answers depend on the two notes only, so that a run can be repeated.
     """
 
-    async def read(self, record: GameRecord) -> list[Reading]:
+    async def read(self, record: MedicalRecord) -> list[Reading]:
         assert record.presented_note is not None
         draw = random.Random(f"{record.spec.seed_note}\0{record.presented_note}")
         chance = FOUND.get(effect(record.spec.seed_note, record.presented_note), 0.0)
@@ -46,5 +46,5 @@ class GatedPairOracle:
     def __init__(self) -> None:
         self._judge = GatedJudge(PairOracle(), NoteReader(), NEEDED)
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return await self._judge.judge(record)

@@ -41,7 +41,7 @@ from medserl_agentloop.evaluation.tournament import play_match
 from medserl_agentloop.games.medical.clinic import Split, reworded, sample_clean_note, with_error
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
 
@@ -189,7 +189,7 @@ def measure(player: Player, cases: Sequence[Case], seed: int) -> list[Rate]:
     return [*rates, *(Rate(f"attacks/{name}", effects[name], len(games)) for name in (*map(str, Effect), "invalid"))]
 
 
-def attack_effect(game: GameRecord) -> str:
+def attack_effect(game: MedicalRecord) -> str:
     """What the attack of a judged game did; ``invalid`` if it broke a rule or could not be read."""
     judged = game.judgement is not None and game.presented_note is not None
     return str(effect(game.spec.seed_note, game.presented_note or "")) if judged else "invalid"
@@ -199,7 +199,7 @@ def _spec(note: str, category: Category) -> GameSpec:
     return GameSpec(category=category, target_label=category.default_target_label, seed_note=note)
 
 
-def _play(player: Player, specs: Sequence[GameSpec], seed: int) -> list[GameRecord]:
+def _play(player: Player, specs: Sequence[GameSpec], seed: int) -> list[MedicalRecord]:
     config = MedicalConfig(profile=PROFILE, judge=f"{JUDGES}:PairOracle")
     match = play_match(player, player, specs, config, temperature=1.0, budgets=BUDGETS, seed=seed)
     return asyncio.run(match)

@@ -32,8 +32,8 @@ from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest
 
@@ -184,7 +184,7 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
     row = game_row(case, Category.ADVERSARIAL_BENIGN, role, case.clean_note, "train", 0, profile)
-    game = Game(GameSpec.from_extra_info(row["extra_info"]), EditLimits(), profile.parser)
+    game = MedicalGame(GameSpec.from_extra_info(row["extra_info"]), EditLimits(), profile.parser)
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
@@ -216,7 +216,7 @@ def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, left_out
     return SftRows(splits["train"], splits["val"], dict(+left_out))
 
 
-def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SftRows:
+def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SftRows:
     """Conversations of the turns that were right, readable and in good form.
 
     An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
@@ -265,7 +265,7 @@ def rows_of_games(games: Iterable[GameRecord], *, val_fraction: float = 0.1, see
     return _in_splits(rows, split_of, seed, left_out)
 
 
-def _why_not_taught(game: GameRecord, role: Role) -> str:
+def _why_not_taught(game: MedicalRecord, role: Role) -> str:
     """Why a turn is not taught; empty if it is."""
     turn = game.attack if role is Role.ATTACKER else game.assessment
     assert turn is not None

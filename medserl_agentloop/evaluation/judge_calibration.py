@@ -45,8 +45,8 @@ from medserl_agentloop.games.medical.records import (
     JUDGE_FAILED,
     AssessmentRecord,
     AttackRecord,
-    GameRecord,
     Judgement,
+    MedicalRecord,
     Reading,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
@@ -62,7 +62,7 @@ class KnownEdit:
     after: str
     case: Vignette
 
-    def game(self) -> GameRecord:
+    def game(self) -> MedicalRecord:
         """The game that a judge decides, with an assessor that said nothing."""
         category = Category.ADVERSARIAL_HARMFUL if self.kind is Kind.REPAIRED else Category.ADVERSARIAL_BENIGN
         spec = GameSpec(
@@ -73,7 +73,7 @@ class KnownEdit:
             vignette_id=self.case.vignette_id,
         )
         attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)
-        return GameRecord(spec=spec, presented_note=self.after, attack=attack, assessment=silence)
+        return MedicalRecord(spec=spec, presented_note=self.after, attack=attack, assessment=silence)
 
 
 def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:
@@ -135,7 +135,7 @@ class Answer(NamedTuple):
     """What a judge made of one edit, and the seconds from the question to the answer."""
 
     edit: KnownEdit
-    record: GameRecord
+    record: MedicalRecord
     seconds: float
 
     @property
@@ -279,10 +279,10 @@ class KnownNote:
     note: str
     wrong: tuple[str, ...]  # where a reader may find something: the error's sentence, the changed one, or all
 
-    def game(self) -> GameRecord:
+    def game(self) -> MedicalRecord:
         """The game that a reader reads."""
         spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, seed_note=self.note)
-        return GameRecord(spec=spec, presented_note=self.note, error_sentences=list(self.wrong))
+        return MedicalRecord(spec=spec, presented_note=self.note, error_sentences=list(self.wrong))
 
 
 def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:

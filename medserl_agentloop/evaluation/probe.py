@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, GameRecord
+from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.play.cli import draw_games
 
@@ -68,7 +68,7 @@ def probe(
         options = {"api_key_env": api_key_env, "temperature": temperature, "seed": seed, "timeout_s": timeout}
         player = seat_of(model, served, load_profile(config.profile), {}, concurrency=concurrency, **options)
 
-        async def play() -> list[GameRecord]:
+        async def play() -> list[MedicalRecord]:
             async with connected(player):
                 return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
 
@@ -86,7 +86,7 @@ def probe(
     typer.echo(f"games: {output}")
 
 
-def note_shares(games: Sequence[GameRecord]) -> dict[str, float]:
+def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
     """How much of what happens the note decides, ``selfplay/probe/…``.
 
     ``<role>/note_share`` is the share of the variance of the role's reward that lies between notes: the intraclass

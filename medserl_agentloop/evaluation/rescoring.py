@@ -23,7 +23,7 @@ from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain
 from medserl_agentloop.core.step_file import GAMES_FILE, to_line
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards, read_games
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.types import Label, Role
 from medserl_agentloop.paths import replacing
@@ -51,7 +51,7 @@ def rescore(
 _REWARDS = TypeAdapter(Rewards)
 
 
-def _reward(record: GameRecord, scheme: str, score: RewardScheme, where: str) -> None:
+def _reward(record: MedicalRecord, scheme: str, score: RewardScheme, where: str) -> None:
     try:
         reward_game(record, lambda game: _REWARDS.validate_python(score(game)))
     except Exception as error:  # a user's scheme may raise anything
@@ -165,7 +165,7 @@ def original_scheme() -> RewardScheme:
     sys.modules[folder.name] = package
     code = importlib.import_module(f"{folder.name}.utils")
 
-    def score(record: GameRecord) -> Rewards:
+    def score(record: MedicalRecord) -> Rewards:
         if record.outcome is Outcome.VOID:  # a parsing error there, and left out
             return {}
         said = record.assessment

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from medserl_agentloop.command_line import plain
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Label, Role
 
 _BY = ["attacker", "assessor"]
@@ -26,7 +26,7 @@ ELO = 400 / math.log(10)
 """Rating points of a factor e in the odds: 400 points are a factor of ten, as in chess."""
 
 
-def shares(games: Sequence[GameRecord]) -> pd.DataFrame:
+def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """Counted shares, a row each, with Wilson's 95 % interval; ``attacker`` or ``assessor`` is empty for all of them.
 
     ``detection``: of the valid attacks that put an error in, found. ``success``: of all attacks that were to put an
@@ -57,7 +57,7 @@ def shares(games: Sequence[GameRecord]) -> pd.DataFrame:
     return found.reindex(columns=columns).fillna({role: "" for role in _BY}).astype({"hits": int, "share": float})
 
 
-def _facts(game: GameRecord) -> dict[str, Any]:
+def _facts(game: MedicalRecord) -> dict[str, Any]:
     judged = game.judgement
     meant = judged is not None and judged.label is game.spec.target_label and judged.realistic is not False
     return {

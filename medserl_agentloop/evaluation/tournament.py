@@ -30,7 +30,7 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, 
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import GameRecord, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Role, VanillaAttacker
 from medserl_agentloop.paths import replacing, sha256_of
 from medserl_agentloop.play.cli import check_judge, draw_games
@@ -79,7 +79,7 @@ async def play_match(
     budgets: Mapping[Role, int] | None = None,
     seed: int,
     attacks: dict[int, Reply | NoReplyError] | None = None,
-) -> list[GameRecord]:
+) -> list[MedicalRecord]:
     """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
 
     ``budgets`` are the most tokens of each role's turn; those of ``config`` if not given. Each game has random numbers

@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.parsing import load_parser
-from medserl_agentloop.games.medical.rules import Game
+from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 END_LINE = "."
@@ -47,7 +47,7 @@ class HumanGame(MedicalGameInteraction):
         part = "attack" if human is Role.ATTACKER else "assessment"
         self._profile.parser = replace(self._profile.parser, **{part: getattr(written, part)})
 
-    def next_turn(self, game: Game) -> Turn | None:
+    def next_turn(self, game: MedicalGame) -> Turn | None:
         """The person gets a task in place of the profile's prompt."""
         turn = super().next_turn(game)
         if turn is None or turn.role != self._human:

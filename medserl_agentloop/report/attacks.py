@@ -30,8 +30,8 @@ from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
     UNKNOWABLE,
-    GameRecord,
     InvalidAttack,
+    MedicalRecord,
     Outcome,
 )
 from medserl_agentloop.games.medical.types import Label
@@ -69,7 +69,7 @@ _OF_GAME = ["step", "category", "text_id", "invalid", "void", "changed_words", "
 _LEAST_ALIKE = 50.0  # rapidfuzz ratio of the wrong sentence and the one of the note that is taken for it
 
 
-def kind_of(game: GameRecord) -> Kind:
+def kind_of(game: MedicalRecord) -> Kind:
     """The class of a game's attack, by what the record says."""
     assert game.attack is not None
     if game.attack.invalid is not None:
@@ -83,7 +83,7 @@ def kind_of(game: GameRecord) -> Kind:
     return decided.get(game.outcome, Kind.UNDECIDED)
 
 
-def edit_of(game: GameRecord) -> str:
+def edit_of(game: MedicalRecord) -> str:
     """Old words and new words, whatever their spelling; empty without a note or a change."""
     if game.attack is None or game.attack.note is None:
         return ""
@@ -148,12 +148,12 @@ def write_ledger(
     return counts
 
 
-def _judge_again(games: Iterable[GameRecord], config: MedicalConfig, console: Console) -> None:
+def _judge_again(games: Iterable[MedicalRecord], config: MedicalConfig, console: Console) -> None:
     """Put another judge's word into the records, asked as in a run."""
     judge, slots = build_judge(config), asyncio.Semaphore(config.judge_server.concurrency)
     asked = [game for game in games if game.attack and game.attack.invalid is None and game.assessment]
 
-    async def ask(game: GameRecord) -> None:
+    async def ask(game: MedicalRecord) -> None:
         game.judgement = None
         if (game.void or "").startswith((JUDGE_FAILED, JUDGE_ABSTAINED, UNKNOWABLE)):
             game.void = None
@@ -169,7 +169,7 @@ def _judge_again(games: Iterable[GameRecord], config: MedicalConfig, console: Co
         raise ValueError(f"the judge answered none of {len(asked)} questions; the first: {asked[0].void}")
 
 
-def _ledger(games: Mapping[int, GameRecord]) -> pd.DataFrame:
+def _ledger(games: Mapping[int, MedicalRecord]) -> pd.DataFrame:
     """A row per attack; the most frequent edit is pattern 1."""
     frame = games_frame(list(games.values()))[_OF_GAME]
     frame.insert(0, "game", list(games))
@@ -200,7 +200,7 @@ class _MedecNotes(NamedTuple):
     uw: int  # rows that are of MEDEC-UW
 
 
-def _medec_notes(games: Mapping[int, GameRecord], kinds: Collection[Kind], name: str) -> _MedecNotes:
+def _medec_notes(games: Mapping[int, MedicalRecord], kinds: Collection[Kind], name: str) -> _MedecNotes:
     """The notes of these classes of attacks, each once; ``name`` is part of their ids."""
     same: dict[str, list[int]] = defaultdict(list)
     for number, game in games.items():
@@ -225,7 +225,7 @@ def _medec_notes(games: Mapping[int, GameRecord], kinds: Collection[Kind], name:
     return _MedecNotes(rows, ids, left_out, uw)
 
 
-def _medec_row(game: GameRecord, text_id: str) -> list[str]:
+def _medec_row(game: MedicalRecord, text_id: str) -> list[str]:
     spec, note = game.spec, game.presented_note or ""
     edit, sentences = compare_notes(spec.seed_note, note), split_sentences(note)
     numbered = with_numbers(sentences)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.records import GameRecord, Games
+from medserl_agentloop.games.medical.records import Games, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 
 PART = 1000
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
     dtype: str  # Int64, Float64 and boolean hold missing values
     meaning: str
-    value: Callable[[GameRecord], Any] = lambda record: None
+    value: Callable[[MedicalRecord], Any] = lambda record: None
 
 
 def _word(value: Any) -> str | None:
@@ -116,7 +116,7 @@ def turns(run: str | Path) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def turns_frame(records: Sequence[GameRecord], first: int = 0) -> pd.DataFrame:
+def turns_frame(records: Sequence[MedicalRecord], first: int = 0) -> pd.DataFrame:
     """The frame of the turns of these games, which are numbered from ``first``; see :data:`TURNS`."""
     rows = []
     for number, game in enumerate(records, start=first):
@@ -156,9 +156,9 @@ def scores(results: str | Path) -> pd.DataFrame:
     return typed_frame(rows, SCORES)
 
 
-def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
+def parts(records: Iterable[MedicalRecord]) -> Iterator[list[MedicalRecord]]:
     """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a little more."""
-    part: list[GameRecord] = []
+    part: list[MedicalRecord] = []
     for _, step in groupby(records, key=lambda game: game.step):
         part += step
         if len(part) >= PART:
@@ -180,7 +180,7 @@ def read_run(run: str | Path) -> Games:
     return records
 
 
-def games_frame(records: Sequence[GameRecord]) -> pd.DataFrame:
+def games_frame(records: Sequence[MedicalRecord]) -> pd.DataFrame:
     """The frame of these games; see :data:`GAMES`."""
     frame = typed_frame([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
     components = sorted(

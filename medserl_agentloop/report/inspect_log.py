@@ -16,7 +16,7 @@ from statistics import fmean
 
 from inspect_ai import dataset, event, log, model, scorer, viewer
 
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report.frames import GAMES
 from medserl_agentloop.report.page import Prompts, reads
@@ -27,7 +27,7 @@ _SPAN = "role"
 """Type of a role's span. With ``agent`` the viewer hides it behind a card."""
 
 
-def write_log(games: Sequence[GameRecord], played: int, prompts: Prompts, name: str, output: Path) -> None:
+def write_log(games: Sequence[MedicalRecord], played: int, prompts: Prompts, name: str, output: Path) -> None:
     """Write games of a run that ``played`` so many as an Inspect log, with the prompts that the run wrote down."""
     samples = [_Transcript(_encodable(game), prompts, number).sample() for number, game in enumerate(games)]
     clocks = [finished for game in games if (finished := game.finished)]
@@ -55,7 +55,7 @@ def write_log(games: Sequence[GameRecord], played: int, prompts: Prompts, name: 
 class _Transcript:
     """The events of one game, in order."""
 
-    def __init__(self, game: GameRecord, prompts: Prompts, number: int) -> None:
+    def __init__(self, game: MedicalRecord, prompts: Prompts, number: int) -> None:
         self.game, self.prompts = game, prompts
         self.id = f"{game.step:05d}.{number:06d}"
         self.events: list[event.Event] = []
@@ -148,7 +148,7 @@ class _Transcript:
         self.events.append(new)
 
 
-def _scores(game: GameRecord) -> dict[str, scorer.Score]:
+def _scores(game: MedicalRecord) -> dict[str, scorer.Score]:
     """The outcome, each role's reward, and each component as ``role/component``."""
     verdict = game.assessment.verdict if game.assessment else None
     scores = {"outcome": scorer.Score(value=game.outcome.value, answer=verdict.value if verdict else None)}
@@ -173,7 +173,7 @@ def _results(samples: Sequence[log.EvalSample]) -> log.EvalResults:
     return log.EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=means)
 
 
-def _encodable(game: GameRecord) -> GameRecord:
+def _encodable(game: MedicalRecord) -> MedicalRecord:
     """The game with ``?`` for each half of a surrogate pair, which a model may write and Inspect's JSON cannot hold."""
     text = json.dumps(game.to_json(), ensure_ascii=False)
-    return GameRecord.model_validate(json.loads(text.encode("utf-8", errors="replace")))
+    return MedicalRecord.model_validate(json.loads(text.encode("utf-8", errors="replace")))

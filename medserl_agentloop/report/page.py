@@ -28,7 +28,7 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.interaction import Message, Prompt
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
 from medserl_agentloop.games.medical.prompting import load_profile, template_name
-from medserl_agentloop.games.medical.records import GameRecord, Games
+from medserl_agentloop.games.medical.records import Games, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
 from medserl_agentloop.report.frames import games_frame, metrics, read_run
@@ -92,7 +92,7 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
-def _line(game: GameRecord, prompts: Prompts) -> str:
+def _line(game: MedicalRecord, prompts: Prompts) -> str:
     """The record and, after a tab, what each role read. JSON text itself holds no tab."""
     return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(reads(game, prompts), ensure_ascii=False)
 
@@ -106,14 +106,14 @@ def prompts_of(run: Path) -> Prompts:
     return list(StepFile(path).read())[::-1] if path.exists() else []
 
 
-def reads(game: GameRecord, prompts: Prompts) -> dict[str, Any]:
+def reads(game: MedicalRecord, prompts: Prompts) -> dict[str, Any]:
     """The messages that each role literally read."""
     turns = ((Role.ATTACKER, game.attack, game.spec.seed_note), (Role.ASSESSOR, game.assessment, game.presented_note))
     read = {role.value: _messages(game, prompts, role, note) for role, turn, note in turns if turn and note is not None}
     return {role: messages for role, messages in read.items() if messages}
 
 
-def _messages(game: GameRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
+def _messages(game: MedicalRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
     key = (role.value, template_name(role, game.spec.task))
     for row in prompts:
         if (row.get("role"), row.get("template")) == key and row["step"] <= game.step:
@@ -134,7 +134,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     raise ValueError("a run is named twice: name each run once")
 
 
-def sample(games: Games, most: int) -> list[GameRecord]:
+def sample(games: Games, most: int) -> list[MedicalRecord]:
     """At most ``most`` games, prompt groups whole, in their order; always the same ones."""
     if len(games) <= most:
         return list(games)

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.table import varied_games
 from medserl_agentloop.report.page import render
 
@@ -52,7 +52,7 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def write_blinded_sheet(folder: Path, games: Mapping[int, GameRecord], most: int, seed: int) -> int:
+def write_blinded_sheet(folder: Path, games: Mapping[int, MedicalRecord], most: int, seed: int) -> int:
     """Write pairs of notes without labels, the notes of each in random order, and the key apart.
 
     The outcomes take turns. A case is used once: the note that comes again in several pairs would be known as the

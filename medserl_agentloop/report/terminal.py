@@ -18,7 +18,7 @@ from rich.text import Text
 from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Games, Outcome
+from medserl_agentloop.games.medical.records import Games, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.table import marked_changes
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.report.frames import read_run
@@ -86,7 +86,7 @@ def walk(run: Path, console: Console, *, game: int | None = None) -> None:
                 console.print(Text(f"{KEYS}\n{FILTERS}"))
 
 
-def matches(record: GameRecord, words: Sequence[str]) -> bool:
+def matches(record: MedicalRecord, words: Sequence[str]) -> bool:
     """Whether a game has every word of a filter, in any case; see :data:`FILTERS`."""
     assessments = [each.assessment for each in record.by_assessment]
     wrote = {
@@ -142,7 +142,7 @@ def _print_metrics(run: Path, games: Games, step_of: np.ndarray, console: Consol
     console.print(plain(f"all games: {run / GAMES_FILE}\nall metrics: {file}" if run.is_dir() else f"all games: {run}"))
 
 
-def render_game(record: GameRecord, title: str) -> RenderableType:
+def render_game(record: MedicalRecord, title: str) -> RenderableType:
     """One game from seed note to rewards."""
     label = record.judgement.label.value if record.judgement and record.judgement.label else "not judged"
     why = f" ({record.void})" if record.void else ""

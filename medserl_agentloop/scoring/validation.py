@@ -13,7 +13,7 @@ from typing import Any
 
 from medserl_agentloop.core.metrics import share
 from medserl_agentloop.games.medical.parsing import ParsedAssessment
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Label, Role
 from medserl_agentloop.scoring.metrics import Scores, score
 from medserl_agentloop.scoring.notes import ReferenceNote, predict
@@ -26,7 +26,7 @@ Notes = Mapping[str, Mapping[str, ReferenceNote]]
 """Reference notes by data set, then by text id."""
 
 
-def validation_facts(record: GameRecord) -> dict[str, float | str | None]:
+def validation_facts(record: MedicalRecord) -> dict[str, float | str | None]:
     """One game as numbers for verl's validation metrics, and as texts for the official scores: verl leaves texts alone.
 
     ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.

@@ -13,7 +13,7 @@ from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_no
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import OracleJudge
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
 
@@ -42,7 +42,7 @@ def player() -> Player:
     return load_player(resource("assets/tiny_player"), load_profile())
 
 
-def match(player: Player, games: list[GameSpec], **changes: Any) -> list[GameRecord]:
+def match(player: Player, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
     options: dict[str, Any] = {
         "config": MedicalConfig(judge="oracle"),
         "temperature": 1.0,
@@ -78,7 +78,7 @@ def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: Player) -> No
 
 
 def test_garbled_notes_are_safe_and_unrealistic_to_the_oracle(player: Player) -> None:
-    record = GameRecord(spec=specs(1)[0], presented_note="The diagnosis is gobbledygook.")
+    record = MedicalRecord(spec=specs(1)[0], presented_note="The diagnosis is gobbledygook.")
     judgement = asyncio.run(OracleJudge().judge(record))
     assert (judgement.label, judgement.realistic) == (Label.SAFE, False)
 

@@ -17,7 +17,7 @@ from medserl_agentloop.core.step_file import CONFIG_FILE
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.evaluation.standings import newest, ratings, shares
 from medserl_agentloop.evaluation.tournament import entries
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.paths import resource
 
 NOVICE, TINY = (str(resource(f"assets/{name}")) for name in ("novice", "tiny_player"))
@@ -28,7 +28,7 @@ SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cases: each to attack, and untouched with and without its error."""
     path = tmp_path_factory.mktemp("notes") / "notes.parquet"
-    write_parquet([{"extra_info": GameRecord(spec=spec).to_json()["spec"]} for spec in specs(2)], path)
+    write_parquet([{"extra_info": MedicalRecord(spec=spec).to_json()["spec"]} for spec in specs(2)], path)
     return path
 
 
@@ -38,7 +38,7 @@ def held(output: Path, notes: Path, *players: str, more: tuple[str, ...] = ()) -
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
-def records(output: Path) -> list[GameRecord]:
+def records(output: Path) -> list[MedicalRecord]:
     return list(read_games(output / "games.jsonl"))
 
 
@@ -147,11 +147,11 @@ def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> No
     assert (settings["profile"], settings["judge"]) == ("brief", "oracle")
 
 
-def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> GameRecord:
+def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:
     return finished(outcome, players={"attacker": attacker, "assessor": assessor}, uid=str(uid), **changes)
 
 
-def match(attacker: str, assessor: str, won: int, lost: int) -> list[GameRecord]:
+def match(attacker: str, assessor: str, won: int, lost: int) -> list[MedicalRecord]:
     outcomes = [Outcome.MISSED_ERROR] * won + [Outcome.CORRECT_DETECTION] * lost
     return [game(attacker, assessor, outcome, uid) for uid, outcome in enumerate(outcomes)]
 

@@ -30,9 +30,9 @@ from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
 from medserl_agentloop.games.medical.parsing import PARSERS
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.games.medical.records import GameRecord, Games, Judgement, Outcome, read_games
+from medserl_agentloop.games.medical.records import Games, Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
 SEEN = Counter[str]()
@@ -78,7 +78,7 @@ def parsers(data: bytes) -> None:
         assert verdict is None
     elif verdict is not None:
         SEEN["verdict"] += 1
-    game = Game(
+    game = MedicalGame(
         spec(category),
         EditLimits(max_changed_sentences=sentences),
         PARSERS[name],
@@ -111,7 +111,7 @@ def _both_verdicts(profile: str, text: str, prefill: str) -> bool:
     return all(f"<answer>{label.value.capitalize()}</answer>" in said for label in Label)
 
 
-def _check_game(record: GameRecord) -> None:
+def _check_game(record: MedicalRecord) -> None:
     note, attack = record.presented_note, record.attack
     if attack is not None and attack.invalid is None and record.category.has_attack:
         SEEN["valid attack"] += 1
@@ -173,7 +173,7 @@ def records(data: bytes) -> None:
     """A games file: a line is a game that survives being written and can be scored, or an error names it."""
     path = _file("games.jsonl", data)
     games = Games(path)
-    read: list[GameRecord] = []
+    read: list[MedicalRecord] = []
     try:
         read.extend(read_games(path))
     except ValueError as error:
@@ -186,7 +186,7 @@ def records(data: bytes) -> None:
         SEEN["game"] += 1
         line = to_line(record.to_json())
         json.dumps(record.to_json(), allow_nan=False)  # as the page of a report has it
-        again = GameRecord.model_validate(from_line(line))
+        again = MedicalRecord.model_validate(from_line(line))
         assert to_line(again.to_json()) == line == to_line(games[place].to_json())
         assert again.outcome is record.outcome
         for each in record.by_assessment:

@@ -10,8 +10,8 @@ import re
 from game.builders import CLEAN_NOTE, ERROR_NOTE, spec
 
 from medserl_agentloop.games.medical.parsing import BASELINE
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
 KEPT = ["{t}</think><answer>{a}</answer>", "{t}</think>\n<answer>\n{a}\n</answer>\n"]
@@ -44,18 +44,18 @@ _KEEPS = re.compile(rf"(?s){_SAID}</think>\s*<answer>{_SAID}</answer>\s*")
 _ANSWER = re.compile(r"(?s)<answer>\s*(\S.*?)\s*</answer>")
 
 
-def transcripts(number: int = 1200) -> list[tuple[GameRecord, dict[Role, float]]]:
+def transcripts(number: int = 1200) -> list[tuple[MedicalRecord, dict[Role, float]]]:
     """Finished games, always the same ones, and the rewards that the baseline's table gives them."""
     return [_played(*facts) for facts in random.Random(11).sample(GRID, number)]
 
 
 def _played(
     category: Category, attack_form: str, form: str, says: str, label: Label | None, realistic: int | None
-) -> tuple[GameRecord, dict[Role, float]]:
+) -> tuple[MedicalRecord, dict[Role, float]]:
     facts = spec(category)
     attack = attack_form.format(t="swap it", a=EDIT.get(category, facts.seed_note))
     assessment = form.format(t="reads oddly", a=says)
-    game = Game(facts, EditLimits(), BASELINE, vanilla_attacker=VanillaAttacker.COPY)
+    game = MedicalGame(facts, EditLimits(), BASELINE, vanilla_attacker=VanillaAttacker.COPY)
     game.play(attack)
     if game.next_role is not None:
         game.play(assessment)

@@ -8,12 +8,12 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import (
     AssessmentRecord,
     AttackRecord,
-    GameRecord,
     InvalidAttack,
     Judgement,
+    MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 CLEAN_NOTE = "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
@@ -56,10 +56,10 @@ HARMFUL_ANSWER = assessment_text(
 SAFE_ANSWER = assessment_text("verdict: safe")
 
 
-def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any) -> Game:
+def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any) -> MedicalGame:
     """A game at its start; keywords replace facts of the row."""
     limits = EditLimits(max_changed_sentences=max_sentences, max_changed_words=max_words)
-    return Game(spec(category, **changes), limits, MEDSERL)
+    return MedicalGame(spec(category, **changes), limits, MEDSERL)
 
 
 def attack_record(**changes: Any) -> AttackRecord:
@@ -99,13 +99,13 @@ def finished(
     assessment: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
     **changes: Any,
-) -> GameRecord:
+) -> MedicalRecord:
     """The judged record of a game that ended with ``outcome``; keywords replace parts of it."""
     facts_of_row = spec(category, **(facts or {}))
     attacked = facts_of_row.category.has_attack
     if outcome is Outcome.INVALID_ATTACK:
         invalid = attack_record(**{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})})
-        return GameRecord(spec=facts_of_row, attack=invalid, **changes)
+        return MedicalRecord(spec=facts_of_row, attack=invalid, **changes)
     harmful = outcome in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
     if outcome in (Outcome.UNREADABLE, Outcome.VOID):
         harmful = facts_of_row.target_label is Label.HARMFUL
@@ -114,7 +114,7 @@ def finished(
         Outcome.FALSE_POSITIVE: Label.HARMFUL,
         Outcome.UNREADABLE: None,
     }.get(outcome, Label.SAFE)
-    record = GameRecord(
+    record = MedicalRecord(
         spec=facts_of_row,
         presented_note="rewritten" if attacked else facts_of_row.seed_note,
         attack=attack_record(**(attack or {})) if attacked else None,
@@ -127,7 +127,7 @@ def finished(
 
 
 @st.composite
-def any_game(draw: st.DrawFn) -> GameRecord:
+def any_game(draw: st.DrawFn) -> MedicalRecord:
     """Any finished game, with an attack or without, whatever the judge says of it."""
     category = draw(st.sampled_from(Category))
     invalid = [Outcome.INVALID_ATTACK] if category.has_attack else []
@@ -166,14 +166,14 @@ def rewrite_of(category: Category) -> str:
     return WORSENED_NOTE if category.seed_label is Label.HARMFUL else SUBTLE_NOTE
 
 
-def attacked(category: Category, note: str, **limits_and_facts: Any) -> Game:
+def attacked(category: Category, note: str, **limits_and_facts: Any) -> MedicalGame:
     """A game whose attacker wrote ``note``."""
     played = game(category, **limits_and_facts)
     played.play(attack_text(note))
     return played
 
 
-def invalid_of(played: Game) -> InvalidAttack | None:
+def invalid_of(played: MedicalGame) -> InvalidAttack | None:
     """Why the game's attack does not count."""
     assert played.record.attack is not None
     return played.record.attack.invalid

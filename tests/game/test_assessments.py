@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import AssessmentRecord, GameRecord, Outcome
+from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learnable, medserl, reward_game
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.table import game_row
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.validation import validation_facts
@@ -43,19 +43,19 @@ schemes = st.sampled_from(sorted(SCHEMES))
 
 
 @st.composite
-def several(draw: st.DrawFn) -> GameRecord:
+def several(draw: st.DrawFn) -> MedicalRecord:
     """Any game whose note was assessed two to five times."""
     record = draw(any_game().filter(lambda game: game.assessment is not None))
     return record.model_copy(update={"further_assessments": draw(st.lists(assessments, min_size=1, max_size=4))})
 
 
-def rewarded(record: GameRecord, name: str = "medserl") -> GameRecord:
+def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
     record = record.model_copy()
     reward_game(record, SCHEMES[name])
     return record
 
 
-def assessed(*right: bool | None, **parts: Any) -> GameRecord:
+def assessed(*right: bool | None, **parts: Any) -> MedicalRecord:
     """An injected error, and whether each assessment found it; None for one that nobody can read."""
     verdicts = [None if found is None else Label.HARMFUL if found else Label.SAFE for found in right]
     said = [assessment_record(verdict=verdict) for verdict in verdicts]
@@ -64,12 +64,12 @@ def assessed(*right: bool | None, **parts: Any) -> GameRecord:
     )
 
 
-def alone(record: GameRecord, assessment: AssessmentRecord) -> GameRecord:
+def alone(record: MedicalRecord, assessment: AssessmentRecord) -> MedicalRecord:
     return record.model_copy(update={"assessment": assessment, "further_assessments": []})
 
 
 @given(several(), schemes)
-def test_each_assessment_earns_what_it_would_earn_alone(record: GameRecord, name: str) -> None:
+def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, name: str) -> None:
     game = rewarded(record, name)
     assume(record.outcome is not Outcome.VOID)
     first = 0 if record.attack is None else 1
@@ -80,7 +80,7 @@ def test_each_assessment_earns_what_it_would_earn_alone(record: GameRecord, name
 
 
 @given(several(), schemes.filter(lambda name: name != "learnable"))
-def test_the_attacker_earns_the_mean_over_the_assessments(record: GameRecord, name: str) -> None:
+def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord, name: str) -> None:
     assume(record.attack is not None and record.outcome is not Outcome.VOID)
     game = rewarded(record, name)
     every = [rewarded(alone(record, each.assessment), name) for each in record.by_assessment if each.assessment]
@@ -92,7 +92,7 @@ def test_the_attacker_earns_the_mean_over_the_assessments(record: GameRecord, na
 
 @given(several(), schemes, assessments, st.data())
 def test_another_answer_in_one_assessment_changes_no_reward_of_the_others(
-    record: GameRecord, name: str, other: AssessmentRecord, data: st.DataObject
+    record: MedicalRecord, name: str, other: AssessmentRecord, data: st.DataObject
 ) -> None:
     said = [record.assessment, *record.further_assessments]
     number = data.draw(st.integers(0, len(said) - 1))
@@ -106,7 +106,7 @@ def test_another_answer_in_one_assessment_changes_no_reward_of_the_others(
 
 
 @given(any_game(), schemes)
-def test_one_assessment_is_paid_and_written_as_ever(record: GameRecord, name: str) -> None:
+def test_one_assessment_is_paid_and_written_as_ever(record: MedicalRecord, name: str) -> None:
     game = rewarded(record, name)
     assert game.rewards == SCHEMES[name](record)
     assert game.turn_rewards == {}
@@ -131,7 +131,7 @@ def test_answers_that_nobody_can_read_say_nothing_of_what_is_learnable(right: tu
 
 
 @given(several())
-def test_learnable_leaves_honest_play_undominated(record: GameRecord) -> None:
+def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None:
     """As in ``medserl``: whatever an honest attack meets, one that does not count earns less."""
     assume(record.attack is not None and record.category.has_attack and record.outcome is not Outcome.VOID)
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
@@ -146,20 +146,20 @@ def test_learnable_leaves_honest_play_undominated(record: GameRecord) -> None:
 
 
 @given(several())
-def test_learnable_pays_the_assessor_as_medserl_does(record: GameRecord) -> None:
+def test_learnable_pays_the_assessor_as_medserl_does(record: MedicalRecord) -> None:
     assert learnable(record).get(Role.ASSESSOR) == medserl(record).get(Role.ASSESSOR)
 
 
 @given(several(), schemes)
-def test_all_assessments_and_their_rewards_survive_json(record: GameRecord, name: str) -> None:
+def test_all_assessments_and_their_rewards_survive_json(record: MedicalRecord, name: str) -> None:
     game = rewarded(record, name)
-    read = GameRecord.model_validate(json.loads(json.dumps(game.to_json())))
+    read = MedicalRecord.model_validate(json.loads(json.dumps(game.to_json())))
     assert read == game
     assert [each.rewards for each in read.by_assessment] == [each.rewards for each in game.by_assessment]
 
 
 @given(st.lists(several() | any_game(), max_size=8))
-def test_every_assessment_counts_as_a_game_does(records: list[GameRecord]) -> None:
+def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) -> None:
     found = role_metrics(records)
     single = {"further_assessments": []}
     apart = role_metrics([each.model_copy(update=single) for record in records for each in record.by_assessment])
@@ -208,7 +208,7 @@ def test_a_table_s_row_has_all_verdicts() -> None:
 
 @pytest.mark.parametrize("answers", [1, 3])
 def test_the_game_is_over_after_the_last_assessment(answers: int) -> None:
-    game = Game(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=answers)
+    game = MedicalGame(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=answers)
     game.play(attack_text(SUBTLE_NOTE))
     for number in range(answers):
         assert (game.next_role, game.note) == (Role.ASSESSOR, SUBTLE_NOTE)
@@ -219,7 +219,7 @@ def test_the_game_is_over_after_the_last_assessment(answers: int) -> None:
 
 
 def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:
-    flat: Callable[[GameRecord], Any] = lambda record: {Role.ATTACKER: {"flat": 0.25}}  # noqa: E731
+    flat: Callable[[MedicalRecord], Any] = lambda record: {Role.ATTACKER: {"flat": 0.25}}  # noqa: E731
     record = assessed(True, False)
     reward_game(record, flat)
     assert record.rewards == {Role.ATTACKER: {"flat": 0.25}}

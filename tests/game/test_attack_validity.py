@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category
 
 ATTACKED = [c for c in Category if c.has_attack]
@@ -171,7 +171,9 @@ def test_a_repair_in_other_words_is_left_to_the_judge(repair: str) -> None:
 
 def test_a_note_that_takes_more_room_than_planned_is_no_attack() -> None:
     for room, invalid in ((len(SUBTLE_NOTE), None), (len(SUBTLE_NOTE) - 1, InvalidAttack.TOO_MANY_TOKENS)):
-        played = Game(spec("adversarial_benign"), EditLimits(), MEDSERL, fits=lambda note, room=room: len(note) <= room)
+        played = MedicalGame(
+            spec("adversarial_benign"), EditLimits(), MEDSERL, fits=lambda note, room=room: len(note) <= room
+        )
         played.play(attack_text(SUBTLE_NOTE))
         assert invalid_of(played) is invalid
 
@@ -256,6 +258,6 @@ def test_where_the_error_is_not_known_every_edit_counts() -> None:
 
 def test_the_rule_can_be_switched_off() -> None:
     limits = EditLimits(must_touch_error=False)
-    played = Game(spec(Category.ADVERSARIAL_HARMFUL), limits, MEDSERL)
+    played = MedicalGame(spec(Category.ADVERSARIAL_HARMFUL), limits, MEDSERL)
     played.play(attack_text(ERROR_NOTE.replace("a cough", "deep vein thrombosis")))
     assert invalid_of(played) is None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
 SENTENCES = [
@@ -18,7 +18,7 @@ SENTENCES = [
 ]
 
 
-def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> GameRecord:
+def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> MedicalRecord:
     return finished(
         Outcome.INVALID_ATTACK if invalid else Outcome.MISSED_ERROR,
         attack={"changed_sentences": list(inserted), "invalid": invalid},
@@ -29,7 +29,7 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> G
 INVALID = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
 
 
-def similarity(*games: GameRecord) -> float:
+def similarity(*games: MedicalRecord) -> float:
     return diversity_metrics(games)["self_similarity"]
 
 
@@ -78,7 +78,7 @@ def test_case_and_punctuation_do_not_hide_a_duplicate() -> None:
 @pytest.mark.parametrize(
     "others", [[attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)], [attack("b")], []]
 )
-def test_invalid_attacks_deletions_and_a_lone_attack_are_not_compared(others: list[GameRecord]) -> None:
+def test_invalid_attacks_deletions_and_a_lone_attack_are_not_compared(others: list[MedicalRecord]) -> None:
     assert diversity_metrics([attack("a", SENTENCES[0]), *others]) == {}
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import PARSERS, TurnFormat, UnwritableTurn, load_parser
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
@@ -73,7 +73,7 @@ def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened:
 
 @FORMATS
 def test_the_game_presents_the_note_alone_and_keeps_the_rest_to_itself(name: str) -> None:
-    game = Game(spec("adversarial_benign"), EditLimits(), PARSERS[name])
+    game = MedicalGame(spec("adversarial_benign"), EditLimits(), PARSERS[name])
     game.play(TURNS[name](SECRET, SUBTLE))
     assert game.note == game.record.presented_note == SUBTLE
     assert game.record.attack is not None and SECRET in game.record.attack.reasoning
@@ -91,7 +91,7 @@ def test_a_forged_tag_in_a_note_changes_no_other_turn(name: str, forged: str) ->
     """The note is part of the attacker's turn; the assessor's is read from its own text alone."""
     turns = PARSERS[name]
     note = CLEAN_NOTE.replace("a cough", f"a cough {forged}")
-    game = Game(spec("vanilla_benign", seed_note=note), EditLimits(), turns)
+    game = MedicalGame(spec("vanilla_benign", seed_note=note), EditLimits(), turns)
     game.play(turns.write_assessment("hm", Label.HARMFUL, "S.", ErrorType.DIAGNOSIS, "C."))
     assert game.record.assessment is not None
     assert (game.record.assessment.verdict, game.record.assessment.violations) == (Label.HARMFUL, [])
@@ -204,7 +204,7 @@ def test_a_parser_that_is_none_is_refused(name: str, message: str) -> None:
 def test_every_category_can_be_played_in_every_format() -> None:
     for turns in PARSERS.values():
         for category in Category:
-            game = Game(spec(category), EditLimits(), turns)
+            game = MedicalGame(spec(category), EditLimits(), turns)
             if category.has_attack:
                 game.play(turns.write_attack("plan", game.note.replace("500", "5000")))
             game.play(turns.write_assessment("hm", Label.SAFE))

@@ -6,7 +6,7 @@ import pytest
 from game.builders import finished
 
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
 TYPED = {"error_type": ErrorType.DIAGNOSIS}
@@ -16,7 +16,7 @@ def both(attacker: dict[str, float], assessor: dict[str, float]) -> dict[Role, d
     return {Role.ATTACKER: attacker, Role.ASSESSOR: assessor}
 
 
-def batch() -> list[GameRecord]:
+def batch() -> list[MedicalRecord]:
     """Nine games, two of them void."""
     return [
         finished(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 free_text = st.text(max_size=20)
@@ -31,7 +31,7 @@ judgements = st.builds(
 
 
 @st.composite
-def records(draw: st.DrawFn) -> GameRecord:
+def records(draw: st.DrawFn) -> MedicalRecord:
     category = draw(st.sampled_from(Category))
     outcome = draw(st.sampled_from([o for o in Outcome if category.has_attack or o is not Outcome.INVALID_ATTACK]))
     facts = {
@@ -59,7 +59,7 @@ NO_SHARES = re.compile(
 
 @given(st.lists(records(), max_size=8))
 @settings(deadline=None)
-def test_no_batch_gives_nan_and_every_share_is_a_share(games: list[GameRecord]) -> None:
+def test_no_batch_gives_nan_and_every_share_is_a_share(games: list[MedicalRecord]) -> None:
     metrics = role_metrics(games)
     assert all(math.isfinite(v) for v in metrics.values())
     assert all(type(v) is float for v in metrics.values())
@@ -69,7 +69,7 @@ def test_no_batch_gives_nan_and_every_share_is_a_share(games: list[GameRecord]) 
 
 @given(st.lists(records(), max_size=8), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_order_of_any_batch_does_not_matter(games: list[GameRecord], random: object) -> None:
+def test_the_order_of_any_batch_does_not_matter(games: list[MedicalRecord], random: object) -> None:
     shuffled = sorted(games, key=lambda _: random.random())  # type: ignore[attr-defined]
     once, again = role_metrics(games), role_metrics(shuffled)
     assert set(once) == set(again)

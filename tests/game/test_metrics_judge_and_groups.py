@@ -5,20 +5,20 @@ from game.builders import attack_record, finished
 
 from medserl_agentloop.core.metrics import lost_games_metrics
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Vote
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Vote
 from medserl_agentloop.games.medical.types import Label, Role
 
 
-def void(reason: str, **changes: object) -> GameRecord:
+def void(reason: str, **changes: object) -> MedicalRecord:
     return finished(Outcome.VOID, **changes).model_copy(update={"void": reason, "judgement": None})  # type: ignore[arg-type]
 
 
-def judged(label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign") -> GameRecord:
+def judged(label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign") -> MedicalRecord:
     record = finished(Outcome.MISSED_ERROR, category=category)
     return record.model_copy(update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)})
 
 
-def rewarded(uid: str, assessor: float, attacker: float | None = None) -> GameRecord:
+def rewarded(uid: str, assessor: float, attacker: float | None = None) -> MedicalRecord:
     rewards = {Role.ASSESSOR: {"game": assessor}}
     if attacker is not None:
         rewards[Role.ATTACKER] = {"game": attacker}
@@ -53,7 +53,7 @@ def test_a_game_that_nobody_judged_is_void_of_another_class() -> None:
 
 
 def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows() -> None:
-    def believed(note: str | None, judge: str = "labels", category: str = "adversarial_benign") -> GameRecord:
+    def believed(note: str | None, judge: str = "labels", category: str = "adversarial_benign") -> MedicalRecord:
         record = finished(Outcome.MISSED_ERROR, category=category)
         changes = {"judgement": Judgement(judge=judge, label=Label.HARMFUL)}
         return record.model_copy(update={**changes, "presented_note": note or record.spec.error_note})
@@ -64,7 +64,7 @@ def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows
 
 
 def test_votes_show_how_often_a_judge_contradicts_itself_and_which_place_it_prefers() -> None:
-    def voted(*votes: tuple[bool, Label | None]) -> GameRecord:
+    def voted(*votes: tuple[bool, Label | None]) -> MedicalRecord:
         record = judged(votes[0][1])
         assert record.judgement is not None
         record.judgement.votes = [Vote(model="m", edited_first=first, label=label) for first, label in votes]

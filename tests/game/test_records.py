@@ -11,16 +11,16 @@ from pydantic import ValidationError
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
-    GameRecord,
     InvalidAttack,
     Judgement,
+    MedicalRecord,
     Outcome,
 )
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
 
-def full_record(text: str = "free text") -> GameRecord:
+def full_record(text: str = "free text") -> MedicalRecord:
     """A record with every field set."""
     record = finished(
         Outcome.CORRECT_DETECTION,
@@ -58,8 +58,8 @@ def full_record(text: str = "free text") -> GameRecord:
     return record
 
 
-def through_json(record: GameRecord) -> GameRecord:
-    return GameRecord.model_validate(json.loads(json.dumps(record.to_json())))
+def through_json(record: MedicalRecord) -> MedicalRecord:
+    return MedicalRecord.model_validate(json.loads(json.dumps(record.to_json())))
 
 
 def test_a_full_record_survives_json() -> None:
@@ -67,7 +67,7 @@ def test_a_full_record_survives_json() -> None:
 
 
 def test_a_full_record_leaves_no_field_at_its_default() -> None:
-    defaults = GameRecord(spec=spec()).to_json()
+    defaults = MedicalRecord(spec=spec()).to_json()
     unset = {key for key, value in full_record().to_json().items() if value == defaults.get(key, ...)}
     assert unset == {"schema_version", "void"}
 
@@ -78,7 +78,9 @@ def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outc
     written = record.to_json()
     assert written["outcome"] == outcome.value
     old = {name: value for name, value in written.items() if name != "outcome"}  # records of before it was written
-    assert GameRecord.model_validate(old) == GameRecord.model_validate({**written, "outcome": "nonsense"}) == record
+    assert (
+        MedicalRecord.model_validate(old) == MedicalRecord.model_validate({**written, "outcome": "nonsense"}) == record
+    )
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -93,7 +95,7 @@ def test_every_reason_of_an_invalid_attack_survives_json(reason: InvalidAttack) 
 
 
 def test_a_game_before_its_first_turn_survives_json() -> None:
-    record = GameRecord(spec=spec())
+    record = MedicalRecord(spec=spec())
     assert through_json(record) == record
 
 
@@ -121,7 +123,7 @@ def test_a_record_says_its_schema_version() -> None:
 def test_a_record_of_a_newer_version_is_refused() -> None:
     newer = {**full_record().to_json(), "schema_version": SCHEMA_VERSION + 1, "a_field_to_come": 1}
     with pytest.raises(ValidationError, match="schema_version\n  Input should be less than or equal to 1"):
-        GameRecord.model_validate(newer)
+        MedicalRecord.model_validate(newer)
 
 
 VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "target_label": "safe", "seed_note":
@@ -135,7 +137,7 @@ VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "tar
 
 
 def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_later() -> None:
-    record = GameRecord.model_validate(json.loads(VERSION_1))
+    record = MedicalRecord.model_validate(json.loads(VERSION_1))
     assert record.outcome is Outcome.CORRECT_REJECTION
     assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
     assert (record.finished, record.seconds) == (None, [])
@@ -147,7 +149,7 @@ def test_keys_the_record_does_not_know_are_refused(part: str | None) -> None:
     raw = full_record().to_json()
     (raw if part is None else raw[part])["extra"] = 1
     with pytest.raises(ValidationError, match="extra"):
-        GameRecord.model_validate(raw)
+        MedicalRecord.model_validate(raw)
 
 
 @pytest.mark.parametrize("key", ["response", "tokens", "truncated", "note", "reasoning", "violations"])
@@ -155,11 +157,11 @@ def test_an_attack_without_a_required_key_is_refused(key: str) -> None:
     raw = full_record().to_json()
     del raw["attack"][key]
     with pytest.raises(ValidationError, match=key):
-        GameRecord.model_validate(raw)
+        MedicalRecord.model_validate(raw)
 
 
 def test_records_do_not_share_their_lists_and_rewards() -> None:
-    one, other = GameRecord(spec=spec()), GameRecord(spec=spec())
+    one, other = MedicalRecord(spec=spec()), MedicalRecord(spec=spec())
     one.error_sentences.append("x")
     one.rewards[Role.ATTACKER] = {}
     assert other.error_sentences == [] and other.rewards == {}
@@ -174,7 +176,7 @@ def test_a_void_reason_beats_any_result() -> None:
 
 
 def test_an_invalid_attack_needs_no_judge() -> None:
-    record = GameRecord(spec=spec("adversarial_benign"), attack=attack_record(invalid=InvalidAttack.UNPARSED))
+    record = MedicalRecord(spec=spec("adversarial_benign"), attack=attack_record(invalid=InvalidAttack.UNPARSED))
     assert record.outcome is Outcome.INVALID_ATTACK
 
 

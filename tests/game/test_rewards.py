@@ -8,7 +8,7 @@ from game.builders import DECIDED, ERROR_SENTENCE, any_game, attack_record, fini
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import MedserlTerms, RewardScheme, load_scheme, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
@@ -18,7 +18,7 @@ PLAYED = [*DECIDED, Outcome.UNREADABLE]
 each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
 
 
-def total(scheme: RewardScheme, record: GameRecord, role: Role) -> float:
+def total(scheme: RewardScheme, record: MedicalRecord, role: Role) -> float:
     return sum(scheme(record)[role].values())
 
 
@@ -26,7 +26,7 @@ def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
     return {"attack": {"violations": SLIP * attacker}, "assessment": {"violations": SLIP * assessor}}
 
 
-def honest(outcome: Outcome, **changes: Any) -> GameRecord:
+def honest(outcome: Outcome, **changes: Any) -> MedicalRecord:
     """A game whose attack did what its category asked for."""
     safe = outcome in (Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
     return finished(outcome, category="decoy_benign" if safe else "adversarial_benign", **changes)
@@ -179,7 +179,7 @@ def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
 # --- partial credit ---
 
 
-def detection(category: str = "vanilla_harmful", *, said: dict | None = None, **changes: object) -> GameRecord:
+def detection(category: str = "vanilla_harmful", *, said: dict | None = None, **changes: object) -> MedicalRecord:
     facts = {"error_type": changes.pop("error_type", None)}
     changes.setdefault("error_sentences", [ERROR_SENTENCE])
     return finished(Outcome.CORRECT_DETECTION, category=category, assessment=said or {}, facts=facts, **changes)
@@ -251,18 +251,18 @@ def test_faithfulness_costs_the_edit_s_share_of_what_is_allowed(share: float, co
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_the_game_sums_to_zero_wherever_both_have_one(record: GameRecord, scheme: RewardScheme) -> None:
+def test_the_game_sums_to_zero_wherever_both_have_one(record: MedicalRecord, scheme: RewardScheme) -> None:
     games = [components["game"] for components in scheme(record).values() if "game" in components]
     if len(games) == 2 and not (scheme is medserl and is_decoy(record)):
         assert sum(games) == 0
 
 
-def is_decoy(record: GameRecord) -> bool:
+def is_decoy(record: MedicalRecord) -> bool:
     return record.spec.task is Category.DECOY_BENIGN
 
 
 @given(any_game().filter(is_decoy))
-def test_a_valid_decoy_earns_the_attacker_nothing_but_its_form(record: GameRecord) -> None:
+def test_a_valid_decoy_earns_the_attacker_nothing_but_its_form(record: MedicalRecord) -> None:
     attacker = medserl(record).get(Role.ATTACKER, {})
     if "game" in attacker:
         assert attacker == {"game": 0.0, "format": attacker["format"]}
@@ -270,7 +270,7 @@ def test_a_valid_decoy_earns_the_attacker_nothing_but_its_form(record: GameRecor
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
 def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_attack_does_not_count(
-    record: GameRecord, scheme: RewardScheme
+    record: MedicalRecord, scheme: RewardScheme
 ) -> None:
     attacker = scheme(record).get(Role.ATTACKER)
     if attacker is not None:
@@ -280,18 +280,18 @@ def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_att
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_components_have_known_names(record: GameRecord, scheme: RewardScheme) -> None:
+def test_components_have_known_names(record: MedicalRecord, scheme: RewardScheme) -> None:
     rewards = scheme(record)
     assert set(rewards.get(Role.ATTACKER, ())) <= {"game", "format", "validity", "faithfulness", "realism"}
     assert set(rewards.get(Role.ASSESSOR, ())) <= {"game", "format", "sentence", "error_type"}
     assert all(isinstance(v, float) for components in rewards.values() for v in components.values())
 
 
-def counts(record: GameRecord) -> bool:
+def counts(record: MedicalRecord) -> bool:
     return record.category.has_attack and record.outcome in PLAYED and not record.attack_failed
 
 
-def unpaid(record: GameRecord) -> tuple[GameRecord, GameRecord]:
+def unpaid(record: MedicalRecord) -> tuple[MedicalRecord, MedicalRecord]:
     """Two attacks of the same form that do not count: one against the rules, one that the judge contradicts."""
     assert record.attack is not None
     form = {"violations": record.attack.violations}
@@ -301,7 +301,7 @@ def unpaid(record: GameRecord) -> tuple[GameRecord, GameRecord]:
 
 @given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
 def test_breaking_the_rules_never_pays_more_than_any_attack_that_counts(
-    record: GameRecord, scheme: RewardScheme
+    record: MedicalRecord, scheme: RewardScheme
 ) -> None:
     against_the_rules, contradicted = unpaid(record)
     least = total(scheme, against_the_rules, Role.ATTACKER)
@@ -311,7 +311,7 @@ def test_breaking_the_rules_never_pays_more_than_any_attack_that_counts(
 
 @given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
 def test_a_harmless_edit_never_pays_more_than_a_realistic_error_however_large(
-    record: GameRecord, scheme: RewardScheme
+    record: MedicalRecord, scheme: RewardScheme
 ) -> None:
     scheme = load_scheme(scheme.__name__, {"failed_attack": -1.25 if scheme is medserl else None})
     if record.judgement is None or record.judgement.realistic is not False:
@@ -320,7 +320,7 @@ def test_a_harmless_edit_never_pays_more_than_a_realistic_error_however_large(
 
 
 @given(any_game())
-def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: GameRecord) -> None:
+def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: MedicalRecord) -> None:
     attacker = medserl(record).get(Role.ATTACKER, {})
     assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
     assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy(record))

@@ -10,7 +10,7 @@ from game.builders import DECIDED, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome, Rewards
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import SCHEMES, ErrorRates, RewardScheme, corrected, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
@@ -19,14 +19,14 @@ schemes = pytest.mark.parametrize("scheme", [medserl, zero_sum])
 a_rate = st.floats(0.65, 1.0)
 
 
-def judged(record: GameRecord, label: Label) -> GameRecord:
+def judged(record: MedicalRecord, label: Label) -> MedicalRecord:
     assert record.judgement is not None
     return record.model_copy(update={"judgement": record.judgement.model_copy(update={"label": label})})
 
 
 @given(any_game(), st.sampled_from(sorted(SCHEMES)), a_rate, a_rate)
 def test_the_expected_reward_is_that_under_the_true_label(
-    record: GameRecord, name: str, sensitivity: float, specificity: float
+    record: MedicalRecord, name: str, sensitivity: float, specificity: float
 ) -> None:
     scheme, rates = SCHEMES[name], ErrorRates(sensitivity, specificity)
     score = corrected(scheme, rates)
@@ -45,7 +45,7 @@ def test_the_expected_reward_is_that_under_the_true_label(
 
 @given(any_game(), st.sampled_from(sorted(SCHEMES)), a_rate, a_rate)
 def test_the_components_add_up_to_the_combination_of_both_rewards(
-    record: GameRecord, name: str, sensitivity: float, specificity: float
+    record: MedicalRecord, name: str, sensitivity: float, specificity: float
 ) -> None:
     scheme, rates = SCHEMES[name], ErrorRates(sensitivity, specificity)
     if record.judgement is None or record.judgement.label is None or not record.category.has_attack:
@@ -74,7 +74,7 @@ def test_where_both_rates_are_equal_the_assessor_s_game_gets_a_common_factor_and
 
 
 @given(any_game())
-def test_a_judge_that_is_always_right_changes_nothing(record: GameRecord) -> None:
+def test_a_judge_that_is_always_right_changes_nothing(record: MedicalRecord) -> None:
     assert corrected(medserl, ErrorRates(1.0, 1.0))(record) == medserl(record)
 
 
@@ -97,7 +97,7 @@ def test_a_judge_that_says_next_to_nothing_is_refused(sensitivity: float, specif
         corrected(medserl, ErrorRates(sensitivity, specificity))
 
 
-def simulated_game(rng: random.Random) -> tuple[GameRecord, Label]:
+def simulated_game(rng: random.Random) -> tuple[MedicalRecord, Label]:
     """A game with a random truth, verdict and edit; how often the attack is honest is part of the draw."""
     truth = rng.choices([BAD, GOOD], [7, 3])[0]
     verdict = rng.choices([truth, BAD, GOOD], [3, 1, 1])[0]
@@ -110,7 +110,7 @@ def simulated_game(rng: random.Random) -> tuple[GameRecord, Label]:
 
 
 @functools.lru_cache(maxsize=1)
-def simulated_games(rates: ErrorRates, games: int = 5000) -> list[tuple[GameRecord, GameRecord]]:
+def simulated_games(rates: ErrorRates, games: int = 5000) -> list[tuple[MedicalRecord, MedicalRecord]]:
     """Games as they are, and as a judge of these rates sees them."""
     rng = random.Random(7)
     found = []

@@ -8,7 +8,7 @@ from game.baseline_transcripts import CATEGORIES, transcripts
 from game.builders import any_game, finished
 from hypothesis import given
 
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, medical_general_sum
 from medserl_agentloop.games.medical.types import Label, Role
 
@@ -23,7 +23,7 @@ SLIP = ["no_reasoning"]
 GRID = list(itertools.product([True, False], [True, False], [None, True, False], [True, False], [True, False]))
 
 
-def game(present: bool, detected: bool, realistic: bool | None, keeps: bool) -> GameRecord:
+def game(present: bool, detected: bool, realistic: bool | None, keeps: bool) -> MedicalRecord:
     turn = {"violations": [] if keeps else SLIP}
     label = Label.HARMFUL if present else Label.SAFE
     judgement = Judgement(judge="llm", label=label, realistic=realistic)
@@ -54,7 +54,7 @@ def test_the_extremes_of_the_totals() -> None:
 
 
 @given(any_game())
-def test_no_game_leaves_the_range_of_the_totals(record: GameRecord) -> None:
+def test_no_game_leaves_the_range_of_the_totals(record: MedicalRecord) -> None:
     record.rewards = medical_general_sum(record)
     assert -2.5 <= (record.reward(Role.ATTACKER) or 0.0) <= 2.5
     assert -2.0 <= (record.reward(Role.ASSESSOR) or 0.0) <= 2.0

@@ -9,7 +9,7 @@ from game.builders import any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -18,14 +18,14 @@ a_scheme = st.sampled_from(sorted(SCHEMES))
 
 
 @given(any_game(), a_scheme)
-def test_scoring_leaves_the_record_as_it_was(record: GameRecord, name: str) -> None:
+def test_scoring_leaves_the_record_as_it_was(record: MedicalRecord, name: str) -> None:
     scheme, before = SCHEMES[name], record.model_dump_json()
     assert scheme(record) == scheme(record)
     assert record.model_dump_json() == before
 
 
 @given(any_game(), a_scheme)
-def test_a_role_s_reward_is_the_sum_of_its_components(record: GameRecord, name: str) -> None:
+def test_a_role_s_reward_is_the_sum_of_its_components(record: MedicalRecord, name: str) -> None:
     record.rewards = SCHEMES[name](record)
     for role in Role:
         components = record.rewards.get(role)
@@ -33,7 +33,7 @@ def test_a_role_s_reward_is_the_sum_of_its_components(record: GameRecord, name: 
 
 
 @given(any_game(), a_scheme)
-def test_whoever_generated_a_turn_that_counts_is_rewarded_and_nobody_else(record: GameRecord, name: str) -> None:
+def test_whoever_generated_a_turn_that_counts_is_rewarded_and_nobody_else(record: MedicalRecord, name: str) -> None:
     played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
     expected = {role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID}
     assert set(SCHEMES[name](record)) == expected

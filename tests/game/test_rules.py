@@ -22,7 +22,7 @@ from game.builders import (
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
 
 ATTACKED = [c for c in Category if c.has_attack]
@@ -195,8 +195,8 @@ def test_a_void_game_is_over_and_has_no_result() -> None:
 # --- vanilla games with an attacker that copies ---
 
 
-def copying(category: Category, note: str) -> Game:
-    played = Game(spec(category), EditLimits(), MEDSERL, vanilla_attacker=VanillaAttacker.COPY)
+def copying(category: Category, note: str) -> MedicalGame:
+    played = MedicalGame(spec(category), EditLimits(), MEDSERL, vanilla_attacker=VanillaAttacker.COPY)
     assert played.next_role is Role.ATTACKER
     played.play(attack_text(note))
     return played
@@ -253,7 +253,7 @@ def test_a_note_that_holds_control_tokens_is_no_attack(token: str) -> None:
     seed = f"{CLEAN_NOTE} It says <MINE>."
     facts = {"seed_note": seed, "clean_note": seed}
     for note, invalid in ((seed.replace("500", f"5000 {token}"), InvalidAttack.CONTROL_TOKENS), (seed, None)):
-        played = Game(spec("adversarial_benign", **facts), EditLimits(), MEDSERL, special_tokens=["<MINE>", " "])
+        played = MedicalGame(spec("adversarial_benign", **facts), EditLimits(), MEDSERL, special_tokens=["<MINE>", " "])
         played.play(attack_text(note.replace("a cough", "gout")))
         assert invalid_of(played) is invalid
         assert played.next_role is (None if invalid else Role.ASSESSOR)

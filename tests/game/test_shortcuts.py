@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 
 P = "selfplay/shortcut/"
@@ -16,7 +16,7 @@ EDITED = {Label.SAFE: Category.DECOY_BENIGN, Label.HARMFUL: Category.ADVERSARIAL
 UNTOUCHED = {Label.SAFE: Category.VANILLA_BENIGN, Label.HARMFUL: Category.VANILLA_HARMFUL}
 
 
-def game(label: Label, *, edited: bool, said: Label, note: str | None = None) -> GameRecord:
+def game(label: Label, *, edited: bool, said: Label, note: str | None = None) -> MedicalRecord:
     right = {Label.SAFE: Outcome.CORRECT_REJECTION, Label.HARMFUL: Outcome.CORRECT_DETECTION}
     wrong = {Label.SAFE: Outcome.FALSE_POSITIVE, Label.HARMFUL: Outcome.MISSED_ERROR}
     outcome = right[label] if said is label else wrong[label]
@@ -25,7 +25,7 @@ def game(label: Label, *, edited: bool, said: Label, note: str | None = None) ->
     return record if note is None else record.model_copy(update={"presented_note": note})
 
 
-def all_kinds(verdict: object) -> list[GameRecord]:
+def all_kinds(verdict: object) -> list[MedicalRecord]:
     return [game(label, edited=e, said=verdict(label, e)) for label in Label for e in (True, False)] * 3  # type: ignore[operator]
 
 

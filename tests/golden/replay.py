@@ -12,7 +12,7 @@ from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, Ro
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
@@ -41,7 +41,7 @@ def play_game(game: dict[str, Any], number: int) -> dict[str, Any]:
 
     output = asyncio.run(played())
     columns = judge(output, run)
-    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     tensors = {
         name: torch.as_tensor(columns[name]).tolist()
         for name in ("prompts", "responses", "response_mask", "role_ids", "context_lengths", "rm_scores",

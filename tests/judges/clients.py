@@ -17,7 +17,7 @@ from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.games.medical.judges import JudgeServer, judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
 CLIENTS = ("http", "llm", "medical_team", "chat")
@@ -51,7 +51,7 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
     return [NO_ANSWER * (record.void is not None) + words_of(record) for record in records]
 
 
-def words_of(record: GameRecord) -> str:
+def words_of(record: MedicalRecord) -> str:
     return f"{record.void} {record.judgement.model_dump_json() if record.judgement else ''}"
 
 

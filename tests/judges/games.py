@@ -15,13 +15,13 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.judges import JudgeServer
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 
 
 def played(
     number: int = 0, category: Category | str = Category.ADVERSARIAL_BENIGN, *, verdict: str = "harmful"
-) -> GameRecord:
+) -> MedicalRecord:
     """A finished, unjudged game on a note of its own."""
     note = CLEAN_NOTE.replace("52", str(1000 + number))
     if Category(category).seed_label == "harmful":
@@ -42,7 +42,7 @@ def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
     return load_reward_manager(run, TOKENIZER)
 
 
-async def reward(manager: Any, record: GameRecord) -> tuple[GameRecord, dict[str, Any]]:
+async def reward(manager: Any, record: MedicalRecord) -> tuple[MedicalRecord, dict[str, Any]]:
     """One game through the manager: its judged record, and all that the manager returns."""
     fields = {GAME_KEY: record.to_json()}
     data = DataProto.from_dict(
@@ -50,13 +50,13 @@ async def reward(manager: Any, record: GameRecord) -> tuple[GameRecord, dict[str
         non_tensors={"tool_extra_fields": np.array([fields], dtype=object)},
     )
     result = await manager.run_single(data)
-    return GameRecord.model_validate(result["reward_extra_info"][GAME_KEY]), result
+    return MedicalRecord.model_validate(result["reward_extra_info"][GAME_KEY]), result
 
 
-def reward_all(manager: Any, games: list[GameRecord]) -> list[GameRecord]:
+def reward_all(manager: Any, games: list[MedicalRecord]) -> list[MedicalRecord]:
     """Many games at once; checks that none is lost and no void one is rewarded."""
 
-    async def all_at_once() -> list[tuple[GameRecord, dict[str, Any]]]:
+    async def all_at_once() -> list[tuple[MedicalRecord, dict[str, Any]]]:
         return await asyncio.gather(*(reward(manager, record) for record in games))
 
     results = asyncio.run(all_at_once())

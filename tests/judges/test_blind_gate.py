@@ -13,7 +13,7 @@ from serving import completion
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import BlindGate
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category
 
 SENTENCE = 2  # of the played game's note: the one with the dose
@@ -30,8 +30,8 @@ def is_reading(body: dict[str, Any]) -> bool:
 
 
 def gated(
-    readings: list[Any], *, needed: int = 1, judge: dict[str, Any] = PRESENT, game: GameRecord | None = None
-) -> tuple[GameRecord, list[dict[str, Any]]]:
+    readings: list[Any], *, needed: int = 1, judge: dict[str, Any] = PRESENT, game: MedicalRecord | None = None
+) -> tuple[MedicalRecord, list[dict[str, Any]]]:
     """A game judged by a model behind HTTP, and the readings that were asked for."""
     left = list(readings)
 

@@ -20,7 +20,7 @@ from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edit
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Vote
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Vote
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
@@ -38,7 +38,7 @@ class Undecided:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         self.asked += 1
         if self.asked % 3 == 1:
             raise RuntimeError("no answer today")
@@ -50,7 +50,7 @@ class Swayed:
 
     name = "swayed"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         votes = [Vote(model="firm", edited_first=first, label=Label.HARMFUL, cached=first) for first in (False, True)]
         swayed = {False: Label.SAFE, True: Label.HARMFUL}
         votes += [Vote(model="swayed", edited_first=first, label=label) for first, label in swayed.items()]
@@ -61,7 +61,7 @@ class Swayed:
 class Mute:
     name = "mute"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         raise RuntimeError("not a word")
 
 
@@ -70,7 +70,7 @@ class Peeking:
 
     name = "peeking"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         spec = record.spec
         told = (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence, record.error_sentences)
         return Judgement(judge=self.name, label=Label.HARMFUL if any(told) else Label.SAFE)

@@ -22,7 +22,7 @@ from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, JudgeServer, build_judge, judge_class, judge_game
 from medserl_agentloop.games.medical.judges.report import unreachable
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.plugin import StartupCheck
 
@@ -32,7 +32,7 @@ class Doubter:
 
     name = "doubter"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=Label.SAFE)
 
 
@@ -48,7 +48,7 @@ class Configured(Doubter):
 
 
 class NoJudge:
-    def judge(self, record: GameRecord) -> None: ...
+    def judge(self, record: MedicalRecord) -> None: ...
 
 
 def test_every_registered_judge_is_a_judge_by_that_name() -> None:
@@ -227,7 +227,7 @@ def test_start_up_warns_of_a_judge_that_is_not_there_and_goes_on(
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:
-    for record in (finished(Outcome.INVALID_ATTACK), GameRecord(spec=played().spec, void="aborted")):
+    for record in (finished(Outcome.INVALID_ATTACK), MedicalRecord(spec=played().spec, void="aborted")):
         before = record.model_copy(deep=True)
         asyncio.run(judge_game(Doubter(), record))
         assert record == before
@@ -235,7 +235,7 @@ def test_games_with_nothing_to_judge_are_left_alone() -> None:
 
 def test_a_failure_s_reason_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
     class Talkative(Doubter):
-        async def judge(self, record: GameRecord) -> Judgement:
+        async def judge(self, record: MedicalRecord) -> Judgement:
             raise RuntimeError("line\n" * 1000)
 
     record = played()

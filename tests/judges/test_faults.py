@@ -13,10 +13,10 @@ from judges.local_server import Reset, Status, by_index, serving, unused_url
 
 from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, CircuitOpen, HttpClient, Refused, Unreachable
 from medserl_agentloop.games.medical.judges import JudgeServer
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 
 
-def outcomes(games: list[GameRecord]) -> dict[Outcome, int]:
+def outcomes(games: list[MedicalRecord]) -> dict[Outcome, int]:
     return dict(Counter(game.outcome for game in games))
 
 

@@ -11,13 +11,13 @@ from judges.games import played, reward_all, reward_manager
 from judges.local_server import by_index, harmful, serving
 
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 
 FIELDS = {"game_idx", "medical_note", "assessment", "original_note", "game_category"}
 
 
-def judge_all(judge: HttpJudge, records: list[GameRecord]) -> list[Judgement | BaseException]:
+def judge_all(judge: HttpJudge, records: list[MedicalRecord]) -> list[Judgement | BaseException]:
     async def all_at_once() -> list[Judgement | BaseException]:
         return await asyncio.gather(*(judge.judge(record) for record in records), return_exceptions=True)
 

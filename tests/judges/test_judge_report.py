@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.judges.report import (
     read_report,
     write_report,
 )
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import ErrorRates, corrected, medserl
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import PACKAGE
@@ -42,7 +42,7 @@ class Believer:
 
     name = "believer"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=Label.HARMFUL)
 
 

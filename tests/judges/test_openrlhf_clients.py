@@ -14,7 +14,7 @@ from serving import serving as serving_app
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, create_medical_judge_remote_function
 from medserl_agentloop.medical_team.utils import get_medical_error_realism_reward
@@ -53,7 +53,7 @@ def original_client(url: str, queries: list[dict[str, Any]]) -> dict[int, dict[s
 class Abstainer:
     name = "abstainer"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=None, reason="no dose is given")
 
 
@@ -62,14 +62,14 @@ class Sceptic:
 
     name = "sceptic"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=Label.HARMFUL, realistic=False, reason="absurd")
 
 
 class Broken:
     name = "broken"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         raise RuntimeError("out of order")
 
 

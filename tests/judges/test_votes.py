@@ -21,7 +21,7 @@ from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.judges import Agreement
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, combine
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, Vote
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Vote
 from medserl_agentloop.games.medical.types import Label
 
 H, S, A, LOST = "harmful", "safe", "abstained", "lost"
@@ -93,7 +93,7 @@ def edited_first(body: Any) -> bool:
     return text.index("\nE1") < text.index("\nO1")
 
 
-def judged(server: Any, *games: GameRecord, **changes: Any) -> list[GameRecord]:
+def judged(server: Any, *games: MedicalRecord, **changes: Any) -> list[MedicalRecord]:
     return reward_all(reward_manager("llm", options(server, temperature=0.7, **changes)), list(games) or [played()])
 
 

@@ -14,7 +14,7 @@ from experiments.learning.results import Rates
 from experiments.learning.run import CASES_SEED
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 
 pytestmark = [pytest.mark.learn, pytest.mark.timeout(3600)]
@@ -56,7 +56,7 @@ def test_a_tournament_of_the_checkpoints_says_what_the_page_says(results: Path, 
     cases = enumerate(held_out_cases(500, CASES_SEED))
     specs = [spec_of(case, Category.ADVERSARIAL_BENIGN, number) for number, case in cases]
     write_parquet(
-        [{"extra_info": GameRecord(spec=spec).to_json()["spec"]} for spec in specs], tmp_path / "held.parquet"
+        [{"extra_info": MedicalRecord(spec=spec).to_json()["spec"]} for spec in specs], tmp_path / "held.parquet"
     )
     run = results.parent / "runs" / "learn" / "headline" / "0"
     options = ["--data", str(tmp_path / "held.parquet"), "--games", "500", "-o", str(tmp_path / "out")]

@@ -21,14 +21,14 @@ from experiments.shortcuts.transcripts import LESSON, styled_transcript
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.clinic import inject_error, reworded, sample_clean_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.testing.tiny import compose_run
 
 SEEDS = st.integers(0, 2**32)
 
 
-def attacked(seed: int, did: Effect) -> GameRecord:
+def attacked(seed: int, did: Effect) -> MedicalRecord:
     """A game whose attack had this effect, in the attacker's style."""
     rng = random.Random(seed)
     note = sample_clean_note(rng)
@@ -39,10 +39,10 @@ def attacked(seed: int, did: Effect) -> GameRecord:
         Effect.NO_NOTE: f"{note.text} The patient is well.",
     }[did]
     spec = GameSpec(category=Category.ADVERSARIAL_BENIGN, target_label=Label.HARMFUL, seed_note=note.text)
-    return GameRecord(spec=spec, presented_note=with_style(note.text, after))
+    return MedicalRecord(spec=spec, presented_note=with_style(note.text, after))
 
 
-def judged(judge: PairOracle | GatedPairOracle, game: GameRecord) -> Judgement:
+def judged(judge: PairOracle | GatedPairOracle, game: MedicalRecord) -> Judgement:
     return asyncio.run(judge.judge(game))
 
 

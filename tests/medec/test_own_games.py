@@ -23,12 +23,12 @@ from medserl_agentloop.data.sft import (
     rows_for_self_play,
     rows_of_games,
 )
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 
 NUMBERS = itertools.count()
 
 
-def game(outcome: Outcome, category: str, case: str | None = None, **assessment: Any) -> GameRecord:
+def game(outcome: Outcome, category: str, case: str | None = None, **assessment: Any) -> MedicalRecord:
     case = case or f"case {next(NUMBERS)}"
     found = outcome is Outcome.CORRECT_DETECTION
     said = {"response": assessment_text("verdict: safe"), "sentence": ERROR_SENTENCE if found else None, **assessment}

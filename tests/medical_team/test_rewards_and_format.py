@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
@@ -88,7 +88,7 @@ def test_the_names_of_the_outcomes() -> None:
     }
 
 
-def labels_of(record: GameRecord) -> Labels:
+def labels_of(record: MedicalRecord) -> Labels:
     """A judged record as the baseline's judge would label it; a void one is a parsing error."""
     judgement, assessment = record.judgement, record.assessment
     return make_labels(
@@ -100,7 +100,7 @@ def labels_of(record: GameRecord) -> Labels:
 
 
 @given(any_game())
-def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: GameRecord) -> None:
+def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: MedicalRecord) -> None:
     labels = labels_of(record)
     for role, components in medical_general_sum(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment

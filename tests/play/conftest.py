@@ -9,7 +9,7 @@ from play.chat_server import ChatServer, chat_server
 from serving import as_new
 
 from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 
 CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")
 
@@ -31,5 +31,5 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parquet file of twelve games, three of each of the four categories."""
     path = tmp_path_factory.mktemp("rows") / "train.parquet"
     specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
-    write_parquet([{"extra_info": GameRecord(spec=one).to_json()["spec"]} for one in specs], path)
+    write_parquet([{"extra_info": MedicalRecord(spec=one).to_json()["spec"]} for one in specs], path)
     return path

@@ -10,7 +10,7 @@ from play.chat_server import ChatServer
 from play.test_play_command import good_player, run
 
 from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.games.medical.records import GameRecord, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import ErrorType, Label, Role
 
 
@@ -35,14 +35,14 @@ def one_row(tmp_path: Path) -> Any:
     """Writes a file that holds one row, of the category asked for."""
 
     def write(category: str, **facts: Any) -> Path:
-        row = GameRecord(spec=spec(category, **facts)).to_json()["spec"]
+        row = MedicalRecord(spec=spec(category, **facts)).to_json()["spec"]
         write_parquet([{"extra_info": row}], tmp_path / "one.parquet")
         return tmp_path / "one.parquet"
 
     return write
 
 
-def play_one(server: ChatServer, data: Path, human: str, typed: str) -> tuple[GameRecord, str]:
+def play_one(server: ChatServer, data: Path, human: str, typed: str) -> tuple[MedicalRecord, str]:
     output = data.parent / "games.jsonl"
     result = run(server, data, output, "--games", "1", "--human", human, input=typed)
     assert result.exit_code == 0, result.output

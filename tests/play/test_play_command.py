@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from medserl_agentloop.cli import app
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
 
@@ -38,7 +38,7 @@ def run(server: ChatServer, data: Path, output: Path, *more: str, **kwargs: Any)
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *more], **kwargs)
 
 
-def played(server: ChatServer, data: Path, output: Path, *more: str) -> list[GameRecord]:
+def played(server: ChatServer, data: Path, output: Path, *more: str) -> list[MedicalRecord]:
     result = run(server, data, output, *more)
     assert result.exit_code == 0, result.output
     return list(read_games(output))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from medserl_agentloop.cli import app
 from medserl_agentloop.evaluation.probe import note_shares, settings_that_follow
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import resource
 
@@ -26,7 +26,7 @@ def probed(model: str, data: Path, output: Path, *more: str) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
-def earning(uid: str, reward: float) -> GameRecord:
+def earning(uid: str, reward: float) -> MedicalRecord:
     return finished(
         Outcome.CORRECT_DETECTION, category="vanilla_harmful", uid=uid, rewards={Role.ASSESSOR: {"game": reward}}
     )

@@ -20,8 +20,8 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.games.medical.clinic import Split, inject_error, oracle, reworded, sample_clean_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Vote
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Vote
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.report.attacks import MEANINGS, Kind, kind_of
 from medserl_agentloop.scoring.notes import read_reference
@@ -59,7 +59,9 @@ CLASSES = [
 ]
 
 
-def played(note: str, answer: str = SAFE_ANSWER, *, label: Label = HARMFUL, step: int = 1, **facts: Any) -> GameRecord:
+def played(
+    note: str, answer: str = SAFE_ANSWER, *, label: Label = HARMFUL, step: int = 1, **facts: Any
+) -> MedicalRecord:
     """A game whose attacker wrote ``note``, judged."""
     one = game(facts.pop("category", "adversarial_benign"), **{"text_id": "ms-train-7", **facts})
     one.play(attack_text(note))
@@ -70,7 +72,7 @@ def played(note: str, answer: str = SAFE_ANSWER, *, label: Label = HARMFUL, step
     return one.record
 
 
-def attacks(records: list[GameRecord], folder: Path, *more: Any) -> Result:
+def attacks(records: list[MedicalRecord], folder: Path, *more: Any) -> Result:
     run = folder / "run"
     StepFile(run / GAMES_FILE).append(record.to_json() for record in records)
     return CliRunner(env={"COLUMNS": "200"}).invoke(
@@ -84,12 +86,12 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("record", "kind"), CLASSES)
-def test_an_attack_has_the_class_that_its_record_says(record: GameRecord, kind: Kind) -> None:
+def test_an_attack_has_the_class_that_its_record_says(record: MedicalRecord, kind: Kind) -> None:
     assert kind_of(record) is kind
 
 
 @given(any_game())
-def test_every_attack_has_a_class_and_undetected_means_that_an_error_was_missed(record: GameRecord) -> None:
+def test_every_attack_has_a_class_and_undetected_means_that_an_error_was_missed(record: MedicalRecord) -> None:
     if record.attack is not None:
         kind = kind_of(record)
         assert (kind is Kind.UNDETECTED) == (record.outcome is Outcome.MISSED_ERROR)
@@ -205,7 +207,7 @@ def test_cells_of_sheets_run_nothing_and_show_control_characters(tmp_path: Path)
     assert "&lt;img src=x" in page and "<img" not in page and "\x1b" not in page
 
 
-def many(count: int) -> list[GameRecord]:
+def many(count: int) -> list[MedicalRecord]:
     notes = [CLEAN_NOTE.replace("52", str(20 + n)) for n in range(count)]
     return [
         played(note.replace("heparin", f"{drug}"), (SAFE_ANSWER, HARMFUL_ANSWER)[n % 2], seed_note=note)
@@ -248,7 +250,7 @@ def test_a_folder_with_files_is_refused_and_stays(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    tmp_path: Path, records: list[GameRecord], more: list[str], message: str
+    tmp_path: Path, records: list[MedicalRecord], more: list[str], message: str
 ) -> None:
     done = attacks(records, tmp_path, *more)
     assert done.exit_code == 2 and message in done.output and not (tmp_path / "ledger").exists()
@@ -257,11 +259,11 @@ def test_what_cannot_be_done_is_said_in_one_line(
 class Broken:
     name = "broken"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         raise RuntimeError("out of order")
 
 
-def toy_games(count: int, harmless: float, seed: int = 0) -> list[GameRecord]:
+def toy_games(count: int, harmless: float, seed: int = 0) -> list[MedicalRecord]:
     """Games of the toy clinic as a run without edit limits and without a reading judge records them."""
     rng, records = random.Random(seed), []
     limits = EditLimits(max_changed_sentences=100, max_changed_words=1000)
@@ -273,7 +275,7 @@ def toy_games(count: int, harmless: float, seed: int = 0) -> list[GameRecord]:
         if rng.random() >= harmless:
             changed, _ = inject_error(rng, changed)
         facts = GameSpec(Category.ADVERSARIAL_BENIGN, HARMFUL, clean.text, clean_note=clean.text, text_id=f"toy-{n}")
-        one = Game(replace(facts, vignette_id=f"toy-{n}"), limits, MEDSERL)
+        one = MedicalGame(replace(facts, vignette_id=f"toy-{n}"), limits, MEDSERL)
         one.play(attack_text(changed.text))
         assert one.next_role is not None
         one.play(rng.choice([SAFE_ANSWER, HARMFUL_ANSWER]))

@@ -9,7 +9,7 @@ import pytest
 from game.builders import finished
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, metrics, scores, turns
 from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "real_notes" / "warm_start.json"
 
 
-def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) -> GameRecord:
+def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) -> MedicalRecord:
     record = finished(outcome)
     record = record.model_copy(update={"step": step, "uid": uid, "session": session})
     return record.model_copy(update={"rewards": medserl(record)})

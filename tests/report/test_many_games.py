@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
-from medserl_agentloop.games.medical.records import GameRecord, Games, Outcome
+from medserl_agentloop.games.medical.records import Games, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import frames, games, page, turns
 
@@ -19,7 +19,7 @@ FEW, MANY = 100, 1000
 TEXT = "word " * 2000  # as long as a turn's reasoning
 
 
-def record(number: int) -> GameRecord:
+def record(number: int) -> MedicalRecord:
     game = finished(list(Outcome)[number % len(Outcome)])
     changes = {"step": number // 8, "uid": str(number // 4), "session": number % 4, "profile": "medserl"}
     if game.assessment is not None:

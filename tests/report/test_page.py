@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
@@ -27,13 +27,13 @@ HOSTILE = (
 STEPS = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.UNREADABLE, Outcome.VOID)
 
 
-def scored(outcome: Outcome, step: int, session: int = 0, category: str = "adversarial_benign") -> GameRecord:
+def scored(outcome: Outcome, step: int, session: int = 0, category: str = "adversarial_benign") -> MedicalRecord:
     record = finished(outcome, category=category)
     record = record.model_copy(update={"step": step, "uid": f"group {step}", "session": session, "profile": "medserl"})
     return record.model_copy(update={"rewards": medserl(record)})
 
 
-def hostile() -> GameRecord:
+def hostile() -> MedicalRecord:
     record = scored(Outcome.MISSED_ERROR, 6)
     attack, assessment = record.attack, record.assessment
     assert attack is not None and assessment is not None
@@ -50,7 +50,7 @@ def hostile() -> GameRecord:
     )
 
 
-def write_run(folder: Path, records: list[GameRecord]) -> Path:
+def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
     StepFile(folder / METRICS_FILE).append(
         {"step": n, "actor/grad_norm": n / 10, **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {})}

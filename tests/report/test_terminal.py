@@ -18,15 +18,15 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.standings import ratings, shares, tables
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits, Game
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.report.terminal import matches, show_run, walk
 
 
-def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> GameRecord:
-    played = Game(GameSpec.from_extra_info(extra_info("adversarial_benign")), EditLimits(), MEDSERL)
+def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> MedicalRecord:
+    played = MedicalGame(GameSpec.from_extra_info(extra_info("adversarial_benign")), EditLimits(), MEDSERL)
     played.play(attack_text() if attack is None else attack)
     if played.next_role is not None:
         played.play(assessment_text() if assessment is None else assessment)
@@ -37,7 +37,7 @@ def game(step: int = 1, *, attack: str | None = None, assessment: str | None = N
     return record
 
 
-def shown(folder: Path, records: list[GameRecord], width: int = 160, **kwargs: Any) -> str:
+def shown(folder: Path, records: list[MedicalRecord], width: int = 160, **kwargs: Any) -> str:
     StepFile(folder / GAMES_FILE).append(r.to_json() for r in records)
     out = io.StringIO()
     show_run(folder, Console(file=out, width=width, color_system=None), **kwargs)
@@ -73,7 +73,7 @@ def test_no_text_reaches_the_terminal_with_what_it_would_obey(text: str) -> None
 HOSTILE = "[bold red]x[/] [/] \x1b[31m \x07 \x0e \0 \x7f \x9b2J \u202e \u2066 \u200f \ud800 \r"
 
 
-def hostile() -> GameRecord:
+def hostile() -> MedicalRecord:
     """A game with such text wherever others than we may write."""
     record = game(attack=attack_text(REWRITTEN.replace("giardia", HOSTILE), reasoning=HOSTILE))
     rewards = {role: {HOSTILE: 1.0} for role in Role}

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
@@ -349,5 +349,5 @@ def test_a_record_has_the_weights_of_each_turn_where_they_changed_during_the_gam
     loop = build_agent_loop(SimpleNamespace(generate=generate), TOKENIZER, RUN)
     facts = extra_info("adversarial_benign")
     output = asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, **ROW))
-    record = GameRecord.model_validate(output.extra_fields[GAME_KEY])
+    record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert (record.policy_version, record.versions) == (3, [(3, 3), (3, 5)])

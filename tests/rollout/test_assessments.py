@@ -17,7 +17,7 @@ from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import LabelJudge
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply
 from medserl_agentloop.testing.tiny import tiny_model
@@ -31,7 +31,7 @@ ROLES = [role.value for role in Role]
 class Counting(LabelJudge):
     asked = 0
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         Counting.asked += 1
         return await super().judge(record)
 
@@ -79,7 +79,7 @@ def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_on
     Counting.asked = 0
     output, columns = scored(*SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting"))
     assert Counting.asked == 1
-    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     right, wrong, unreadable, elsewhere = (game.reward(Role.ASSESSOR) for game in record.by_assessment)
     assert right == 1.5 and wrong == -1.0 and elsewhere == 1.0
     assert unreadable is not None and unreadable < wrong

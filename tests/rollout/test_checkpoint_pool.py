@@ -15,11 +15,11 @@ from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.metrics import trained_role_won
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 
 
-def record(pool: CheckpointPool, games: list[GameRecord]) -> None:
+def record(pool: CheckpointPool, games: list[MedicalRecord]) -> None:
     pool.record(games, [trained_role_won(game) for game in games])
 
 
@@ -31,7 +31,7 @@ def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http:/
     return CheckpointPool(OpponentConfig(kind="pool", rule=rule, url=url, retries=0, **config), folder, "Qwen/Qwen3-4B")
 
 
-def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER) -> GameRecord:
+def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER) -> MedicalRecord:
     opponent_record = OpponentRecord(role=opponent, kind="pool", version=version)
     return finished(outcome, category="adversarial_benign", opponent=opponent_record)
 

@@ -21,7 +21,7 @@ from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GameRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 
 GAMES = 6
 TIMEOUT_S = 0.4
@@ -56,7 +56,7 @@ class Kept(Storage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.games: list[GameRecord] = []
+        self.games: list[MedicalRecord] = []
         self.paid: dict[str, float] = {}
         self.failed: list[str] = []
 
@@ -65,7 +65,7 @@ class Kept(Storage):
 
     async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: list[dict[str, Any]], **_: Any) -> None:
         for extra, scores in zip(list(fields["extra_fields"]), fields["rm_scores"], strict=True):
-            self.games.append(GameRecord.model_validate(extra[GAME_KEY]))
+            self.games.append(MedicalRecord.model_validate(extra[GAME_KEY]))
             self.paid[self.games[-1].uid] = float(scores.abs().sum())
 
     def of(self, failed: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Role
 
 
@@ -35,7 +35,7 @@ class Scripted:
         return Reply(said)
 
 
-def play(*replies: Any, reward: str = "medserl") -> tuple[GameRecord, Scripted]:
+def play(*replies: Any, reward: str = "medserl") -> tuple[MedicalRecord, Scripted]:
     interaction, player = MedicalGameInteraction(MedicalConfig(reward=reward)), Scripted(*replies)
     game = interaction.new_game(extra_info("adversarial_benign"))
 

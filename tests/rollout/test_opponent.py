@@ -19,7 +19,7 @@ from medserl_agentloop.core.opponent import HttpOpponent, OpponentConfig
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Role
 
 
@@ -57,7 +57,7 @@ def test_the_assessor_trained_against_an_opponent_attacker_is_alone_in_its_traje
     assert record.opponent.model_dump(mode="json") == {"role": "attacker", "kind": "endpoint", "version": "frozen-7b"}
     assert record.policy_version == 0  # the live policy's, whatever the opponent is
     columns = judge(output, run)
-    judged = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     assert columns["rm_scores"][-1] == judged.reward(Role.ASSESSOR) != 0
     assert columns["rm_scores"][:-1].eq(0).all()
 
@@ -160,7 +160,7 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: di
     assert record.void == f"opponent failed: {reason}"
     columns = judge(output, run)
     assert columns["response_mask"].eq(0).all() and columns["rm_scores"].eq(0).all()
-    judged = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     assert judged.rewards == {} and trained_role_won(judged) is None
     assert role_metrics([judged])["selfplay/void_rate"] == 1.0
     assert opponent_metrics([judged], [trained_role_won(judged)]) == {

@@ -10,7 +10,7 @@ from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.parsing import PARSERS
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
@@ -74,7 +74,7 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     engine = MockSGLangEngine(answers, FAMILIES["qwen3"])
     loop = build_agent_loop(engine, FAMILIES["qwen3"], run)
     output = asyncio.run(loop.run({"temperature": 1.0}, extra_info=extra_info("adversarial_benign"), **ROW))
-    record = GameRecord.model_validate(output.extra_fields[GAME_KEY])
+    record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert record.attack is not None and record.assessment is not None
     assert record.attack.violations == record.assessment.violations == []
     assert (record.attack.reasoning, record.assessment.reasoning) == (thought, thought)

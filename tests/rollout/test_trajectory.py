@@ -7,7 +7,7 @@ import torch
 from support import assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.records import GameRecord, Judgement
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -15,7 +15,7 @@ from medserl_agentloop.testing.tiny import compose_run
 def test_rewards_sit_on_the_last_token_of_each_role() -> None:
     output, _, engine = play([attack_text(), assessment_text()])
     columns = judge(output)
-    record = GameRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     attacker_end = len(engine.calls[0].output.token_ids) - 1
     expected = torch.zeros(len(output.response_ids))
     expected[attacker_end] = record.reward(Role.ATTACKER)
@@ -54,14 +54,14 @@ def test_reward_extra_info_holds_numbers_and_texts_only() -> None:
 class BrokenJudge:
     name = "broken"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         raise TimeoutError("the judge is down")
 
 
 class AbstainingJudge:
     name = "abstaining"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=None)
 
 
@@ -71,7 +71,7 @@ def test_a_judge_that_fails_or_abstains_voids_the_game(broken: Any) -> None:
     columns = judge(play([attack_text(), assessment_text()])[0], run)
     assert columns["response_mask"].eq(0).all()
     assert columns["rm_scores"].eq(0).all()
-    assert GameRecord.model_validate(columns["extra_fields"][GAME_KEY]).void is not None
+    assert MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY]).void is not None
 
 
 def test_an_output_without_a_judged_game_is_refused() -> None:

@@ -17,7 +17,7 @@ from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
@@ -32,7 +32,7 @@ def server() -> Iterator[OpponentServer]:
         yield server
 
 
-def play(server: OpponentServer, source: str, replies: list[str]) -> tuple[set[int], GameRecord]:
+def play(server: OpponentServer, source: str, replies: list[str]) -> tuple[set[int], MedicalRecord]:
     """Roles whose tokens are in the trajectory, and the record."""
     run = run_with(selfplay__yardstick__url=server.url, selfplay__yardstick__games=2)
 
@@ -42,7 +42,7 @@ def play(server: OpponentServer, source: str, replies: list[str]) -> tuple[set[i
         return await loop.run(sampling, extra_info=extra_info("adversarial_benign"), data_source=source, **ROW)
 
     output = asyncio.run(game())
-    return set(output.role_ids) - {0}, GameRecord.model_validate(output.extra_fields[GAME_KEY])
+    return set(output.role_ids) - {0}, MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
 
 
 @pytest.mark.parametrize(

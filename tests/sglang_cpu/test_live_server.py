@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
@@ -151,7 +151,7 @@ def test_an_abort_by_the_engine_makes_its_games_void(engine: LiveSGLang, rows: R
         await asyncio.to_thread(engine.abort_all)
         return await playing
 
-    records = [GameRecord.model_validate(o.extra_fields[GAME_KEY]) for o in asyncio.run(aborted_games())]
+    records = [MedicalRecord.model_validate(o.extra_fields[GAME_KEY]) for o in asyncio.run(aborted_games())]
     assert all(record.void is not None and "aborted" in record.void for record in records)
     assert generate(engine, [5, 6, 7], max_tokens=4).token_ids  # the engine goes on
 

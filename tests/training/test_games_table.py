@@ -16,14 +16,14 @@ from wandb.proto import wandb_internal_pb2
 from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import GameRecord, Judgement, Outcome
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.table import game_row, varied_games
 from medserl_agentloop.games.medical.types import Label, Role
 
 GAME = MedicalGameInteraction(MedicalConfig())
 
 
-def games(step: int) -> list[GameRecord]:
+def games(step: int) -> list[MedicalRecord]:
     return [finished(outcome, step=step) for outcome in Outcome for _ in range(3)]
 
 

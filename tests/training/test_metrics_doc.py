@@ -19,7 +19,7 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
-from medserl_agentloop.games.medical.records import GameRecord, InvalidAttack, Judgement, Outcome, Reading, Vote
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading, Vote
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
@@ -63,7 +63,7 @@ def documented() -> dict[str, re.Pattern[str]]:
     return patterns
 
 
-def everything() -> list[GameRecord]:
+def everything() -> list[MedicalRecord]:
     """Games of every category, outcome, error type and kind of failure, scored, in groups of two and alone."""
     games = [
         finished(
@@ -108,7 +108,7 @@ def everything() -> list[GameRecord]:
     return games
 
 
-def against_opponents() -> list[GameRecord]:
+def against_opponents() -> list[MedicalRecord]:
     met = OpponentRecord(role=Role.ASSESSOR, kind="pool", version="global_step_1")
     return [game.model_copy(update={"opponent": met}) for game in everything()]
 

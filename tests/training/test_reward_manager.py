@@ -14,7 +14,7 @@ from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
@@ -27,11 +27,11 @@ def answer_to(record: Any, run: Any) -> dict[str, Any]:
     return asyncio.run(PerTurnRewardManager(run, TOKENIZER).run_single(data))
 
 
-def scored(reward: str) -> tuple[GameRecord, dict[str, Any]]:
+def scored(reward: str) -> tuple[MedicalRecord, dict[str, Any]]:
     played = game("vanilla_harmful")
     played.play(HARMFUL_ANSWER)
     answer = answer_to(played.record, run_with(selfplay__reward=reward))
-    return GameRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
+    return MedicalRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
 
 
 def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.step_file import StepFile, lock_folder, resume_wandb_run
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
 
@@ -245,7 +245,7 @@ def test_a_line_that_is_no_game_is_refused_with_file_and_line(file: StepFile, li
 
 
 def test_a_game_of_another_schema_is_refused(file: StepFile) -> None:
-    game: GameRecord = finished(Outcome.MISSED_ERROR)
+    game: MedicalRecord = finished(Outcome.MISSED_ERROR)
     file.path.write_text(json.dumps({**game.to_json(), "colour": "red"}) + "\n")
     with pytest.raises(ValueError, match="line 1 is not a game record"):
         list(read_games(file.path))

@@ -10,7 +10,7 @@ from game.builders import game, spec
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, read_reference
@@ -87,5 +87,5 @@ def test_the_facts_of_a_game_survive_verl(text: str) -> None:
 
 
 def test_a_void_game_has_no_answer() -> None:
-    record = GameRecord(spec=spec("vanilla_benign"), void="assessor: generation aborted")
+    record = MedicalRecord(spec=spec("vanilla_benign"), void="assessor: generation aborted")
     assert validation_facts(record)[ANSWER] is None

@@ -19,9 +19,9 @@ from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, bu
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
-from medserl_agentloop.games.medical.rules import Game
+from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.table import game_row, varied_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.scoring.validation import (
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.agent_loop import BaseModelChat
 
 
-class MedicalGameInteraction(Interaction[Game, GameRecord]):
+class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     """Attacker and assessor on a clinical note."""
 
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
-    Record = GameRecord
+    Record = MedicalRecord
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),
@@ -60,7 +60,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         self._base: BaseModelChat | None = None
         self._notes: Notes = {}
 
-    def new_game(self, facts: Mapping[str, Any]) -> Game:
+    def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
         spec = GameSpec.from_extra_info(facts)
 
         def fits(note: str) -> bool:
@@ -71,7 +71,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
             most: int = self.config.budget.attacker(self.tokens.count(spec.seed_note))
             return self.tokens.count(note) <= most
 
-        game = Game(
+        game = MedicalGame(
             spec,
             self.config.edits,
             self._profile.parser,
@@ -83,7 +83,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         game.record.profile = self.config.profile
         return game
 
-    def next_turn(self, game: Game) -> Turn | None:
+    def next_turn(self, game: MedicalGame) -> Turn | None:
         if game.next_role is None:
             return None
         turn = self._turn(game.next_role, game.record.spec.task, game.note)
@@ -122,13 +122,13 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
 
-    async def ask_base_model(self, record: GameRecord, base: BaseModelChat) -> None:
+    async def ask_base_model(self, record: MedicalRecord, base: BaseModelChat) -> None:
         """Have the game judged, where the base model judges."""
         if self.config.asks_base:
             self._base = base
             await judge_game(self._judge, record)
 
-    async def score(self, record: GameRecord) -> None:
+    async def score(self, record: MedicalRecord) -> None:
         """Have the game judged, unless the base model has done it, and rewarded."""
         if not self.config.asks_base:
             await judge_game(self._judge, record)
@@ -169,7 +169,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()
 
-    def metrics(self, records: Sequence[GameRecord]) -> dict[str, float]:
+    def metrics(self, records: Sequence[MedicalRecord]) -> dict[str, float]:
         return role_metrics(records)
 
     @classmethod
@@ -180,10 +180,10 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
         if numbers.get(UNREAD_RATE):
             yield WHAT_IT_CANNOT_SEE
 
-    def trained_role_won(self, record: GameRecord) -> bool | None:
+    def trained_role_won(self, record: MedicalRecord) -> bool | None:
         return trained_role_won(record)
 
-    def validation_numbers(self, record: GameRecord) -> dict[str, float | str | None]:
+    def validation_numbers(self, record: MedicalRecord) -> dict[str, float | str | None]:
         return validation_facts(record)
 
     def read_validation_set(self, dataset: Any) -> None:
@@ -194,7 +194,7 @@ class MedicalGameInteraction(Interaction[Game, GameRecord]):
     ) -> Iterable[tuple[dict[str, float], str]]:
         return official_scores(self._notes, sources, facts) if facts.keys() >= {TEXT_ID, ANSWER} else ()
 
-    def table(self, records: Sequence[GameRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
+    def table(self, records: Sequence[MedicalRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
         rows = [game_row(record) for record in varied_games(records, count)]
         return list(rows[0]), [list(row.values()) for row in rows]
 

@@ -19,7 +19,7 @@ from medserl_agentloop.games.medical.records import (
     UNKNOWABLE,
     AssessmentRecord,
     AttackRecord,
-    GameRecord,
+    MedicalRecord,
     Outcome,
 )
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -34,7 +34,7 @@ MAX_COMPARED = 64
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def role_metrics(records: Iterable[GameRecord]) -> dict[str, float]:
+def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
     """Metrics by name, ``selfplay/…``. What a batch holds no game for is left out, never 0.
 
     An unreadable assessment counts as wrong in the accuracy and as a miss in the recall. Where a note was assessed
@@ -54,9 +54,9 @@ def role_metrics(records: Iterable[GameRecord]) -> dict[str, float]:
     return finite(metrics)
 
 
-def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
+def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     """What the judge said of rewritten notes; of untouched ones the data knows, whoever is asked."""
-    answers: list[GameRecord] = []
+    answers: list[MedicalRecord] = []
     abstained = failed = 0
     for game in games:
         if not game.category.has_attack or game.attack is None or game.attack.invalid is not None:
@@ -96,7 +96,7 @@ def _judge_metrics(games: list[GameRecord]) -> dict[str, float]:
     }
 
 
-def _unread(game: GameRecord) -> bool:
+def _unread(game: MedicalRecord) -> bool:
     """Whether a rewritten note has a label that nobody read it for; the data knows its own two notes only."""
     believed = game.judgement is not None and game.judgement.judge == BELIEVES_THE_ROW
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
@@ -116,7 +116,7 @@ def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str,
     }
 
 
-def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
+def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     attacks = [g.attack for g in games if g.attack is not None]
     valid = [a for a in attacks if a.invalid is None]
     # Success: the error went unnoticed, of all rewritten notes that do hold one.
@@ -136,7 +136,7 @@ def _attacker_metrics(games: list[GameRecord]) -> dict[str, float]:
     }
 
 
-def diversity_metrics(games: Iterable[GameRecord]) -> dict[str, float]:
+def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
     """Self-similarity of what valid attacks inserted, and how often they inserted the very same.
 
     An attacker that found one trick writes it into every note. Attacks on one case are never compared: they start
@@ -167,7 +167,7 @@ def diversity_metrics(games: Iterable[GameRecord]) -> dict[str, float]:
     }
 
 
-def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
+def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     assessments = [g.assessment for g in games if g.assessment is not None]
     harmful = [g for g in games if g.label is Label.HARMFUL]
     safe = [g for g in games if g.label is Label.SAFE]
@@ -193,12 +193,12 @@ def _assessor_metrics(games: list[GameRecord]) -> dict[str, float]:
     return metrics
 
 
-def _accuracy(games: Sequence[GameRecord]) -> float:
+def _accuracy(games: Sequence[MedicalRecord]) -> float:
     """Share of the games that the assessor got right; an unreadable assessment did not."""
     return share(game.outcome.is_right is True for game in games)
 
 
-def trained_role_won(record: GameRecord) -> bool | None:
+def trained_role_won(record: MedicalRecord) -> bool | None:
     """Whether the trained role beat its opponent; None for games that decide nothing between them.
 
     An unreadable assessment is a win for neither; of several the majority decides.
@@ -210,7 +210,7 @@ def trained_role_won(record: GameRecord) -> bool | None:
     return lead > 0 if record.opponent.role == Role.ATTACKER else lead < 0
 
 
-def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
+def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
     """Whether the assessor's verdict follows something that is no medicine: the edit, the length, the error's place.
 
     These are the metrics ``selfplay/shortcut/…`` of these games, without that prefix; nan where there is nothing to
@@ -238,7 +238,7 @@ def shortcut_metrics(games: Sequence[GameRecord]) -> dict[str, float]:
     return numbers
 
 
-def _gap(games: Sequence[GameRecord], label: Label, inside: Callable[[GameRecord], bool]) -> float:
+def _gap(games: Sequence[MedicalRecord], label: Label, inside: Callable[[MedicalRecord], bool]) -> float:
     """Share called harmful of the notes with this label: of those inside a stratum, less that of those outside."""
     said: dict[bool, list[bool]] = {True: [], False: []}
     for game in games:
@@ -247,15 +247,15 @@ def _gap(games: Sequence[GameRecord], label: Label, inside: Callable[[GameRecord
     return share(said[True]) - share(said[False])
 
 
-def _length_effect(games: Sequence[GameRecord]) -> float:
-    def words(game: GameRecord) -> int:
+def _length_effect(games: Sequence[MedicalRecord]) -> float:
+    def words(game: MedicalRecord) -> int:
         return len((game.presented_note or "").split())
 
     middle = median(map(words, games)) if games else 0
     return _mean_of_known(*(_gap(games, label, lambda game: words(game) > middle) for label in Label))
 
 
-def _error_is_last(game: GameRecord) -> bool:
+def _error_is_last(game: MedicalRecord) -> bool:
     note = one_line(game.presented_note or "")
     return any(note.endswith(one_line(sentence)) for sentence in game.error_sentences)
 

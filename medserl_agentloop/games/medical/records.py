@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from medserl_agentloop.core.records import GameRecord as CoreRecord
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import from_line
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
@@ -19,9 +19,9 @@ SCHEMA_VERSION = 1
 """Raised by a release that changes the fields. Records of older versions are read, newer ones refused."""
 
 JUDGE_FAILED = "judge failed"
-"""How :attr:`GameRecord.void` begins where the judge gave no answer; the reason follows."""
+"""How :attr:`MedicalRecord.void` begins where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"
-"""What :attr:`GameRecord.void` is where the judge answered that it cannot tell."""
+"""What :attr:`MedicalRecord.void` is where the judge answered that it cannot tell."""
 UNKNOWABLE = "error not knowable"
 """The same where the blind gate's readers do not find the error in the note alone."""
 
@@ -173,7 +173,7 @@ class Judgement(_Record):
     knowable: bool | None = None
 
 
-class GameRecord(CoreRecord):
+class MedicalRecord(GameRecord):
     """One game from seed note to rewards; what every game's record has, and:
 
     Attributes:
@@ -190,7 +190,7 @@ class GameRecord(CoreRecord):
 
     model_config = ConfigDict(extra="forbid")
 
-    left_out: ClassVar[tuple[str, ...]] = (*CoreRecord.left_out, "further_assessments")
+    left_out: ClassVar[tuple[str, ...]] = (*GameRecord.left_out, "further_assessments")
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     spec: GameSpec
@@ -227,7 +227,7 @@ class GameRecord(CoreRecord):
         return [] if self.assessment is None else [self.assessment, *self.further_assessments]
 
     @property
-    def by_assessment(self) -> list[GameRecord]:
+    def by_assessment(self) -> list[MedicalRecord]:
         """The game once for each assessment, with that one as its ``assessment``, outcome and reward."""
         every = self.assessments
         if len(every) < 2:
@@ -280,11 +280,11 @@ def record_schema() -> dict[str, Any]:
     """The JSON Schema of one line of a games file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **GameRecord.model_json_schema(mode="serialization"),
+        **MedicalRecord.model_json_schema(mode="serialization"),
     }
 
 
-def read_games(path: str | Path) -> Iterator[GameRecord]:
+def read_games(path: str | Path) -> Iterator[MedicalRecord]:
     """The game records of a file, in order; a ValueError names file and line of what is none."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -305,18 +305,18 @@ class Games:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def __iter__(self) -> Iterator[GameRecord]:
+    def __iter__(self) -> Iterator[MedicalRecord]:
         return islice(read_games(self.path), len(self))
 
-    def __getitem__(self, place: int) -> GameRecord:
+    def __getitem__(self, place: int) -> MedicalRecord:
         with self.path.open("rb") as file:
             file.seek(self._starts[:-1][place])
             return _game(file.readline(), self.path, place + 1)
 
 
-def _game(line: bytes, path: str | Path, number: int) -> GameRecord:
+def _game(line: bytes, path: str | Path, number: int) -> MedicalRecord:
     try:
         # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-        return GameRecord.model_validate(from_line(line))
+        return MedicalRecord.model_validate(from_line(line))
     except ValueError as error:  # not UTF-8, not JSON, or not a record
         raise ValueError(f"{path}, line {number} is not a game record: {error}") from None

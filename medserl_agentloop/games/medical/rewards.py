@@ -13,11 +13,11 @@ from inspect import signature
 from typing import Any
 
 from medserl_agentloop.games.medical.edits import same_sentence
-from medserl_agentloop.games.medical.records import GameRecord, Outcome, Rewards
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import did_you_mean, find_object
 
-RewardScheme = Callable[[GameRecord], Rewards]
+RewardScheme = Callable[[MedicalRecord], Rewards]
 
 
 # -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays ---------------
@@ -75,7 +75,7 @@ class MedserlTerms(ZeroSumTerms):
     unrealistic: float = -0.5
 
 
-def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Rewards:
+def zero_sum(record: MedicalRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Rewards:
     """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
 
     Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one; where
@@ -103,7 +103,7 @@ def zero_sum(record: GameRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Reward
     return rewards
 
 
-def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
+def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
     """The zero-sum core, and partial credit for what a useful player does besides winning.
 
     The assessor earns more for naming the wrong sentence and, where the data knows it, the error's
@@ -129,7 +129,7 @@ def medserl(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards
     return rewards
 
 
-def learnable(record: GameRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
+def learnable(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
     """``medserl``, with an attacker that is paid for notes that the assessor gets right half of the time.
 
     In place of its ``game`` there is ``learnable``, ``win * (1 - 4 |p - 1/2|)``, where ``p`` is the share of the
@@ -194,7 +194,7 @@ def format_reward(violated: bool, terms: GeneralSumTerms = GENERAL_SUM) -> float
     return terms.format[not violated]
 
 
-def medical_general_sum(record: GameRecord, terms: GeneralSumTerms = GENERAL_SUM) -> Rewards:
+def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_SUM) -> Rewards:
     """Detection, realism (attacker) and format, added up.
 
     The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. An attack that does not count
@@ -234,7 +234,7 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
 
     A ValueError lists the schemes there are, or the scheme's constants; None leaves the scheme's own.
     """
-    expected = "package.module:function of a function GameRecord -> Rewards"
+    expected = "package.module:function of a function MedicalRecord -> Rewards"
     scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
     terms = {term: value for term, value in terms.items() if value is not None}
     if not terms:
@@ -249,7 +249,7 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     return partial(scheme, **{"terms": replace(constants, **terms)})
 
 
-def reward_game(record: GameRecord, scheme: RewardScheme) -> None:
+def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     """Put into a judged game what its roles earn by ``scheme``.
 
     Of several assessments each is scored as if it were the only one, and its own turn earns that. The attacker earns
@@ -320,7 +320,7 @@ def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
             f"(at least {LEAST_INFORMATION:g})"
         )
 
-    def score(record: GameRecord) -> Rewards:
+    def score(record: MedicalRecord) -> Rewards:
         said = scheme(record)
         judgement = record.judgement
         if record.void is not None or not record.category.has_attack or judgement is None or judgement.label is None:

@@ -11,7 +11,7 @@ from medserl_agentloop.games.medical.canonical import canonical_words, says_the_
 from medserl_agentloop.games.medical.edits import Edit, compare_notes, exceeds, is_repair, one_line, telling_words
 from medserl_agentloop.games.medical.injections import CONTROL_KINDS, injections
 from medserl_agentloop.games.medical.parsing import TurnFormat
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, GameRecord, InvalidAttack
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 
@@ -33,7 +33,7 @@ class EditLimits(BaseModel):
 
 
 @dataclass
-class Game:
+class MedicalGame:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
 
     Attributes:
@@ -53,7 +53,7 @@ class Game:
     assessments: int = 1
 
     def __post_init__(self) -> None:
-        self.record = GameRecord(spec=self.spec)
+        self.record = MedicalRecord(spec=self.spec)
         self.next_role: Role | None = self.spec.category.first_role(self.vanilla_attacker)
         if self.next_role is Role.ASSESSOR:
             self._present(self.spec.seed_note, edit=None)

@@ -11,20 +11,20 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.games.medical.edits import changed_runs
-from medserl_agentloop.games.medical.records import GameRecord
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 
 
-def varied_games(records: Sequence[GameRecord], count: int) -> list[GameRecord]:
+def varied_games(records: Sequence[MedicalRecord], count: int) -> list[MedicalRecord]:
     """Up to ``count`` games, the outcomes in turn, so that a rare one is not crowded out."""
-    by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
+    by_outcome: dict[str, list[MedicalRecord]] = defaultdict(list)
     for record in records:
         by_outcome[record.outcome.value].append(record)
     rounds = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
     return [record for games in rounds for record in games if record is not None][:count]
 
 
-def game_row(record: GameRecord) -> dict[str, Any]:
+def game_row(record: MedicalRecord) -> dict[str, Any]:
     """One game by column; what it lacks is an empty text or None."""
     attack, said, judgement = record.attack, record.assessments, record.judgement
     presented = attack.note if attack else record.presented_note

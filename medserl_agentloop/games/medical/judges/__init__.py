@@ -20,8 +20,8 @@ from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
     UNKNOWABLE,
-    GameRecord,
     Judgement,
+    MedicalRecord,
     Reading,
 )
 from medserl_agentloop.games.medical.types import Label
@@ -151,7 +151,7 @@ class Judge(Protocol):
 
     name: str
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         """Judge ``record.presented_note``. An exception voids the game, it never ends the run."""
         ...
 
@@ -161,7 +161,7 @@ class LabelJudge:
 
     name = BELIEVES_THE_ROW
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=record.spec.target_label)
 
 
@@ -173,7 +173,7 @@ class OracleJudge:
 
     name = "oracle"
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         assert record.presented_note is not None
         truth = oracle(record.presented_note)
         if truth.label is None:
@@ -185,7 +185,7 @@ class OracleJudge:
 class Reader(Protocol):
     """Reads the presented note of a game alone and says whether it finds the error."""
 
-    async def read(self, record: GameRecord) -> list[Reading]:
+    async def read(self, record: MedicalRecord) -> list[Reading]:
         """The readings of ``record.presented_note``."""
         ...
 
@@ -201,7 +201,7 @@ class GatedJudge:
         self.name = judge.name
         self._judge, self._reader, self._needed = judge, reader, needed
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         if not record.category.has_attack:
             return await LabelJudge().judge(record)
         said = await self._judge.judge(record)
@@ -253,7 +253,7 @@ def build_judge(
     return GatedJudge(judge, BlindReader.from_config(config, base), config.blind.needed)
 
 
-async def judge_game(judge: Judge, record: GameRecord) -> None:
+async def judge_game(judge: Judge, record: MedicalRecord) -> None:
     """Put the judge's word into ``record``; a failure or an abstention makes the game void.
 
     A game that has nothing to judge (void, or an invalid attack) is left alone.

@@ -28,7 +28,7 @@ from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_jso
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement, Reading, Vote
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading, Vote
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 
@@ -199,7 +199,7 @@ class LlmJudge:
         """Whether no model answers any more."""
         return all(model.chat.is_down for model in self._models)
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         started = time.monotonic()
         if len(self._ballots) == 1:
             judgement = await self._ask(record, *self._ballots[0])
@@ -208,7 +208,7 @@ class LlmJudge:
             judgement = combine(self.name, votes, self._agreement)
         return judgement.model_copy(update={"seconds": time.monotonic() - started})
 
-    async def _vote(self, record: GameRecord, model: _Model[Verdict], number: int) -> Vote:
+    async def _vote(self, record: MedicalRecord, model: _Model[Verdict], number: int) -> Vote:
         """One of several votes; one that is lost must not take the others with it."""
         vote = Vote(model=model.name, edited_first=number % 2 == 1, label=None)
         try:
@@ -217,7 +217,7 @@ class LlmJudge:
             return vote.model_copy(update={"failed": f"{type(error).__name__}: {error}"})
         return vote.model_copy(update=said.model_dump(include={"label", "realistic", "reason", "cached"}))
 
-    async def _ask(self, record: GameRecord, model: _Model[Verdict], number: int) -> Judgement:
+    async def _ask(self, record: MedicalRecord, model: _Model[Verdict], number: int) -> Judgement:
         original, presented = record.spec.seed_note, record.presented_note or ""
 
         async def ask() -> Judgement:
@@ -245,10 +245,10 @@ class BlindReader:
         wording = judge_template(config.profile, "blind")
         return cls(config.blind.server(config.judge_server), wording, config.blind.readings, base)
 
-    async def read(self, record: GameRecord) -> list[Reading]:
+    async def read(self, record: MedicalRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
 
-    async def _reading(self, record: GameRecord, number: int) -> Reading:
+    async def _reading(self, record: MedicalRecord, number: int) -> Reading:
         presented = record.presented_note or ""
         content = (self._model.name, self._model.version, presented, str(number))
         shown = {"presented": _lines(split_sentences(presented), set())}
@@ -260,7 +260,7 @@ class BlindReader:
         return Reading(found=found, reason=said.reason[:REASON_CHARACTERS], cached=cached)
 
 
-def _is_wrong(record: GameRecord, number: int | None) -> bool:
+def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
     """Whether the sentence of this number, from 1, is one that the game knows to be wrong, or a part of one."""
     sentences = split_sentences(record.presented_note or "")
     if number is None or not 1 <= number <= len(sentences):

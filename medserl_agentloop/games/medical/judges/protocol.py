@@ -20,7 +20,7 @@ from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.client import MAX_BYTES, BadAnswer, HttpClient, NoAnswer, Refused, decoded
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, GameRecord, Judgement
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class JudgeQuery(BaseModel):
     original_note: str | None = None
 
     @classmethod
-    def of(cls, game_idx: int, record: GameRecord) -> JudgeQuery:
+    def of(cls, game_idx: int, record: MedicalRecord) -> JudgeQuery:
         """The query about a game."""
         # Of the assessment only the verdict is told: the assessor must not be able to talk to the one who decides
         # whether it was right.
@@ -199,7 +199,7 @@ class HttpJudge:
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
         return cls(config.judge_server)
 
-    async def judge(self, record: GameRecord) -> Judgement:
+    async def judge(self, record: MedicalRecord) -> Judgement:
         started = time.monotonic()
         query = JudgeQuery.of(next(self._numbers), record)
         about = (query.game_category, query.error_type, query.original_note, query.medical_note)
@@ -326,7 +326,7 @@ async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
     if max(len(original), len(query.medical_note)) > _LONGEST_NOTE:
         raise ValueError(f"a note is longer than {_LONGEST_NOTE} characters")
     spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
-    record = GameRecord(spec=spec, presented_note=query.medical_note)
+    record = MedicalRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
     judgement = await (backend if changed else GatedJudge(backend)).judge(record)
