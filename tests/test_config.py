@@ -53,8 +53,11 @@ def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
         ({"selfplay__contxt": "shared"}, "selfplay.contxt is not a key of this node (did you mean 'context'?)"),
         ({"selfplay__budget__asessor": 5}, "selfplay.budget.asessor is not a key of this node (did you mean 'asses"),
         ({"selfplay__context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
-        ({"selfplay__alarms__win_rat": 0.9}, "selfplay.alarms.win_rat is not a key of this node (did you mean 'win_r"),
-        ({"selfplay__alarms__voids": 15}, "selfplay.alarms.voids=15: Input should be less than 1"),
+        (
+            {"selfplay__alarms__limits": {"void_game": 0.9}},
+            "selfplay.alarms.limits.void_game is not a key of this node (did you mean 'void_g",
+        ),
+        ({"selfplay__alarms__patience": 0}, "selfplay.alarms.patience=0: Input should be greater than or equal to 1"),
         ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
         ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
@@ -165,4 +168,7 @@ def test_train_names_the_roles_that_the_loss_sees(train: Any, attacker: bool, as
 
 
 def test_null_switches_an_alarm_off() -> None:
-    assert check_run(compose_run("+recipes=quickstart", "selfplay.alarms.voids=null")).alarms.voids is None
+    assert check_run(compose_run("+recipes=quickstart", "selfplay.alarms.limits.void_games=null")).alarms.limits == {
+        "rollout_mismatch": 0.001,
+        "void_games": None,
+    }

@@ -28,10 +28,8 @@ def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
             "trainer.logger=[console,wandb]",
             "selfplay.on_alarm=stop",
             "selfplay.alarms.patience=2",
-            "selfplay.alarms.probs_diff=1e-12",  # float32 noise is above it
-            "selfplay.alarms.no_signal=null",
-            "selfplay.alarms.voids=null",
-            "selfplay.alarms.judge_answers=null",
+            "selfplay.alarms.limits.rollout_mismatch=1e-12",  # float32 noise is above it
+            "selfplay.alarms.limits={attacker_no_signal: null, void_games: null, judge_answers: null}",
         )
     run.process.wait(timeout=400)
     return run

@@ -1,29 +1,24 @@
-"""Health alarms: a run watches its own metrics and says when something is wrong, and when it is over.
+"""Health alarms: a run watches its own metrics and says when something is wrong.
 
-Here are the numbers that are alarms in any game, from when on, and what to look at first. A game adds its own:
-thresholds in a subclass of :class:`Alarms`, rules in ``Interaction.rules``. The trainer feeds the metrics of every step
-to :class:`HealthMonitor`. docs/metrics.md lists all alarms.
+An alarm is a row of a table: a number, its limit, and what to look at first. Here are the rows of any game; a game adds
+its own in ``Interaction.rules``. The trainer gives the metrics of every step to :class:`HealthMonitor`. docs/metrics.md
+lists all alarms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 METRIC_PREFIX = "selfplay/alarm/"
 
 
-Share = Annotated[float | None, Field(gt=0.0, lt=1.0)]
-Factor = Annotated[float | None, Field(gt=1.0)]
-
-
 class Alarms(BaseModel):
-    """When a number becomes an alarm. ``null`` switches a threshold off."""
+    """When a number becomes an alarm."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,37 +26,12 @@ class Alarms(BaseModel):
         default=8, ge=1, description="Games (or prompt groups) that a number must rest on; fewer say nothing."
     )
     patience: int = Field(
-        default=3,
-        ge=1,
-        description="Steps in a row beyond a threshold that begin an alarm, and within it that end it: one may be "
-        "chance.",
+        default=3, ge=1, description="Steps in a row beyond its limit that make a number an alarm: one may be chance."
     )
-    reference_steps: int = Field(
-        default=5, ge=1, description="First steps of the run that lengths and self-similarity are compared with."
-    )
-    no_signal: Share = Field(
-        default=0.8,
-        description="Share of prompt groups whose rewards are all equal. They give group estimators no gradient; "
-        "up to half of them is usual in the quickstart.",
-    )
-    voids: Share = Field(default=0.15, description="Share of games without a result. They cost time and bias the rest.")
-    length_factor: Factor = Field(
-        default=2.0,
-        description="Mean tokens of a role's turn against the run's first steps, this many times more or fewer.",
-    )
-    probs_diff: Share = Field(
-        default=0.05,
-        description="training/rollout_probs_diff_mean: the mean, because the largest difference over half a million "
-        "tokens in bf16 says nothing. One implementation measures 1e-6 in fp32 and 5e-4 in bf16.",
-    )
-    context_leak: Factor = Field(
-        default=5.0,
-        description="How many times further rollout and actor are apart in later contexts than in the first. 1 in the "
-        "quickstart, in fp32 and bf16; 200 and more where the contexts leak.",
-    )
-    lost_games: Annotated[float | None, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.02,
-        description="Share of games whose worker crashed. It should be none; those that crash may be of one kind.",
+    limits: dict[str, float | None] = Field(
+        default={},
+        description="Limit of an alarm by its name, e.g. {void_games: 0.3}, where it is not the alarm's own; null "
+        "switches the alarm off.",
     )
 
 
@@ -72,78 +42,60 @@ class Rule:
     Attributes:
         name: Name of the alarm, as in ``selfplay/alarm/<name>``.
         metric: The number it watches.
-        setting: Field of :class:`Alarms` that holds its threshold.
+        limit: Where the number becomes an alarm; ``selfplay.alarms.limits`` may give another one.
         advice: What to look at first.
         games: Metric that counts what the number rests on; None where one token is enough.
         above: Whether it fires above its limit, not below.
-        limit: The limit, from the setting and the reference.
-        compares: Whether it needs the reference: the mean of the number over the run's first steps.
         at_once: Whether one step is enough, whatever ``patience`` is.
     """
 
     name: str
     metric: str
-    setting: str
+    limit: float
     advice: str
     games: str | None = "selfplay/games"
     above: bool = True
-    limit: Callable[[float, float], float] = lambda setting, reference: setting
-    compares: bool = False
     at_once: bool = False
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
     """The alarms of any game with these roles."""
-    return (*(rule for role in roles for rule in _rules_of(role)), *_RULES)
-
-
-def _rules_of(role: str) -> Iterator[Rule]:
-    own = f"selfplay/{role}/"
-    yield Rule(
-        name=f"{role}_no_signal",
-        metric=own + "no_signal_rate",
-        setting="no_signal",
-        advice="Raise rollout.n or the temperature, or give the rows of this role more variety.",
-        games=own + "groups",
+    no_signal = (
+        # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
+        Rule(
+            name=f"{role}_no_signal",
+            metric=f"selfplay/{role}/no_signal_rate",
+            limit=0.8,
+            advice="Raise rollout.n or the temperature, or give the rows of this role more variety.",
+            games=f"selfplay/{role}/groups",
+        )
+        for role in roles
     )
-    longer = Rule(
-        name=f"{role}_longer",
-        metric=own + "tokens",
-        setting="length_factor",
-        advice=f"Look at truncation_rate and at what the {role} pads its turns with.",
-        games=own + "turns",
-        limit=lambda factor, reference: reference * factor,
-        compares=True,
-    )
-    yield longer
-    yield replace(
-        longer,
-        name=f"{role}_shorter",
-        advice=f"Read a few games: a {role} that stops reasoning often collapses next.",
-        above=False,
-        limit=lambda factor, reference: reference / factor,
-    )
+    return (*no_signal, *_RULES)
 
 
 _RULES = (
     Rule(
         name="void_games",
         metric="selfplay/void_rate",
-        setting="voids",
+        limit=0.15,
         advice="See selfplay/void/<class>: no_room is a plan of lengths that is too tight, timed_out an engine that is "
         "stuck or overloaded.",
     ),
     Rule(
         name="rollout_mismatch",
+        # The mean: the largest difference over half a million tokens in bf16 says nothing. One implementation measures
+        # 1e-6 in fp32 and 5e-4 in bf16.
         metric="training/rollout_probs_diff_mean",
-        setting="probs_diff",
+        limit=0.05,
         advice="Rollout and actor see different contexts or weights: train nothing more before you know why.",
         games=None,
     ),
     Rule(
         name="context_leak",
+        # 1 in the quickstart, in fp32 and bf16; 200 and more where the contexts leak.
         metric="selfplay/context_leak",
-        setting="context_leak",
+        limit=5.0,
         advice="A role is trained on a context that holds the other's turn. Run `medserl certify`.",
         games="selfplay/context_leak_games",
         at_once=True,
@@ -151,7 +103,7 @@ _RULES = (
     Rule(
         name="lost_games",
         metric="selfplay/lost_rate",
-        setting="lost_games",
+        limit=0.02,
         advice="Search the log for 'Error in _run_prompt': it says why the worker crashed.",
     ),
 )
@@ -159,7 +111,7 @@ _RULES = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm that fires in a step: the number, and the limit it is beyond."""
+    """An alarm that fires in a step: the number, the limit it is beyond, and for how many steps in a row."""
 
     rule: Rule
     value: float
@@ -170,7 +122,7 @@ class Alarm:
         side = "above" if self.rule.above else "below"
         return (
             f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
-            f"(selfplay.alarms.{self.rule.setting}), steps in a row: {self.steps}. {self.rule.advice}"
+            f"(selfplay.alarms.limits.{self.rule.name}), steps in a row: {self.steps}. {self.rule.advice}"
         )
 
 
@@ -193,82 +145,57 @@ class HealthError(RuntimeError):
 
 def stop_message(alarms: tuple[Alarm, ...], step: int) -> str:
     """Why the run stopped after ``step``, and how to go on."""
-    settings = ", ".join(dict.fromkeys(f"selfplay.alarms.{a.rule.setting}" for a in alarms))
+    keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
-        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from the last "
-        f"checkpoint, start the same command with selfplay.on_alarm=warn, or change {settings} (null switches a "
-        "threshold off)."
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from "
+        f"the last checkpoint, start the same command with selfplay.on_alarm=warn, or change {keys} (null switches an "
+        "alarm off)."
     )
 
 
 class _State(BaseModel):
-    """By alarm: steps in a row beyond its limit and, of those that are on, within it. By metric: its first values."""
+    """By alarm, the steps in a row in which its number was beyond the limit."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    streaks: dict[str, int] = {}
-    calm: dict[str, int] = {}
-    references: dict[str, list[float]] = {}
+    streaks: dict[str, int]
 
 
 class HealthMonitor:
     """Watches the metrics of a run, step by step, by the ``selfplay.alarms`` node and the game's rules.
 
-    An alarm begins after ``patience`` steps in a row beyond its limit (some at once) and is over after as many within
-    it; in between it fires in the steps that are beyond. A number that a step lacks, or that rests on
-    too few games, changes nothing.
+    An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the last of that row. A
+    number that a step lacks, or that rests on too few games, changes nothing.
     """
 
-    def __init__(self, thresholds: Alarms, rules: Sequence[Rule]) -> None:
-        self._thresholds = thresholds
+    def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
+        self._config = config
         self._rules = rules
-        self._state = _State()
+        self._streaks: dict[str, int] = {}
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
         """Take in the metrics of one step."""
         firing: list[Alarm] = []
         lines: list[str] = []
-        learning = self._learn(metrics)
         for rule in self._rules:
-            if not self._can_tell(rule, metrics) or (rule.compares and rule.metric in learning):
+            value, limit = metrics.get(rule.metric, math.nan), self._config.limits.get(rule.name, rule.limit)
+            games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
+            if limit is None or not math.isfinite(value) or games < self._config.min_games:
                 continue
-            value = metrics[rule.metric]
-            reference = fmean(self._state.references[rule.metric]) if rule.compares else math.nan
-            limit = rule.limit(getattr(self._thresholds, rule.setting), reference)
-            streak = self._state.streaks.pop(rule.name, 0)
-            on = rule.name in self._state.calm
+            patience = 1 if rule.at_once else self._config.patience
+            before = self._streaks.pop(rule.name, 0)
             if value > limit if rule.above else value < limit:
-                self._state.streaks[rule.name] = streak + 1
-                if on or rule.at_once or streak + 1 >= self._thresholds.patience:
-                    firing.append(Alarm(rule, value, limit, streak + 1))
-                    self._state.calm[rule.name] = 0
-                    if not on:
-                        lines.append(str(firing[-1]))
-            elif on:
-                self._state.calm[rule.name] += 1
-                if self._state.calm[rule.name] >= self._thresholds.patience:
-                    del self._state.calm[rule.name]
-                    lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
+                self._streaks[rule.name] = before + 1
+                if before + 1 >= patience:
+                    firing.append(Alarm(rule, value, limit, before + 1))
+                if before + 1 == patience:
+                    lines.append(str(firing[-1]))
+            elif before >= patience:
+                lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
         return HealthReport(tuple(firing), tuple(lines))
-
-    def _can_tell(self, rule: Rule, metrics: Mapping[str, float]) -> bool:
-        games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
-        known = math.isfinite(metrics.get(rule.metric, math.nan)) and games >= self._thresholds.min_games
-        return known and getattr(self._thresholds, rule.setting) is not None
-
-    def _learn(self, metrics: Mapping[str, float]) -> set[str]:
-        """The numbers that this step still adds to the reference, which several rules may share."""
-        compared = {rule.metric for rule in self._rules if rule.compares and self._can_tell(rule, metrics)}
-        references = self._state.references
-        learning = {name for name in compared if len(references.get(name, ())) < self._thresholds.reference_steps}
-        for name in learning:
-            references.setdefault(name, []).append(metrics[name])
-        return learning
 
     def to_dict(self) -> dict[str, Any]:
         """The state between two steps for the checkpoint, JSON-able."""
-        return self._state.model_dump()
+        return {"streaks": dict(self._streaks)}
 
     def load_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
-        self._state = _State.model_validate(dict(state))
+        self._streaks = _State.model_validate(dict(state)).streaks

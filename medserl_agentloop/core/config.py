@@ -212,7 +212,7 @@ class SelfPlayConfig(BaseModel):
             parsed = game.Config.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e, game.Config) for e in error.errors())) from None
-        refuse([*_unknown_roles(parsed, game.roles), *parsed.problems()])
+        refuse([*_unknown_names(parsed, game), *parsed.problems()])
         return parsed
 
 
@@ -233,7 +233,9 @@ def game_class(name: str) -> type[Interaction[Any, Any]]:
     return found
 
 
-def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[str]:
+def _unknown_names(config: SelfPlayConfig, game: type[Interaction[Any, Any]]) -> Iterator[str]:
+    """Roles and alarms that a config names and the game does not have."""
+    roles, alarms = game.roles, [rule.name for rule in game.rules()]
     if config.train not in ("both", *roles):
         yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(roles)}"
     credit = config.credit
@@ -241,6 +243,8 @@ def _unknown_roles(config: SelfPlayConfig, roles: Collection[str]) -> Iterator[s
     for key, named in {**nodes, "credit.normalize": [*credit.normalize]}.items():
         for role in set(named) - set(roles):
             yield _no_key(f"{key}.{role}", roles)
+    for name in set(config.alarms.limits) - set(alarms):
+        yield _no_key(f"alarms.limits.{name}", alarms)
 
 
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:

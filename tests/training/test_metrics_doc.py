@@ -16,7 +16,6 @@ from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
 from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord
-from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading, Vote
@@ -151,9 +150,9 @@ def test_the_classes_of_void_games_are_all_named() -> None:
     assert set(PLACEHOLDERS["<class>"].split("|")) <= set(re.findall(r"`(\w+)`", row[2]))
 
 
-def test_the_alarms_stand_there_with_their_thresholds_and_defaults() -> None:
-    told = [(name.strip("`"), setting.strip("`"), float(default)) for name, setting, default, _ in ALARM_ROWS]
-    assert sorted(told) == sorted((r.name, r.setting, getattr(MedicalAlarms(), r.setting)) for r in RULES)
+def test_the_alarms_stand_there_with_their_limits() -> None:
+    rows = [(name.strip("`"), fires, number.strip("`")) for name, fires, number in ALARM_ROWS]
+    assert sorted(rows) == sorted((r.name, f"{'above' if r.above else 'below'} {r.limit:g}", r.metric) for r in RULES)
 
 
 def test_the_rules_read_metrics_that_exist() -> None:

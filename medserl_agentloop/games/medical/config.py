@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
-from medserl_agentloop.games.medical.alarms import MedicalAlarms
 from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge_class
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
@@ -110,9 +109,6 @@ class MedicalConfig(SelfPlayConfig):
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
     credit: MedicalCredit = Field(default=MedicalCredit(), description="Advantages of the roles.")
-    alarms: MedicalAlarms = Field(
-        default=MedicalAlarms(), description="When a number of a step becomes a health alarm."
-    )
 
     @property
     def asks_base(self) -> bool:
