@@ -1,5 +1,4 @@
-"""A real run against a pool of its checkpoints, one of whose processes is killed while games are played. Validation
-measures it against a frozen model."""
+"""A real run against a pool of its checkpoints, one of whose processes is killed while games are played."""
 
 import json
 import re
@@ -15,7 +14,7 @@ import pytest
 from judges.local_server import by_index, serving
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run
 from rollout.opponent_server import OpponentServer, opponent_server
-from support import assessment_text, attack_text
+from support import attack_text
 
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NOTICED_WITHIN_S = 30.0
 """Checks are 5 s apart; the rest is for a busy machine."""
-YARDSTICK_GAMES = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class Killed:
     reached: int
     second: Run
     server: OpponentServer
-    yardstick: OpponentServer
 
 
 def kill(run: Run, ray_class: str) -> int:
@@ -64,10 +61,6 @@ def attack(messages: list[dict[str, str]]) -> str:
     return attack_text(f"{note.rstrip(' .')} and zinc 900 mg is given.")
 
 
-def either_role(messages: list[dict[str, str]]) -> str:
-    return attack(messages) if "You are the attacker" in messages[-1]["content"] else assessment_text("safe")
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> Iterator[Killed]:
     silent, asked_in_vain, speaks_again = (threading.Event() for _ in range(3))
@@ -79,8 +72,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> I
         return by_index(body)
 
     folder = tmp_path_factory.mktemp("waiting")
-    with serving(answer) as judge, opponent_server() as server, opponent_server() as yardstick:
-        server.answer, yardstick.answer = attack, either_role
+    with serving(answer) as judge, opponent_server() as server:
+        server.answer = attack
         overrides = (
             *data,
             "selfplay.judge=http",
@@ -91,10 +84,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> I
             "selfplay.opponent.kind=pool",
             "selfplay.opponent.rule=latest",
             f"selfplay.opponent.url={server.url}",
-            f"selfplay.yardstick.url={yardstick.url}",
-            f"selfplay.yardstick.games={YARDSTICK_GAMES}",
-            "trainer.test_freq=50",  # and after the last step
-            "trainer.val_before_train=False",
             "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
         )
         first = Run(folder, *overrides, "trainer.total_training_steps=50")
@@ -112,7 +101,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> I
         reached = first.reached
         second = Run(folder, *overrides, f"trainer.total_training_steps={reached + 1}")
         second.wait()
-        yield Killed(first, said, pid, reached, second, server, yardstick)
+        yield Killed(first, said, pid, reached, second, server)
 
 
 def test_a_killed_agent_loop_worker_is_named_and_ends_the_run_which_resumes(killed: Killed) -> None:
@@ -123,8 +112,7 @@ def test_a_killed_agent_loop_worker_is_named_and_ends_the_run_which_resumes(kill
     steps = range(1, killed.reached + 2)
     assert any(line.startswith(f"resuming after step {killed.reached} of") for line in killed.second.lines())
     assert killed.second.steps_of_games() == dict.fromkeys(steps, GAMES_PER_STEP)
-    *trained, validated = killed.second.metrics
-    assert [step["step"] for step in trained] == list(steps) and validated["step"] == steps[-1]
+    assert [step["step"] for step in killed.second.metrics] == list(steps)
 
 
 def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(killed: Killed) -> None:
@@ -142,24 +130,7 @@ def test_the_assessor_is_trained_against_a_pool_of_its_own_checkpoints(killed: K
     state = json.loads((folder / f"global_step_{reached + 1}" / STATE_FILE).read_text())
     results = state["opponents"]["results"]
     assert {version: result["games"] for version, result in results.items()} == assessed
-    for step in killed.second.metrics[:-1]:  # the last line is the validation's
+    for step in killed.second.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
         assert step["selfplay/opponent/failed"] == 0
         assert step["training/rollout_probs_diff_max"] < AGREEMENT
-
-
-def test_the_last_validation_plays_both_roles_against_the_frozen_model(killed: Killed) -> None:
-    measured = {
-        name.removeprefix("selfplay/yardstick/"): value
-        for name, value in killed.second.metrics[-1].items()
-        if name.startswith("selfplay/yardstick/")
-    }
-    for role in ("attacker", "assessor"):
-        assert measured[f"{role}/games"] == YARDSTICK_GAMES
-        assert measured[f"{role}/void"] == 0
-    assert measured["assessor/attack_valid"] == 1  # its attacks keep the rules
-    asked = Counter("You are the attacker" in chat["messages"][-1]["content"] for chat in killed.yardstick.chats)
-    read = round(measured["attacker/attack_valid"] * YARDSTICK_GAMES)
-    assert asked[True] == YARDSTICK_GAMES and asked[False] >= read
-    if read:  # it calls every note safe
-        assert measured["attacker/undetected"] > 0

@@ -24,7 +24,7 @@ from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_cl
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Prompt, Reply, Turn, place, play_game
 from medserl_agentloop.core.opponent import HttpOpponent
-from medserl_agentloop.core.records import YARDSTICK, GameRecord, OpponentRecord
+from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,6 @@ class _Workbench:
     interaction: Interaction[Any, Any]
     encoder: ChatEncoder
     opponent: HttpOpponent | None
-    yardstick: HttpOpponent | None
     adapters: dict[str, str]
     base: BaseModelChat
     prompt_length: int
@@ -65,13 +64,11 @@ def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity, server: _I
     rollout = run.held.actor_rollout_ref.rollout
     encoder = ChatEncoder.of_run(tokenizer.held, data.held)
     interaction = game_class(config.game)(config, encoder)
-    special = list(tokenizer.held.all_special_tokens)
     return _Workbench(
         config,
         interaction,
         encoder,
-        None if config.opponent.kind == "live" else HttpOpponent(config.opponent, special),
-        HttpOpponent(config.yardstick, special) if config.yardstick.games else None,
+        None if config.opponent.kind == "live" else HttpOpponent(config.opponent, tokenizer.held.all_special_tokens),
         adapter_names(interaction.roles) if config.adapters == "per_role" else {},
         BaseModelChat(run.held.actor_rollout_ref.model.path, server.held, encoder, config.turn_timeout_s),
         prompt_length=rollout.prompt_length,
@@ -97,9 +94,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         interaction = self._bench.interaction
         game = interaction.new_game(row["extra_info"])
         record = game.record
-        source = str(row.get("data_source", ""))
-        alone = source.removeprefix(YARDSTICK) if source.startswith(YARDSTICK) else None
-        seats = _Seats(self._bench, self.server_manager, record, sampling_params, alone)
+        seats = _Seats(self._bench, self.server_manager, record, sampling_params)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
         await interaction.ask_base_model(record, self._bench.base)
 
@@ -121,11 +116,7 @@ class _Seats:
 
     name = ""
 
-    def __init__(
-        self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any], alone: str | None
-    ) -> None:
-        """``alone`` is the one role that the policy plays against the yardstick, in games of validation."""
-        self._alone, self._opponent = alone, bench.opponent if alone is None else bench.yardstick
+    def __init__(self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
         self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
@@ -135,7 +126,7 @@ class _Seats:
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number, self._played = self._played, self._played + 1
-        if self._bench.config.plays(turn.role) if self._alone is None else turn.role == self._alone:
+        if self._bench.config.plays(turn.role):
             return await self._policy_turn(turn, number)
         return await self._opponent_turn(turn, messages)
 
@@ -185,11 +176,12 @@ class _Seats:
 
         The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
-        assert self._opponent is not None
-        opponent = OpponentRecord(role=turn.role, kind=self._opponent.config.kind, version=None)
+        player = self._bench.opponent
+        assert player is not None
+        opponent = OpponentRecord(role=turn.role, kind=player.config.kind, version=None)
         self._record.opponent = opponent
         try:
-            said, opponent.version = await self._opponent.play(turn, messages)
+            said, opponent.version = await player.play(turn, messages)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error.reason}") from None

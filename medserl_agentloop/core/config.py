@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.alarms import Alarms
-from medserl_agentloop.core.opponent import OpponentConfig, YardstickConfig
+from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.paths import did_you_mean, find_object
 
 if TYPE_CHECKING:
@@ -151,9 +151,6 @@ class SelfPlayConfig(BaseModel):
     )
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
-    yardstick: YardstickConfig = Field(
-        default=YardstickConfig(), description="A frozen model that validation measures the policy against."
-    )
     certify: Literal["stop", "warn", "only"] = Field(
         default="stop",
         description="What follows if isolation, credit or loss do not hold where they are measured at the start. stop: "

@@ -17,12 +17,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from datasets import concatenate_datasets
-
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
-from medserl_agentloop.core.records import YARDSTICK
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest
 
 
@@ -81,28 +78,6 @@ def apply_mix(
 
 def _counted(kinds: Iterable[str]) -> str:
     return ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
-
-
-def add_yardstick(dataset: Any, interaction: Interaction[Any, Any], games: int) -> None:
-    """Add to verl's ``RLHFDataset`` its first ``games`` rows that all roles play, once for each role of the policy's.
-
-    Raises:
-        ConfigError: There are fewer such rows.
-    """
-    rows = dataset.dataframe
-    first = (interaction.next_turn(interaction.new_game(facts)) for facts in rows["extra_info"])
-    chosen = [number for number, turn in enumerate(first) if turn is not None and turn.role == interaction.roles[0]]
-    if len(chosen) < games:
-        raise ConfigError(
-            f"selfplay.yardstick.games={games}, but data.val_files has {len(chosen)} rows that begin with the "
-            f"{interaction.roles[0]}'s turn. Set it to at most that."
-        )
-    played = rows.select(chosen[:games])
-    copies = [
-        played.remove_columns("data_source").add_column("data_source", [YARDSTICK + role] * games)
-        for role in interaction.roles
-    ]
-    dataset.dataframe = concatenate_datasets([rows, *copies])
 
 
 def check_files(files: str | Sequence[str]) -> None:

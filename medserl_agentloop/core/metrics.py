@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medserl_agentloop.core.records import YARDSTICK, GameRecord
+from medserl_agentloop.core.records import GameRecord
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.interaction import Interaction
@@ -105,21 +105,6 @@ def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) 
     metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
     decided = [result for result in won if result is not None]
     return finite({**metrics, "selfplay/opponent/trained_role_win_rate": share(decided)})
-
-
-def yardstick_metrics(sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics ``selfplay/yardstick/ROLE/…`` of a validation: the means of the game's validation numbers.
-
-    Of every game there are its row's data source and its numbers; None is no number.
-    """
-    found: dict[str, float] = {}
-    for source in sorted({source for source in sources if source.startswith(YARDSTICK)}):
-        mine = [number for number, of in enumerate(sources) if of == source]
-        found[f"selfplay/{source}/games"] = float(len(mine))
-        for name, values in facts.items():
-            numbers = [values[n] for n in mine if isinstance(values[n], (int, float))]
-            found[f"selfplay/{source}/{name}"] = mean(numbers)
-    return finite(found)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

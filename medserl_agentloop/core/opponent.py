@@ -42,8 +42,10 @@ class OpponentSampling(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
 
 
-class FrozenModel(ServerOptions):
-    """A model that is not trained, behind a server."""
+class OpponentConfig(ServerOptions):
+    """Who plays the role that is not trained."""
+
+    node: ClassVar[str] = "selfplay.opponent"
 
     url: str | None = Field(
         default=None, description="OpenAI-compatible server, e.g. http://host:30000; SGLang for a pool."
@@ -51,32 +53,6 @@ class FrozenModel(ServerOptions):
     model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
     concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
     sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
-
-    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
-        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
-        root = (self.url or "").rstrip("/").removesuffix("/v1")
-        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
-
-
-class YardstickConfig(FrozenModel):
-    """A frozen model that validation measures the policy against."""
-
-    node: ClassVar[str] = "selfplay.yardstick"
-    kind: ClassVar[str] = "yardstick"
-
-    games: int = Field(
-        default=0,
-        ge=0,
-        description="Games in each role that every validation plays against the model; 0 for none. "
-        "trainer.test_freq says how often.",
-    )
-
-
-class OpponentConfig(FrozenModel):
-    """Who plays the role that is not trained."""
-
-    node: ClassVar[str] = "selfplay.opponent"
-
     kind: Literal["live", "endpoint", "pool"] = Field(
         default="live",
         description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "
@@ -90,11 +66,16 @@ class OpponentConfig(FrozenModel):
     seed: int = Field(default=0, description="Seed of that choice; the same seed and step choose the same.")
     swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
 
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
+        root = (self.url or "").rstrip("/").removesuffix("/v1")
+        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
+
 
 class HttpOpponent:
     """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
 
-    def __init__(self, config: OpponentConfig | YardstickConfig, special_tokens: list[str]) -> None:
+    def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
         self.config = config
         self._chat = ChatClient(config.client("/v1"), special_tokens)
 

@@ -12,9 +12,6 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-YARDSTICK = "yardstick/"
-"""How the data source of a validation row begins that is played against the yardstick; the policy's role follows."""
-
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
 

@@ -43,7 +43,7 @@ from medserl_agentloop.core.columns import (
     write_token_roles,
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
-from medserl_agentloop.core.dataset import add_yardstick, apply_mix, check_dataset, check_files
+from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
@@ -54,7 +54,6 @@ from medserl_agentloop.core.metrics import (
     staleness_metrics,
     step_line,
     step_numbers,
-    yardstick_metrics,
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import check_run
@@ -131,8 +130,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
-        if games := self.selfplay.yardstick.games:
-            add_yardstick(self.val_dataset, self.interaction, games)
 
     def _setup(self) -> None:
         super()._setup()
@@ -163,9 +160,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
-        if measured := yardstick_metrics(data_sources, reward_extra_infos_dict):
-            metrics.update(measured)
-            self.metrics_file.append([{"step": self.global_steps, **measured}])
         return metrics
 
     def _save_checkpoint(self) -> None:

@@ -135,28 +135,23 @@ def _estimator(run: Run) -> Rules:
 
 
 def _opponents(run: Run) -> Rules:
-    """The frozen models that the policy plays against can be asked, and a pool has checkpoints to serve."""
-    opponent, yardstick = run.selfplay.opponent, run.selfplay.yardstick
-    kind, games = f"selfplay.opponent.kind={opponent.kind}", f"selfplay.yardstick.games={yardstick.games}"
-    for model, key, used in ((opponent, kind, opponent.kind != "live"), (yardstick, games, yardstick.games > 0)):
-        if not used:
-            continue
-        yield (
-            run.selfplay.context == "shared",
-            f"{key} keeps the other model's turn out of the trajectory, but selfplay.context=shared is one "
-            "conversation of all roles. Set selfplay.context=isolated.",
-        )
-        try:
-            model.check_address()
-            model.api_key()
-        except ValueError as error:
-            yield True, str(error)
+    """The frozen model that the policy plays against can be asked, and a pool has checkpoints to serve."""
+    opponent = run.selfplay.opponent
+    if opponent.kind == "live":
+        return
+    kind = f"selfplay.opponent.kind={opponent.kind}"
     yield (
-        yardstick.games > 0 and run["trainer.test_freq"] <= 0,
-        f"{games} is played by validation, and trainer.test_freq={run['trainer.test_freq']} has none: set it",
+        run.selfplay.context == "shared",
+        f"{kind} keeps the other model's turn out of the trajectory, but selfplay.context=shared is one "
+        "conversation of all roles. Set selfplay.context=isolated.",
     )
+    try:
+        opponent.check_address()
+        opponent.api_key()
+    except ValueError as error:
+        yield True, str(error)
     yield (
-        opponent.kind != "live" and run.selfplay.train == "both",
+        run.selfplay.train == "both",
         f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
         "the name of one role, or selfplay.opponent.kind=live.",
     )
