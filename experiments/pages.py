@@ -1,4 +1,4 @@
-"""Pages of docs/ with tables that experiments write."""
+"""Pages with tables that experiments write."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from medserl_agentloop.testing.tiny import compose_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+STUDIES = sorted(ROOT.glob("experiments/*/README.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *STUDIES])
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 SCRIPTS = {
     "medec_to_parquet": "convert", "medec_eval_to_parquet": "eval", "sft_to_parquet": "sft", "verify_parquet": "verify",
@@ -74,7 +75,8 @@ def test_every_page_is_in_the_navigation_once() -> None:
             return [entry]
         return [file for part in (entry.values() if isinstance(entry, dict) else entry) for file in files(part)]
 
-    assert sorted(files(site["nav"])) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert sorted(files(site["nav"])) == sorted([*pages, *(str(page.relative_to(ROOT)) for page in STUDIES)])
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The arms of docs/experiments.md pass the start-up check, but for what the page marks as planned."""
+"""The arms of experiments/study/README.md pass the start-up check, but for what the page marks as planned."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+PAGE = Path(__file__).parents[1] / "experiments" / "study" / "README.md"
 SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 
 

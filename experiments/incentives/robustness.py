@@ -1,6 +1,6 @@
 """Do the directions of the simulation hold under other guesses? ``python -m experiments.incentives.robustness``.
 
-Draws all guesses anew, plays every setting out, and counts in how many draws each statement of ``docs/incentives.md``
+Draws all guesses anew, plays every setting out, and counts in how many draws each statement of the README
 holds. A minute; writes ``figures/robustness.csv`` and the table of the page.
 """
 

@@ -1,6 +1,6 @@
 """Where the rewards of the medical game lead: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
 
-Prints four tables in seconds. Without other assumptions it also writes them to ``figures/`` and ``docs/incentives.md``.
+Prints four tables in seconds. Without other assumptions it also writes them to ``figures/`` and the README.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from experiments.incentives.variance import assessments_table, validity_table
 from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
-PAGE = Path(__file__).parents[2] / "docs" / "incentives.md"
+PAGE = Path(__file__).with_name("README.md")
 FEWER_DECOYS = BALANCED_MIX.replace("decoy_benign=2", "decoy_benign=1")
 EARLIER, ALL, FEWER = "earlier defaults", "all four changes", "all four, fewer decoys"
 PENALTY = "all four, failing the gate costs"

@@ -23,7 +23,7 @@ FIGURES = Path(__file__).parent / "figures"
 TABLE = FIGURES / "exploitability.csv"
 ESTIMATORS = ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")
 SEEDS = (0, 1, 2)
-PAGE = Path(__file__).parents[2] / "docs" / "kuhn_poker.md"
+PAGE = Path(__file__).with_name("README.md")
 START = Path("models/kuhn_poker")
 
 

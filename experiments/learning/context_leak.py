@@ -5,7 +5,7 @@ played in its own contexts; then the assessor assesses again with the attacker's
 tokens, in front of it. So the two accuracies differ by the context and by nothing else. Games
 without an attack have one turn, hence the same in both contexts, and are left out.
 
-``docs/learning.md`` says how to read the result: a model can only use a leak it has learned to use.
+the README says how to read the result: a model can only use a leak it has learned to use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the pictures of ``docs/learning.md`` and fill in its tables, from the committed CSV files.
+"""Draw the pictures of the README and fill in its tables, from the committed CSV files.
 
 Run by hand after ``experiments.learning.run``: ``python -m experiments.learning.pictures``. Each picture names the
 hash of the files it was drawn from, so that a test can tell an old one.
@@ -21,7 +21,7 @@ from experiments.learning.results import (
     ESTIMATORS,
     FIGURES,
     KINDS,
-    PAGES,
+    PAGE,
     Rates,
     Share,
     chosen,
@@ -151,12 +151,11 @@ def main(
     pictures: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = FIGURES,
 ) -> None:
-    """Draw pictures; where they are those of ``docs/learning.md``, bring its tables up to date."""
+    """Draw pictures; where they are those of the README, bring its tables up to date."""
     for name in pictures or PICTURES:
         PICTURES[name](results)
     if results.resolve() == FIGURES.resolve() and not pictures:
-        for page in PAGES:
-            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
 
 

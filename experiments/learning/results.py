@@ -1,4 +1,4 @@
-"""The learning curves' committed counts: read, pool over seeds, put into the tables of ``docs/learning.md``.
+"""The learning curves' committed counts: read, pool over seeds, put into the tables of ``README.md``.
 
 Called by ``experiments.learning.pictures`` and by the test that page, pictures and files agree.
 """
@@ -15,9 +15,8 @@ from pathlib import Path
 
 from medserl_agentloop.core.metrics import wilson_interval
 
+PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "learning.md"
-PAGES = (PAGE, ROOT / "docs" / "adapters.md")
 FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
@@ -251,7 +250,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_tables(page: str, folder: Path = FIGURES) -> str:
-    """One of ``PAGES`` with every table made anew from the files."""
+    """The page with every table made anew from the files."""
     return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder=folder))}\n{found[3]}", page)
 
 

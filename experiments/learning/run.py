@@ -4,7 +4,7 @@
 measures the checkpoints against the frozen novice (``experiments.learning.measure``) and writes
 ``headline_rates.csv`` and ``headline_steps.csv`` to ``experiments/learning/figures``. A run that has ended is
 not run again, one that was interrupted is resumed. ``experiments.learning.pictures`` draws the files;
-``docs/learning.md`` says what they show. Run it from the root of the repository, so that Ray's workers find the
+the README says what they show. Run it from the root of the repository, so that Ray's workers find the
 lying oracle.
 """
 

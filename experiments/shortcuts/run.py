@@ -1,7 +1,7 @@
 """Four ways to pay for the same game in the harder toy clinic: ``python -m experiments.shortcuts.run``.
 
 Teaches the novice the clinic's style once, trains every arm with verl's ``main_ppo``, measures what came of it on
-held-out notes, and writes the counts and the table of docs/shortcuts.md. A run that has ended is not run again. Run it
+held-out notes, and writes the counts and the table of its README. A run that has ended is not run again. Run it
 from the root of the repository, so that Ray's workers find the judges.
 """
 
@@ -48,7 +48,7 @@ from medserl_agentloop.paths import resource
 RUNS = Path("runs/shortcuts")
 START = RUNS / "start"
 FIGURES = Path(__file__).parent / "figures"
-PAGE = Path(__file__).parents[2] / "docs" / "shortcuts.md"
+PAGE = Path(__file__).with_name("README.md")
 JUDGES = "experiments.shortcuts.judges"
 CASES_SEED = 90_002
 BUDGETS = {Role.ATTACKER: 192, Role.ASSESSOR: 160}

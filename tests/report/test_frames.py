@@ -14,8 +14,8 @@ from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, metrics, scores, turns
 from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
 
-DOCS = Path(__file__).parents[2] / "docs"
-RESULTS = DOCS / "real_notes" / "warm_start.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"
 
 
 def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) -> MedicalRecord:
@@ -112,7 +112,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_the_questions_of_the_page_are_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "report.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(run.parent)
     (run.parent / "runs").mkdir()
     (run.parent / "runs" / "quickstart").symlink_to(run)
