@@ -2,8 +2,8 @@
 
 A game is a subclass of :class:`Interaction`. ``selfplay.game`` names it: a package or module of
 ``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. :func:`play_game` and :func:`play_in_step`
-play it, with models behind a server, models in this process, or people; the reward manager and the trainer ask the same
-class for scores, metrics and checks. It knows no tokens but their number.
+play it, with models behind a server or in this process; the reward manager and the trainer ask the same class for
+scores and metrics. It knows no tokens but their number.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from omegaconf import DictConfig
-
-from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import as_data
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.hooks import GameHooks
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.records import GameRecord
 
@@ -30,8 +28,6 @@ AGENT_NAME = "medserl_selfplay"
 
 NO_ROLE_ID = 0
 """What ``role_ids`` holds on tokens of nobody."""
-
-Message = dict[str, str]
 
 # Private-use characters: no template holds them, and chat templates that strip white space keep them.
 _PLACE = re.compile("\ue000(\\w+)\ue000")
@@ -45,6 +41,9 @@ def place(name: str) -> str:
 def split_at_places(text: str) -> list[str]:
     """``text`` cut at its places: text, the name of a place, text, and so on."""
     return _PLACE.split(text)
+
+
+Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,11 @@ G = TypeVar("G", bound=Game)
 R = TypeVar("R", bound=GameRecord)
 
 
-class Interaction(ABC, Generic[G, R]):
-    """A kind of game. Subclasses say the roles, start a game on a row, and say whose turn it is.
+class Interaction(GameHooks[R], ABC, Generic[G, R]):
+    """A kind of game: its roles, how it starts on a row, whose turn it is, and who earned what.
+
+    Nine things make a game; only ``roles``, ``new_game`` and ``next_turn`` must be given. What else a run may ask of a
+    game, such as alarms, validation or checks, is in :class:`~medserl_agentloop.core.hooks.GameHooks`.
 
     Args:
         config: The run's ``selfplay`` node, as ``Config`` reads it.
@@ -131,24 +133,9 @@ class Interaction(ABC, Generic[G, R]):
     Record: ClassVar[type[GameRecord]] = GameRecord
     """The record of one game."""
 
-    shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The game's own numbers on the line that every step prints: label and metric."""
-
     def __init__(self, config: Any, tokens: Tokens | None = None) -> None:
         self.config = config
         self.tokens = tokens
-
-    @property
-    def stop_strings(self) -> list[str]:
-        """All strings that end a turn of the game besides the end-of-turn token."""
-        return []
-
-    @property
-    def repeated_roles(self) -> Sequence[str]:
-        """Roles whose conversations of one game all answer the same prompt: baselines compare these with each other."""
-        return ()
-
-    # -- what a game must say ------------------------------------------------------------------------------------
 
     @abstractmethod
     def new_game(self, facts: Mapping[str, Any]) -> G:
@@ -158,24 +145,20 @@ class Interaction(ABC, Generic[G, R]):
     def next_turn(self, game: G) -> Turn | None:
         """Whose turn it is; None if the game is over."""
 
-    # -- what a game may say -------------------------------------------------------------------------------------
-
     async def score(self, record: R) -> None:
         """Complete the record of a finished game; nothing to do for games that reward themselves as they go."""
 
-    async def ask_base_model(self, record: R, base: Any) -> None:
-        """Ask the base model what the score will need: a ``core.agent_loop.BaseModelChat``, after the last turn.
+    def metrics(self, records: Sequence[R]) -> dict[str, float]:
+        """Metrics of a step's games by name, ``selfplay/…``."""
+        return game_metrics(records, self.roles)
 
-        It answers only where the rollout serves it, with ``selfplay.adapters=per_role``.
+    def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
+        """The turns of the longest game on this row, in order, to plan lengths and for the certificate.
+
+        The certificate needs two conversations; a role's later turns may be left out where they are none.
         """
-
-    def use_reward_model(self, address: str | None, model: str | None) -> None:
-        """Learn where verl serves a reward model (``host:port`` and name), before the first game is scored."""
-
-    @classmethod
-    def kind(cls, facts: Mapping[str, Any]) -> str:
-        """The kind of a row's game, for ``selfplay.mix``; as :attr:`GameRecord.kind` afterwards."""
-        return ""
+        turn = self.next_turn(self.new_game(facts))
+        return [] if turn is None else [turn]
 
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: Any) -> tuple[int, int]:
         """Check one row of a data set, its ``extra_info`` and its column ``prompt``, with the run's ``ChatEncoder``.
@@ -188,63 +171,6 @@ class Interaction(ABC, Generic[G, R]):
         turns = self.sample_turns(facts)
         prompts = [len(encoder.opening(turn).ids) for turn in turns]
         return prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
-
-    def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
-        """The first turn of each conversation that a game on this row may have; for checks and the certificate."""
-        turn = self.next_turn(self.new_game(facts))
-        return [] if turn is None else [turn]
-
-    def prompts(self) -> list[dict[str, Any]]:
-        """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
-        return []
-
-    def metrics(self, records: Sequence[R]) -> dict[str, float]:
-        """Metrics of a step's games by name, ``selfplay/…``."""
-        return game_metrics(records, self.roles)
-
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        """The alarms, with thresholds in ``selfplay.alarms``."""
-        return common_rules(cls.roles)
-
-    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        """What a step's numbers give reason to say; each sentence is said once in a run."""
-        return iter(())
-
-    def trained_role_won(self, record: R) -> bool | None:
-        """Whether the trained role beat its opponent; None for games that decide nothing between them."""
-        return None
-
-    def validation_numbers(self, record: R) -> dict[str, float | str | None]:
-        """One game as numbers for verl's validation metrics, and texts for :meth:`validation_scores`."""
-        return {f"{role}_reward": record.reward(role) for role in self.roles}
-
-    def read_validation_set(self, dataset: Any) -> None:
-        """See the rows of ``data.val_files`` before the first validation."""
-
-    def validation_scores(
-        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
-    ) -> Iterable[tuple[dict[str, float], str]]:
-        """Scores of a whole validation that are no averages of single games: metrics, and a line that says them.
-
-        ``sources`` is the ``data_source`` of every game's row, ``facts`` what :meth:`validation_numbers` gave, a list
-        per name.
-        """
-        return ()
-
-    def table(self, records: Sequence[R], count: int) -> tuple[Sequence[str], list[list[Any]]] | None:
-        """Columns and rows of up to ``count`` games to read in W&B; None for no table."""
-        return None
-
-    @classmethod
-    def check_run(cls, run: Any) -> Iterator[str]:
-        """What of a run's config, a ``core.run_check.run.Run``, cannot work with this game, one sentence for each."""
-        return iter(())
-
-    @classmethod
-    def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """What a run says once before it starts; warnings begin with ``warning:``."""
-        return iter(())
 
 
 class NoReplyError(Exception):

@@ -10,7 +10,7 @@ player has to bluff. ``experiments/kuhn_poker`` measures how far a model is from
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -89,22 +89,15 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
         message = {"role": "user", "content": f"{card}{news}{passive} or {active}?"}
         return Turn(ROLES[len(moves) % 2], Prompt((message,)), max_tokens=8)
 
-    def plan(self, facts: Mapping[str, Any], prompt: Any, encoder: Any) -> tuple[int, int]:
-        """Tokens of the longest game on a row."""
-        turns = list(self._turns(facts, "check", "bet", "call"))
-        prompts = [len(encoder.opening(turn).ids) for turn in turns]
-        return prompts[0], sum(prompts[1:]) + sum(turn.max_tokens for turn in turns)
-
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
-        return list(self._turns(facts, "check", "check"))
-
-    def _turns(self, facts: Mapping[str, Any], *moves: str) -> Iterator[Turn]:
-        game = self.new_game(facts)
-        for move in moves:
+        """The turns of check, bet, call."""
+        game, turns = self.new_game(facts), []
+        for move in ("check", "bet", "call"):
             turn = self.next_turn(game)
             assert turn is not None
-            yield turn
+            turns.append(turn)
             game.play(move)
+        return turns
 
     def metrics(self, records: Any) -> dict[str, float]:
         illegal = [record.moves[-1:] == ("illegal",) for record in records]

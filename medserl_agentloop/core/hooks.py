@@ -1,0 +1,106 @@
+"""What a run may ask of a game besides playing it: alarms, validation, tables, checks.
+
+Every hook has a default that suits most games. ``core.interaction.Interaction`` inherits them, so a game overrides
+those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from omegaconf import DictConfig
+
+from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.records import GameRecord
+
+R = TypeVar("R", bound=GameRecord)
+
+
+class GameHooks(Generic[R]):
+    """Optional parts of a game, in the order in which a run meets them."""
+
+    roles: ClassVar[tuple[str, ...]]
+
+    # -- before the first step -----------------------------------------------------------------------------------
+
+    @classmethod
+    def check_run(cls, run: Any) -> Iterator[str]:
+        """What of a run's config, a ``core.run_check.run.Run``, cannot work with this game, one sentence for each."""
+        return iter(())
+
+    @classmethod
+    def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
+        """What a run says once before it starts; warnings begin with ``warning:``."""
+        return iter(())
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
+        return []
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """All strings that end a turn of the game besides the end-of-turn token."""
+        return []
+
+    def use_reward_model(self, address: str | None, model: str | None) -> None:
+        """Learn where verl serves a reward model (``host:port`` and name), before the first game is scored."""
+
+    # -- in a game -----------------------------------------------------------------------------------------------
+
+    async def ask_base_model(self, record: R, base: Any) -> None:
+        """Ask the base model, a ``BaseModelChat``, what the score will need, after the last turn.
+
+        It answers only where the rollout serves it, with ``selfplay.adapters=per_role``.
+        """
+
+    # -- after a step's games ------------------------------------------------------------------------------------
+
+    @property
+    def repeated_roles(self) -> Sequence[str]:
+        """Roles whose conversations of one game all answer the same prompt: baselines compare these with each other."""
+        return ()
+
+    def trained_role_won(self, record: R) -> bool | None:
+        """Whether the trained role beat its opponent; None for games that decide nothing between them."""
+        return None
+
+    @classmethod
+    def rules(cls) -> tuple[Rule, ...]:
+        """The alarms; ``selfplay.alarms.limits`` may change their limits."""
+        return common_rules(cls.roles)
+
+    shown: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The game's own numbers on the line that every step prints: label and metric."""
+
+    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
+        """What a step's numbers give reason to say; each sentence is said once in a run."""
+        return iter(())
+
+    def table(self, records: Sequence[R], count: int) -> tuple[Sequence[str], list[list[Any]]] | None:
+        """Columns and rows of up to ``count`` games to read in W&B; None for no table."""
+        return None
+
+    # -- in validation -------------------------------------------------------------------------------------------
+
+    def read_validation_set(self, dataset: Any) -> None:
+        """See the rows of ``data.val_files`` before the first validation."""
+
+    def validation_numbers(self, record: R) -> dict[str, float | str | None]:
+        """One game as numbers for verl's validation metrics, and texts for :meth:`validation_scores`."""
+        return {f"{role}_reward": record.reward(role) for role in self.roles}
+
+    def validation_scores(
+        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
+    ) -> Iterable[tuple[dict[str, float], str]]:
+        """Scores of a whole validation that are no averages of single games: metrics, and a line that says them.
+
+        ``sources`` is the ``data_source`` of every game's row, ``facts`` what :meth:`validation_numbers` gave, a list
+        per name.
+        """
+        return ()
+
+    @classmethod
+    def kind(cls, facts: Mapping[str, Any]) -> str:
+        """The kind of a row's game; as :attr:`GameRecord.kind` afterwards."""
+        return ""
