@@ -232,13 +232,6 @@ def test_a_prompt_longer_than_prompt_length_is_void_and_never_cut_for_generation
     assert_well_formed(output)
 
 
-def test_versions_and_identity_are_in_the_record() -> None:
-    output, record, _ = play([attack_text(), assessment_text()])
-    assert (record.uid, record.session) == ("group", 0)
-    assert isinstance(output.extra_fields["min_global_steps"], int)
-    assert record.policy_version == output.extra_fields["min_global_steps"]
-
-
 def test_a_row_without_facts_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
         play([], seed_note=None)
@@ -336,18 +329,30 @@ def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
     assert record.attack is not None and record.attack.violations == []
 
 
-def test_a_record_has_the_weights_of_each_turn_where_they_changed_during_the_game() -> None:
-    assert play([attack_text(), assessment_text()])[1].versions == []
-    replies, newer = iter([attack_text(), assessment_text()]), iter([3, 5])
+@pytest.mark.parametrize(
+    ("turns", "oldest", "newest", "recorded"),
+    [
+        ([(3, 3), (3, 3)], 3, 3, []),
+        ([(3, 4), (4, 5)], 3, 5, [(3, 4), (4, 5)]),
+        ([(4, 5), (3, 4)], 3, 5, [(4, 5), (3, 4)]),
+    ],
+)
+def test_a_game_has_the_oldest_and_the_newest_weights_that_any_turn_was_generated_with(
+    turns: list[tuple[int, int]], oldest: int, newest: int, recorded: list[tuple[int, int]]
+) -> None:
+    replies, versions = iter([attack_text(), assessment_text()]), iter(turns)
     engine = MockSGLangEngine(lambda *_: next(replies), TOKENIZER)
 
     async def generate(*args: Any, **kwargs: Any) -> Any:
         output = await engine.generate(*args, **kwargs)
-        output.extra_fields |= {"min_global_steps": 3, "max_global_steps": next(newer)}
+        first, last = next(versions)
+        output.extra_fields |= {"min_global_steps": first, "max_global_steps": last}
         return output
 
     loop = build_agent_loop(SimpleNamespace(generate=generate), TOKENIZER, RUN)
     facts = extra_info("adversarial_benign")
     output = asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, **ROW))
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
-    assert (record.policy_version, record.versions) == (3, [(3, 3), (3, 5)])
+    assert (record.uid, record.session) == ("group", 0)
+    assert (record.policy_version, record.versions) == (oldest, recorded)
+    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [oldest, newest]
