@@ -5,7 +5,7 @@ import gc
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -29,50 +29,42 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # a fifth of the time of an import goes into counting objects that stay
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests:
-        _remember_composed_runs()  # before the plugin takes over the function
+        # Before the plugin is loaded, which takes over hydra.compose.
+        import hydra
+
+        _remember(
+            hydra, "compose", lambda config_name, overrides=(), **options: (config_name, *overrides, *options.items())
+        )
 
         import verl  # noqa: F401  # loads the plugin, as every run does
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+        from hydra._internal.sources_registry import SourcesRegistry
+        from hydra.core.plugins import Plugins
 
-        _remember_read_configs()
+        Plugins.instance()  # it loads the modules of its sources, again if they were imported before
+        for scheme in ("file", "pkg"):
+            source = SourcesRegistry.instance().resolve(scheme)
+            _remember(source, "load_config", lambda self, config_path: (self.provider, self.path, config_path))
+        _remember(ConfigLoaderImpl, "_compose_config_from_defaults_list", _files_of_a_config)
         _remember_commands()
 
 
-def _remember_read_configs() -> None:
-    """A run's config is some 30 files of YAML; reading them takes most of composing a run."""
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
+def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
+    """Let a function of Hydra's answer once for each ``key``: hundreds of tests compose the same few runs."""
+    function, answers = getattr(owner, name), dict[Hashable, bytes]()
 
-    Plugins.instance()  # it loads the modules of its sources, again if they were imported before
-    read: dict[tuple[str, str, str], bytes] = {}
-    for scheme in ("file", "pkg"):
-        source = SourcesRegistry.instance().resolve(scheme)
-        pytest.MonkeyPatch().setattr(source, "load_config", _remembering(source.load_config, read))
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        asked = key(*args, **kwargs)
+        if asked not in answers:
+            answers[asked] = pickle.dumps(function(*args, **kwargs))
+        return pickle.loads(answers[asked])
 
-
-def _remembering(load: Any, read: dict[tuple[str, str, str], bytes]) -> Any:
-    def load_config(self: Any, config_path: str) -> Any:
-        key = (self.provider, self.path, config_path)
-        if key not in read:
-            read[key] = pickle.dumps(load(self, config_path))
-        return pickle.loads(read[key])
-
-    return load_config
+    pytest.MonkeyPatch().setattr(owner, name, remembered)
 
 
-def _remember_composed_runs() -> None:
-    """Composing a run takes a fifth of a second, and hundreds of tests ask for the same few runs."""
-    import hydra
-
-    compose = hydra.compose
-    composed: dict[tuple[Any, ...], bytes] = {}
-
-    def remembered(config_name: str, overrides: Sequence[str] = (), **options: bool) -> Any:
-        key = (config_name, *overrides, *options.items())
-        if key not in composed:
-            composed[key] = pickle.dumps(compose(config_name, list(overrides), **options))
-        return pickle.loads(composed[key])
-
-    pytest.MonkeyPatch().setattr(hydra, "compose", remembered)
+def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
+    """What a run's config is merged from, before values of single keys are set on it."""
+    return repr(defaults), *((source.provider, source.path) for source in repo.get_sources())
 
 
 def _remember_commands() -> None:
