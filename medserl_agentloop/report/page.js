@@ -322,7 +322,7 @@ async function open(game) {
     element("h2", { outcome }, `${SIGNS[outcome]} ${words(outcome)}`),
     element("p", {}, [
       `step ${shown.step}`, words(shown.spec.category), shown.spec.error_type, `case ${shown.spec.vignette_id}`,
-      shown.void && `void: ${shown.void}`, state.data.runs.length > 1 && value("run", game),
+      shown.void && `void: ${shown.void}`, column("run").words.length > 1 && value("run", game),
     ].filter(Boolean).join(" · ")),
     related("group", group, (other) => `game ${value("session", other)}`) ?? "",
     related("same case", same, (other) => `step ${value("step", other)}`) ?? "",
@@ -491,7 +491,8 @@ function figure(caption, children) {
 }
 
 function drawPlots() {
-  const { runs, rewards, metrics } = state.data;
+  const { rewards, metrics } = state.data;
+  const runs = column("run").words;
   const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
   const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], DASHES[code % DASHES.length]) : []));
   const named = (name, run) => (runs.length > 1 ? `${name}, ${run}` : name);
@@ -505,7 +506,7 @@ function drawPlots() {
   })));
   const rewardChooser = chooser("reward", [["rewards of the roles", "roles"], ...rewards.map((name) => [words(name), name])]);
 
-  const metricNames = [...new Set(metrics.flatMap(({ names }) => Object.keys(names)))].sort();
+  const metricNames = [...new Set(Object.values(metrics).flatMap(({ names }) => Object.keys(names)))].sort();
   const numberChooser = chooser("number", [
     ...BY_STEP.map((name) => [`mean: ${words(name)}`, "mean:" + name]),
     ...SCATTERED.map(([a, b], k) => [`${words(a)} against ${words(b)}`, "scatter:" + k]),
@@ -519,8 +520,8 @@ function drawPlots() {
     const points = kind === "mean"
       ? perRun((run, games, dash) => [{ name: named(words(which), run), points: means(which, games), dash, color: PALETTE[runs.indexOf(run) % PALETTE.length] }])
       : runs.map((run, k) => {
-        const values = metrics[k].names[which] ?? [];
-        return { name: named(which, run), points: new Map(metrics[k].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number")), dash: DASHES[k % DASHES.length], color: PALETTE[k % PALETTE.length] };
+        const values = metrics[run].names[which] ?? [];
+        return { name: named(which, run), points: new Map(metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number")), dash: DASHES[k % DASHES.length], color: PALETTE[k % PALETTE.length] };
       });
     numbers = lineChart(points, runs);
   }
@@ -579,8 +580,8 @@ function onKey(event) {
 
 async function start() {
   state.data = JSON.parse(await unpack("columns"));
-  byId("title").textContent = state.data.runs.join(", ");
-  document.title = `Games: ${state.data.runs.join(", ")}`;
+  byId("title").textContent = column("run").words.join(", ");
+  document.title = `Games: ${byId("title").textContent}`;
   makeFilters();
   byId("list").addEventListener("scroll", () => requestAnimationFrame(drawList));
   byId("rows").addEventListener("click", (event) => {

@@ -53,14 +53,13 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     shown = {name: sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
     records = [(name, game) for name, games in shown.items() for game in games]
     frame = games_frame([game for _, game in records])
-    frame["run"] = pd.array([name for name, _ in records], dtype="string")
     columns = {
-        "runs": names,
         "played": total,
         "games": len(records),
         "chunk": CHUNK,
         "first": _telling(frame),
-        "columns": _columns(frame),
+        # The runs in their order on the command line, and not by name: page.js draws and labels them by place.
+        "columns": _columns(frame) | {"run": {"words": names, "codes": [names.index(name) for name, _ in records]}},
         "rewards": [name for name in frame.columns if name.startswith("reward/")],
         **_by_step(runs, names),
     }
@@ -155,7 +154,7 @@ def _telling(frame: pd.DataFrame) -> int:
 def _columns(frame: pd.DataFrame) -> dict[str, Any]:
     values = [*_NUMBERS, "right", *(name for name in frame.columns if "reward" in name)]
     numbers = {name: {"values": [None if pd.isna(x) else round(float(x), 4) for x in frame[name]]} for name in values}
-    words = {name: _coded(frame[name]) for name in ("run", *_WORDS)}
+    words = {name: _coded(frame[name]) for name in _WORDS}
     signal = frame["signal"].map({True: "yes", False: "no"})
     return numbers | words | {"signal": _coded(signal), "has_signal": {"values": [int(x) for x in frame["signal"]]}}
 
@@ -167,14 +166,14 @@ def _coded(values: pd.Series) -> dict[str, Any]:
 
 def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
     """Metrics, alarms and checkpoints of each run that has them."""
-    numbers, alarms, checkpoints = [], {}, {}
+    numbers, alarms, checkpoints = {}, {}, {}
     for name, run in zip(names, runs, strict=True):
         try:
             frame = metrics(run)
         except ValueError:
             frame = pd.DataFrame()
         kept = {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame.columns}
-        numbers.append({"steps": [int(step) for step in frame.index], "names": kept})
+        numbers[name] = {"steps": [int(step) for step in frame.index], "names": kept}
         fired = frame[[n for n in frame.columns if n.startswith(METRIC_PREFIX)]].dropna(how="all")
         alarms[name] = {
             int(step): [n.removeprefix(METRIC_PREFIX) for n in row.dropna().index] for step, row in fired.iterrows()

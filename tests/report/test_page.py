@@ -245,15 +245,29 @@ def test_the_page_draws_in_every_style(browser: Any, run: Path, tmp_path: Path, 
     context.close()
 
 
-def test_several_runs_stand_side_by_side(browser: Any, run: Path, tmp_path: Path) -> None:
-    other = write_run(tmp_path / "second", [scored(Outcome.FALSE_POSITIVE, 1, category="vanilla_benign")])
-    said = report(run, other, output=tmp_path / "report.html")
-    assert "13 games:" in said
+@pytest.mark.parametrize("names", [("alpha", "omega"), ("omega", "alpha")])
+def test_several_runs_stand_side_by_side_each_under_its_own_name(
+    browser: Any, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    steps = {"alpha": 1, "omega": 5}
+    runs = [
+        write_run(tmp_path / name, [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))])
+        for name in names
+    ]
+    assert "10 games:" in report(*runs, output=tmp_path / "report.html")
     for view in opened(browser, tmp_path / "report.html"):
-        assert "first, second" in view.title()
-        assert view.locator("#plots figure").count() == 5
-        view.select_option("[data-filter=run]", label="run: second")
-        assert count(view) == "1 of 13 games"
+        assert ", ".join(names) in view.title()
+        figures = view.locator("#plots figure")
+        assert figures.count() == 5
+        for place, name in enumerate(names):
+            assert f"outcomes by step, {name}" in figures.nth(place).inner_text()
+            assert f"step {steps[name]}" in figures.nth(place).locator("svg").inner_html()
+        view.select_option("[data-filter=run]", label=f"run: {names[0]}")
+        assert count(view) == "5 of 10 games"
+        assert f"outcomes by step, {names[0]}" in view.inner_text("#plots figure >> nth=0")
+        view.select_option("#plots select >> nth=1", label="actor/grad_norm")
+        drawn = view.locator("#plots path title").all_text_contents()
+        assert [title for title in drawn if "grad_norm" in title] == [f"actor/grad_norm, {name}" for name in names]
 
 
 def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
