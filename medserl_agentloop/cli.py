@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -55,18 +55,6 @@ def show(
     walks = not once and console.is_terminal and sys.stdin.isatty()
     with errors_in_one_line():
         (walk if walks else show_run)(run, console, game=game)
-
-
-@app.command()
-def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records. It need not exist yet.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
-) -> None:
-    """Follow a run: its step, the time left, its main curves and alarms. Ctrl-C ends it."""
-    from medserl_agentloop.report.watch import watch_run
-
-    watch_run(run, Console(), every=every, once=once)
 
 
 @app.command()
@@ -117,77 +105,6 @@ def compare(
         console.print(table, plain(note, style="dim"), "")
     if output is not None:
         typer.echo(f"comparison: {output}")
-
-
-@app.command()
-def attacks(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for ledger, patterns, notes and sheets.")],
-    sheet: Annotated[int, typer.Option(min=0, help="Most pairs of notes in the sheet for clinicians.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of their choice and order.")] = 0,
-    judge: Annotated[
-        str | None,
-        typer.Option(help="Ask this judge again: http, llm, oracle, or package.module:Class."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any key of the selfplay node, e.g. judge_server.url=http://localhost:30000/v1."),
-    ] = None,
-) -> None:
-    """Sort the attacks of a run by what they did, and export the errors that nobody saw."""
-    from medserl_agentloop.core.config import selfplay_config
-    from medserl_agentloop.games.medical.config import MedicalConfig
-    from medserl_agentloop.report.attacks import write_ledger
-
-    with errors_in_one_line():
-        if settings and judge is None:
-            raise ValueError("--set belongs to --judge: name the judge to ask")
-        config = selfplay_config(MedicalConfig, {"judge": judge}, settings or []) if judge else None
-        counts = write_ledger(run, output, sheet=sheet, seed=seed, judge=config, console=Console(stderr=True))
-    typer.echo(f"{sum(counts.values())} attacks: " + ", ".join(f"{n} {kind.value}" for kind, n in counts.items() if n))
-    typer.echo(f"{output}: README.md describes the files")
-
-
-@app.command()
-def agreement(
-    sheets: Annotated[list[Path], typer.Argument(help="Sheets that were filled in, one for each rater.")],
-    key: Annotated[Path, typer.Option(help="The sheet_key.csv that was written with them.")],
-) -> None:
-    """Print how far clinicians agree with each other and with the judge on the sheet of medserl attacks."""
-    from medserl_agentloop.report.sheets import agreement as measured
-
-    with errors_in_one_line():
-        table, problems = measured(sheets, key)
-    for problem in problems:
-        typer.echo(visible(problem), err=True)
-    Console().print(table)
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: its selfplay.records.")],
-    to: Annotated[
-        Literal["inspect", "dataset"],
-        typer.Option(help="A log for Inspect's viewer, or a Hugging Face dataset folder."),
-    ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The log, or the folder.")] = None,
-) -> None:
-    """Write the games of a run for another tool."""
-    from medserl_agentloop.report.export import export_run
-
-    with errors_in_one_line():
-        typer.echo(str(export_run(run, to, output)))
-
-
-@app.command("wandb-workspace")
-def wandb_workspace(
-    project: Annotated[str, typer.Argument(help="entity/project, in Weights & Biases.")],
-) -> None:
-    """Save a workspace with the panels to look at first to a project in Weights & Biases."""
-    from medserl_agentloop.report.export import save_workspace
-
-    with errors_in_one_line():
-        typer.echo(save_workspace(project))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -263,11 +180,3 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     raise typer.Exit(1 if any(finding.status == "fail" for finding in found) else 0)
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a line of a games file."""
-    from medserl_agentloop.games.medical.records import record_schema
-
-    typer.echo(json.dumps(record_schema(), indent=2))

@@ -35,11 +35,11 @@ from medserl_agentloop.report.frames import (
     turns_frame,
     typed_frame,
 )
-from medserl_agentloop.report.watch import SECONDS
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
 _STEPS = ("step", "global_step", "train/global_step", "_step")
+_SECONDS = "timing_s/step"
 CLOSE = 0.1
 """Means of rewards that differ by no more than this share count as the same."""
 MEMORY = {
@@ -142,8 +142,8 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
             seen[(*game, turn["role"])] += 1  # without steps, a game's index comes again in every batch
             games.setdefault((*game, seen[(*game, turn["role"])]), {}).update(turn)
     by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
-    if SECONDS not in by_step and _CLOCK in by_step:
-        by_step[SECONDS] = by_step[_CLOCK].diff()
+    if _SECONDS not in by_step and _CLOCK in by_step:
+        by_step[_SECONDS] = by_step[_CLOCK].diff()
     return typed_frame(list(games.values()), GAMES), typed_frame(turns, TURNS), by_step
 
 
@@ -252,8 +252,8 @@ def _rates(a: Side, b: Side) -> Section:
 def _speeds(run: Run) -> dict[str, float]:
     """What one run measured of its speed and memory."""
     found = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
-    if SECONDS in run.metrics:
-        seconds = run.metrics[SECONDS].dropna().astype(float)
+    if _SECONDS in run.metrics:
+        seconds = run.metrics[_SECONDS].dropna().astype(float)
         games = run.games[run.games["step"].isin(seconds.index)]
         # Missing as soon as one turn's length is: a sum of the others would be too small.
         tokens = sum(games.loc[games[f"{r.value}_reward"].notna(), f"{r.value}_tokens"].sum(skipna=False) for r in Role)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from game.builders import finished
+from game.builders import ERROR_NOTE, ERROR_SENTENCE, finished
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, metrics, scores, turns
 from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
+from medserl_agentloop.scoring.notes import read_reference
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"
@@ -111,13 +112,38 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         scores(tmp_path / "results.json")
 
 
-def test_the_questions_of_the_page_are_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(run.parent)
-    (run.parent / "runs").mkdir()
-    (run.parent / "runs" / "quickstart").symlink_to(run)
+@pytest.fixture
+def quickstart(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, as the examples of the page name it."""
+    monkeypatch.chdir(run)
+    (run / "runs").mkdir()
+    (run / "runs" / "quickstart").symlink_to(run)
+    return run
+
+
+def example(words: str) -> str:
+    """The one block of Python on the page that has these words."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if words in block)
+    return str(code)
+
+
+@pytest.mark.usefixtures("quickstart")
+def test_the_questions_of_the_page_are_answered() -> None:
+    code = example("Which attacks fool the assessor twice?")
     last_lines = [block.strip().splitlines()[-1] for block in code.split("\n\n") if "[" in block]
     names: dict[str, object] = {}
     exec(code, names)
     answers = [eval(line, names) for line in last_lines]
     assert [len(answer) > 0 for answer in answers] == [True, True, False]  # no case fooled it twice here
+
+
+def test_undetected_errors_are_written_as_notes_of_medec(quickstart: Path) -> None:
+    note = ERROR_NOTE.replace(" Discharge", "\n\ud800 Discharge")
+    missed = scored(Outcome.MISSED_ERROR, 4).model_copy(
+        update={"presented_note": note, "error_sentences": [ERROR_SENTENCE]}
+    )
+    StepFile(quickstart / GAMES_FILE).append(missed.to_json() for _ in range(2))
+    exec(example("undetected.csv"), {})
+    (row,) = read_reference([quickstart / "undetected.csv"]).notes
+    assert row.flag and row.sentences[row.sentence_id].text == ERROR_SENTENCE

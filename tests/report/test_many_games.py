@@ -51,7 +51,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         "replay {run} --scheme zero_sum,win=3 --output {out}",
         "report {run} --output {out}",
         "compare {run} {run}",
-        "export {run} --to dataset --output {out}",
     ],
 )
 def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path: Path, command: str) -> None:

@@ -91,14 +91,13 @@ def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -
     assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
 
 
-@pytest.mark.parametrize("command", ["show", "report", "compare", "replay", "attacks", "export"])
+@pytest.mark.parametrize("command", ["show", "report", "compare", "replay"])
 def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
     run, output = tmp_path / "run", str(tmp_path / "out.md")
     StepFile(run / GAMES_FILE).append([{**hostile().to_json(), "scheme": "mine"}])
     more = {
         "compare": [str(run), "-o", output],
         "replay": ["--scheme", "medserl", "-o", output],
-        "export": ["--to", "dataset", "-o", output],
     }
     result = CliRunner().invoke(
         app, [command, str(run), *more.get(command, [] if command == "show" else ["-o", output])]

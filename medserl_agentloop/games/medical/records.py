@@ -276,14 +276,6 @@ class MedicalRecord(GameRecord):
         return valid and self.label not in (None, self.spec.target_label)
 
 
-def record_schema() -> dict[str, Any]:
-    """The JSON Schema of one line of a games file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **MedicalRecord.model_json_schema(mode="serialization"),
-    }
-
-
 def read_games(path: str | Path) -> Iterator[MedicalRecord]:
     """The game records of a file, in order; a ValueError names file and line of what is none."""
     with Path(path).open("rb") as file:
