@@ -85,7 +85,7 @@ def overrides(
         }
         return [f"{key}={value}" for key, value in {**values, **own}.items()]
 
-    game = {"selfplay.game": "gpu_game:Relay", "selfplay.mix": "null"}
+    game = {"selfplay.game": "gpu_game:Relay"}
     single = {
         "algorithm.adv_estimator": "grpo",
         f"{rollout}.agent.agent_loop_config_path": "null",

@@ -137,11 +137,6 @@ class SelfPlayConfig(BaseModel):
         "included; needs use_kl_loss of the actor. Both roles share weights: an untrained role's parse rate fell from "
         "1.00 to 0.88 within 80 steps without an anchor.",
     )
-    mix: dict[str, Share] | None = Field(
-        default=None,
-        description="Share of each kind of game in an epoch of training; null plays every row of the file once. "
-        "Kinds left out are not played.",
-    )
     turn_timeout_s: float | None = Field(
         default=3600.0,
         gt=0,

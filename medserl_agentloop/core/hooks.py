@@ -99,8 +99,3 @@ class GameHooks(Generic[R]):
         per name.
         """
         return ()
-
-    @classmethod
-    def kind(cls, facts: Mapping[str, Any]) -> str:
-        """The kind of a row's game; as :attr:`GameRecord.kind` afterwards."""
-        return ""

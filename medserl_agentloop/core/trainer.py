@@ -43,7 +43,7 @@ from medserl_agentloop.core.columns import (
     write_token_roles,
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
-from medserl_agentloop.core.dataset import apply_mix, check_dataset, check_files
+from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
@@ -119,8 +119,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         data = self.config.data
-        if self.selfplay.mix is not None:
-            apply_mix(self.train_dataset, self.selfplay.mix, self.game.kind, seed=data.get("seed") or 0)
         self.encoder = encoder = ChatEncoder.of_run(self.tokenizer, data)
         self.interaction = self.game(self.selfplay, encoder)
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])

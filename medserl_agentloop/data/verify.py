@@ -356,7 +356,7 @@ def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, An
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
             f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so that one constant "
-            "answer wins most games; change --mix, or selfplay.mix of the run"
+            "answer wins most games; write the file again with another --mix"
         )
         report.add(Check.BALANCE, summary.file, None, message, warning=True)
     only_eval = all("_eval/" in str(row.get("data_source")) for row in rows)

@@ -37,8 +37,9 @@ CARDS = {24: ("RTX 4090", 165, 1008), 48: ("L40S", 362, 864), 80: ("H100 SXM", 9
 USABLE, FULL, TIGHT = 0.985, 0.95, 0.9
 """Shares, assumed: of a card's memory that programs get; of that, how much a plan may fill, and what is tight."""
 
-NOTE, INSTRUCTIONS, FILLED = 190, 500, 0.5
-"""Assumed: tokens of a note (124 words in MEDEC) and of a prompt without it; share of its budget that a turn uses."""
+NOTE, INSTRUCTIONS, FILLED, ATTACKED = 190, 500, 0.5, 0.5
+"""Assumed: tokens of a note (124 words in MEDEC) and of a prompt without it; share of its budget that a turn uses;
+share of games with an attack."""
 
 _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _ACTOR, _REF, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -196,11 +197,9 @@ def _game_tokens(run: Run) -> tuple[float, float]:
     selfplay: Any = run.selfplay
     if not hasattr(selfplay, "budget"):
         return FILLED * _longest(run), FILLED * _longest(run) / 2
-    mix = selfplay.mix or {"vanilla": 1, "adversarial": 1}
-    attacks = sum(share for kind, share in mix.items() if not kind.startswith("vanilla")) / sum(mix.values())
-    generated = attacks * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
+    generated = ATTACKED * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
     generated += selfplay.assessments * FILLED * selfplay.budget.assessor
-    return generated + (attacks + selfplay.assessments) * (INSTRUCTIONS + NOTE), generated
+    return generated + (ATTACKED + selfplay.assessments) * (INSTRUCTIONS + NOTE), generated
 
 
 def read_setup(run: Run, shapes: dict[str, Shape], *, flash: bool = True) -> Setup:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from medec.builders import run as command
+from note_files import SAMPLE
 from real_runs import GAMES_PER_STEP, Run
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -21,7 +23,6 @@ JUDGED_BY_VERL = (
     "selfplay.judge=llm",
     "selfplay.judge_server.json_schema=False",
     "selfplay.judge_server.timeout_s=120",  # the first answer is slow on a busy machine
-    "selfplay.mix={adversarial_harmful:1,adversarial_benign:1}",
     "reward.custom_reward_function.path=pkg://medserl_agentloop.core.reward_manager",
     "reward.custom_reward_function.name=PerTurnRewardManager",
     "reward.reward_model.enable=True",
@@ -78,12 +79,14 @@ def judge_model(tmp_path: Path) -> Path:
 @pytest.mark.timeout(600)
 def test_games_are_judged_by_the_model_that_verl_serves_and_void_where_it_answers_prose(
     tmp_path: Path,
-    data: tuple[str, ...],
     judge_model: Path,
 ) -> None:
+    mix = ("--mix", "adversarial_harmful=1,adversarial_benign=1")
+    assert command("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data", *mix).exit_code == 0
     run = Run(
         tmp_path,
-        *data,
+        f"data.train_files={tmp_path}/data/train.parquet",
+        f"data.val_files={tmp_path}/data/val.parquet",
         *JUDGED_BY_VERL,
         f"reward.reward_model.model_path={judge_model}",
         "trainer.total_training_steps=1",

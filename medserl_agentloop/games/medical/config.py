@@ -14,7 +14,7 @@ from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Role, VanillaAttacker
 
 
 class TokenBudget(BaseModel):
@@ -100,11 +100,6 @@ class MedicalConfig(SelfPlayConfig):
         ge=1,
         description="Times a presented note is assessed, each time in a context of its own. More than one helps the "
         "assessor and costs the attacker.",
-    )
-    mix: dict[Category, Share] | None = Field(  # type: ignore[assignment]  # a Category is a str
-        default=None,
-        description="Share of each category in an epoch of training; null plays every row of the file once. "
-        "Categories left out are not played.",
     )
     budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")

@@ -137,10 +137,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
-    @classmethod
-    def kind(cls, facts: Mapping[str, Any]) -> str:
-        return str(facts.get("category"))
-
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
         spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
