@@ -20,7 +20,6 @@ from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.cli import evaluate, score
 from medserl_agentloop.evaluation.judge_cli import app as judge_app
 from medserl_agentloop.evaluation.probe import probe
-from medserl_agentloop.evaluation.rescoring import replay, rescore
 from medserl_agentloop.evaluation.tournament import tournament
 from medserl_agentloop.planning.plan import plan
 from medserl_agentloop.play.cli import play
@@ -36,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold API keys
     help="Play games, look at runs, score predictions on MEDEC.",
 )
-for _command in (play, probe, evaluate, score, rescore, replay, tournament, plan):
+for _command in (play, probe, evaluate, score, tournament, plan):
     app.command()(_command)
 app.add_typer(judge_app, name="judge")
 app.add_typer(data_app, name="data")

@@ -45,7 +45,7 @@ class GameRecord(BaseModel):
         policy_version: Weights of the live policy: the training step they were pushed after.
         versions: The oldest and the newest weights of each of its turns, where they were not all the same in the game:
             in asynchronous training. A turn with two was stopped for new weights and went on.
-        players: Who played a role, where it was not the policy in training: a model's name, or ``human``.
+        players: Who played a role, where it was not the policy in training: a model's name.
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
         finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
         seconds: How long each turn took, in the order of play, as the game waited for it; of a void game, the one

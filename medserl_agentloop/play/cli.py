@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -19,15 +19,14 @@ from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.interaction import Interaction, Player, play_game
+from medserl_agentloop.core.interaction import Interaction, play_game
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
-from medserl_agentloop.play.human import HumanGame, HumanPlayer
 
 
 def play(
@@ -40,7 +39,6 @@ def play(
     profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path; else medserl.")] = None,
     judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong; else labels.")] = None,
     reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function; else medserl.")] = None,
-    human: Annotated[Role | None, typer.Option(help="Role that you take, at the terminal.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
@@ -57,12 +55,8 @@ def play(
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
         config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
-        if human is not None and not isinstance(config, MedicalConfig):
-            raise ValueError(f"--human {human.value} is a role of the medical game, and --game is {config.game}")
-        interaction: Interaction[Any, Any] = HumanGame(config, human) if human else game_class(config.game)(config)
-        person: dict[str, Player] = {human: HumanPlayer(console)} if human else {}
-        opener = human.value if human is Role.ATTACKER else None  # an assessor plays in every game
-        started = draw_games(interaction, data, games, seed, opener=opener)
+        interaction: Interaction[Any, Any] = game_class(config.game)(config)
+        started = draw_games(interaction, data, games, seed)
         if isinstance(config, MedicalConfig):
             check_judge(config, started)
         options = EndpointOptions(
@@ -73,10 +67,10 @@ def play(
             temperature=temperature,
             seed=seed,
             timeout_s=timeout,
-            concurrency=1 if human else concurrency,
+            concurrency=concurrency,
         )
         served = EndpointPlayer(options)
-        records = asyncio.run(_play(interaction, started, served, person, StepFile(output), console))
+        records = asyncio.run(_play(interaction, started, served, StepFile(output), console))
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
@@ -101,12 +95,10 @@ def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
         )
 
 
-def draw_games(
-    interaction: Interaction[Any, Any], file: Path, count: int, seed: int, *, opener: str | None = None
-) -> list[Any]:
+def draw_games(interaction: Interaction[Any, Any], file: Path, count: int, seed: int) -> list[Any]:
     """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
 
-    ``opener`` draws only rows whose first turn is that role's. A ValueError says what is wrong with the file.
+    A ValueError says what is wrong with the file.
     """
     try:
         columns = [name for name in ("extra_info", "prompt") if name in pq.read_schema(file).names]
@@ -115,23 +107,17 @@ def draw_games(
         rows = pq.read_table(file, columns=columns)
     except (OSError, ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
+    if len(rows) < count:
+        raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
-    for number in random.Random(seed).sample(range(len(rows)), len(rows)):
+    for number in random.Random(seed).sample(range(len(rows)), len(rows))[:count]:
         (row,) = rows.slice(number, 1).to_pylist()
         try:
-            game = interaction.new_game(row["extra_info"] or {})
+            games.append(interaction.new_game(row["extra_info"] or {}))
             if row.get("prompt") and isinstance(interaction, MedicalGameInteraction):
                 interaction.check_prompt(row["extra_info"], row["prompt"])
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-        first = interaction.next_turn(game)
-        if opener is None or (first is not None and first.role == opener):
-            games.append(game)
-        if len(games) == count:
-            break
-    else:
-        kind = "rows" if opener is None else f"rows that begin with the {opener}'s turn"
-        raise ValueError(f"{file} holds {len(games)} {kind}; --games can be at most that")
     return games
 
 
@@ -139,7 +125,6 @@ async def _play(
     interaction: Interaction[Any, Any],
     games: Sequence[Any],
     served: EndpointPlayer,
-    person: Mapping[str, Player],
     output: StepFile,
     console: Console,
 ) -> list[GameRecord]:
@@ -147,7 +132,7 @@ async def _play(
     columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console)
     bar = progress.add_task("", total=len(games))
-    players: dict[str, Player] = {**dict.fromkeys(interaction.roles, served), **person}
+    players = dict.fromkeys(interaction.roles, served)
     places = asyncio.Semaphore(served.options.concurrency)
     void = 0
 
@@ -161,15 +146,11 @@ async def _play(
         output.append([record.to_json()])
         void += record.void is not None
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
-        if person:
-            from medserl_agentloop.report.terminal import render_game  # loads pandas
-
-            console.print(render_game(record, title="the game you played"))
         return cast(GameRecord, record)
 
     async with aclosing(served):
         await served.check()
-        with nullcontext() if person else progress:  # a live bar and a prompt share no terminal
+        with progress:
             tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
             try:
                 return await asyncio.gather(*tasks)

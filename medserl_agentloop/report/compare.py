@@ -179,7 +179,7 @@ def _runs(a: Side, b: Side) -> Section:
     ]
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
-        note += " The reward schemes differ or are not recorded: rewards compare only under one (`medserl rescore`)."
+        note += " The reward schemes differ or are not recorded: rewards compare only under one."
     return Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
 
 

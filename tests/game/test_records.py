@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from game.builders import attack_record, finished, spec
+from game.builders import any_game, attack_record, finished, spec
+from hypothesis import given
 from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
@@ -16,7 +17,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rewards import SCHEMES, medserl
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
 
@@ -114,6 +115,13 @@ def test_rewards_come_back_under_their_roles() -> None:
     record = through_json(full_record())
     assert set(record.rewards) == set(Role)
     assert record.reward(Role.ASSESSOR) == full_record().reward(Role.ASSESSOR)
+
+
+@given(any_game())
+def test_a_record_read_again_scores_the_same(record: MedicalRecord) -> None:
+    again = MedicalRecord.model_validate(json.loads(json.dumps(record.to_json())))
+    for scheme in SCHEMES.values():
+        assert scheme(again) == scheme(record)
 
 
 def test_a_record_says_its_schema_version() -> None:

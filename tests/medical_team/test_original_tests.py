@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from note_files import SAMPLE
 
-from medserl_agentloop.evaluation.rescoring import CHECKOUT
-
+CHECKOUT = "MEDSERL_ORIGINAL"  # names a folder with a checkout of the OpenRLHF system
 pytestmark = pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout")
 REPOSITORY = Path(__file__).parents[2]
 MEDEC = "data_copy/MEDEC/MEDEC-MS/MEDEC-MS-ValidationSet-with-GroundTruth-and-ErrorType.csv"

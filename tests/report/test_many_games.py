@@ -47,8 +47,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     "command",
     [
         "show {run}",
-        "rescore {run} --reward zero_sum --output {out}",
-        "replay {run} --scheme zero_sum,win=3 --output {out}",
         "report {run} --output {out}",
         "compare {run} {run}",
     ],

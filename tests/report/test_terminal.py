@@ -91,25 +91,13 @@ def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -
     assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
 
 
-@pytest.mark.parametrize("command", ["show", "report", "compare", "replay"])
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
 def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
     run, output = tmp_path / "run", str(tmp_path / "out.md")
     StepFile(run / GAMES_FILE).append([{**hostile().to_json(), "scheme": "mine"}])
-    more = {
-        "compare": [str(run), "-o", output],
-        "replay": ["--scheme", "medserl", "-o", output],
-    }
-    result = CliRunner().invoke(
-        app, [command, str(run), *more.get(command, [] if command == "show" else ["-o", output])]
-    )
+    more = {"show": [], "report": ["-o", output], "compare": [str(run), "-o", output]}
+    result = CliRunner().invoke(app, [command, str(run), *more[command]])
     assert result.exit_code == 0, result.output
-
-
-def test_the_components_of_replayed_games_are_shown_as_text(tmp_path: Path) -> None:
-    StepFile(tmp_path / GAMES_FILE).append([hostile().model_copy(update={"void": None}).to_json()])
-    result = CliRunner().invoke(app, ["replay", str(tmp_path), "--scheme", "medserl"])
-    assert result.exit_code == 0, result.output
-    assert "\\x1b[31m" in result.output and not HIDDEN.search(result.output)
 
 
 def test_the_names_of_served_players_are_shown_as_text() -> None:
@@ -120,13 +108,6 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
     for table in tables(found, ratings(found), names):
         Console(file=out, width=400, color_system=None).print(table)
     assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
-
-
-def test_a_rescored_file_s_scheme_is_shown_as_text(tmp_path: Path) -> None:
-    StepFile(tmp_path / GAMES_FILE).append([hostile().to_json()])
-    result = CliRunner().invoke(app, ["rescore", str(tmp_path), "--reward", "medserl", "--output", str(tmp_path / "x")])
-    assert result.exit_code == 0, result.output
-    assert not HIDDEN.search(result.output)
 
 
 def test_a_run_of_one_step_has_one_column(tmp_path: Path) -> None:
