@@ -1,11 +1,18 @@
-"""Hook of mkdocs: the studies beside their experiments become pages, and links to code lead to a copy of the file."""
+"""Hook of mkdocs: pages get their reference tables, the studies beside their experiments become pages, and links to
+code lead to a copy of the file.
+"""
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
+
+from make_reference import with_reference
 
 LINK = re.compile(r"\]\(([\w./-]+)")
 FROM_DOCS, FROM_A_STUDY = "](../experiments/", "](../../docs/"
@@ -22,9 +29,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links between pages and studies, as the site places them: ``docs/`` is its root."""
+    """The tables that a page asks for, and links to studies as the site places them: ``docs/`` is its root."""
     del page, config, files
-    return markdown.replace(FROM_DOCS, "](experiments/").replace(FROM_A_STUDY, "](../../")
+    return with_reference(markdown).replace(FROM_DOCS, "](experiments/").replace(FROM_A_STUDY, "](../../")
 
 
 def on_post_build(config: Any) -> None:

@@ -37,16 +37,6 @@ POOL = {**ENDPOINT, "selfplay__opponent__kind": "pool"}
 HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "optimizer", "extra", "hf_model"]}
 
 
-def test_the_base_recipe_states_the_defaults_of_the_config_class() -> None:
-    composed = OmegaConf.to_container(compose_run("+recipes=base").selfplay, resolve=True)
-    assert isinstance(composed, dict)
-    defaults = MedicalConfig().model_dump()
-    assert set(composed) == set(defaults)
-    assert {k: v for k, v in composed.items() if k != "records"} == {
-        k: v for k, v in defaults.items() if k != "records"
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,28 +1,28 @@
-"""The configuration page and the recipes' ``selfplay`` node say what the fields say."""
+"""The reference tables of the site can be made, and every key has a description."""
 
-from make_reference import NODES, PAGE, REPORT, entries, is_node, page, with_columns, with_node
-from omegaconf import OmegaConf
+import re
+from pathlib import Path
+
+import pytest
+from make_reference import REFERENCE, TABLES, entries, is_node, with_reference
 
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.testing.tiny import compose_run
 
-WRITE_AGAIN = "run python docs/make_reference.py"
-
-
-def test_page_and_recipe_are_written_from_the_fields_of_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), WRITE_AGAIN
-    for recipe in NODES:
-        assert with_node(recipe) == recipe.read_text(encoding="utf-8"), WRITE_AGAIN
+DOCS = Path(__file__).parents[1] / "docs"
+REQUESTS = [(page, name) for page in DOCS.glob("*.md") for name in REFERENCE.findall(page.read_text(encoding="utf-8"))]
 
 
-def test_the_page_of_the_report_has_the_columns_of_today() -> None:
-    assert REPORT.read_text(encoding="utf-8") == with_columns(), WRITE_AGAIN
+def test_every_table_is_asked_for_by_one_page() -> None:
+    assert sorted(name for _, name in REQUESTS) == sorted(TABLES)
 
 
-def test_the_recipe_s_node_is_the_defaults() -> None:
-    node = compose_run("+recipes=base").selfplay
-    node.records = "runs/selfplay"  # the recipe's own: beside verl's checkpoints
-    assert MedicalConfig.model_validate(OmegaConf.to_container(node)) == MedicalConfig()
+@pytest.mark.parametrize(("page", "name"), REQUESTS)
+def test_the_site_has_the_table_in_the_place_of_the_request(page: Path, name: str) -> None:
+    text = with_reference(page.read_text(encoding="utf-8"))
+    assert TABLES[name]() in text and "<!-- reference" not in text
+    rows = [line for line in TABLES[name]().splitlines() if line.startswith("|")]
+    assert len(rows) > 20
+    assert all(len(re.findall(r"(?<!\\)\|", row)) >= 4 for row in rows)
 
 
 def test_every_key_has_a_description() -> None:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.run_check import check_run, unknown_keys
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.testing.tiny import compose_run
 
 ROOT = Path(__file__).parents[1]
@@ -180,6 +181,8 @@ def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None
 
 def test_every_key_of_a_run_that_a_page_names_exists() -> None:
     run = OmegaConf.to_container(compose_run("+recipes=quickstart"))
+    assert isinstance(run, dict)
+    run["selfplay"] = MedicalConfig().model_dump()
 
     def exists(key: str) -> bool:
         node: Any = run

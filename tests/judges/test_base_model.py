@@ -88,7 +88,7 @@ def test_a_note_cannot_speak_to_the_base_as_its_chat_template_does() -> None:
 
 def test_a_blind_reader_on_the_base_sees_the_note_alone() -> None:
     run = BASE.copy()
-    run.selfplay.blind.readings, run.selfplay.blind.needed = 2, 2
+    run.selfplay.blind = {"readings": 2, "needed": 2}
     found = json.dumps({"reason": "no", "error": "present", "sentence": 2})
     missed = json.dumps({"reason": "no", "error": "absent", "sentence": None})
     _, record, engine = play([attack_text(), assessment_text(), said(), found, missed], run=run)

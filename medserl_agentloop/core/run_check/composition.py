@@ -52,10 +52,10 @@ class Composition:
         """All values with their origins."""
         with initialize_config_module(VERL_CONFIGS, version_base=None):
             origins = _origins(GlobalHydra.instance().config_loader(), self.name, self.overrides)
-        default = dict(_leaves(self.schema))
-        default.update({f"selfplay.{key}": value for key, value in _leaves(_selfplay_defaults(self.config))})
+        of_game = OmegaConf.create({"selfplay": _selfplay_defaults(self.config)})
+        default = dict(_leaves(self.schema)) | dict(_leaves(of_game))
         settings = []
-        for key, value in _leaves(self.config):
+        for key, value in _leaves(OmegaConf.merge(of_game, self.config)):
             origin = _origin(key, origins)
             # What verl's own files set differs only where it follows from another key.
             changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
@@ -119,7 +119,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
     """The origin of a key, or of the node above it that was set as a whole."""
     while key not in origins and "." in key:
         key = key.rpartition(".")[0]
-    return origins.get(key, "")
+    return origins.get(key, "default of the game")
 
 
 def _selfplay_defaults(config: DictConfig) -> DictConfig:

@@ -129,9 +129,11 @@ def damaged(file: str, error: Exception) -> str:
 
 def config_text(config: DictConfig) -> str:
     """The whole config of a run as YAML, with the hashes of its training files: what a resumed run is held against."""
-    files = [Path(name) for name in Run(config, SelfPlayConfig.from_run(config)).names("data.train_files")]
+    run = Run(config, SelfPlayConfig.from_run(config))
+    files = [Path(name) for name in run.names("data.train_files")]
     hashes = {TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file())}
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
     return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
 
 
