@@ -25,11 +25,10 @@ import torch
 import typer
 import verl  # noqa: F401  # loads the plugin, without which SGLang's environment for CPUs has no models
 from gpu_game import Relay, write_model, write_rows
-from gpu_run import FOLDER, PHASES, SAMPLED_EVERY_S, Ran, cards, run
+from gpu_run import FOLDER, PHASES, SAMPLED_EVERY_S, Ran, cards, machine, run
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
-from run import machine
 
 REPEATS = 4  # rollout.n
 LR = 1e-4  # moves weights by more than bf16 rounds them, so that a push that is left out shows
@@ -288,7 +287,7 @@ def main(
     figures = [*speed(game, single, games, gpu), *Proofs(output, game, resumed, control, games).figures()]
     broken = [f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds]
     failed += broken
-    facts = machine("sglang", "vllm", "flash-attn")
+    facts = machine()
     facts["cards"] = [f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}" for card in found]
     chosen = {"size": size, "engine": engine, "recipes": "+".join(names), "games": games, "steps": steps}
     chosen |= {"tokens of a prompt": prompt, "tokens of a turn": turn}

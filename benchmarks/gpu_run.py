@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +29,35 @@ PHASES = (
     *("save_checkpoint", "update_weights"),
 )
 """A step of verl's in its order, by the names of its timings."""
+PACKAGES = (
+    *("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas"),
+    *("sglang", "vllm", "flash-attn"),
+)
+
+
+def version_of(package: str) -> str:
+    """The version of a package, or that it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on. No names of machines or folders."""
+    cpu = Path("/proc/cpuinfo")
+    models = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "load": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        **{package: version_of(package) for package in PACKAGES},
+    }
 
 
 def cards() -> list[dict[str, str]]:

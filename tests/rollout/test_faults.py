@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
-from agent_loop_games import TOKENIZER as PLAYER
-from agent_loop_games import RewardLoop, ScriptedServer, Storage, batch_of, run_config, scripted_games
 from ray.exceptions import ActorDiedError
+from rollout.scripted_games import TOKENIZER as PLAYER
+from rollout.scripted_games import RewardLoop, ScriptedServer, batch_of, run_config, scripted_games
 from support import NOTE, TOKENIZER, assessment_text, attack_text, play
 from training.test_dataset_check import check, row
 from verl.experimental.agent_loop.agent_loop import register
@@ -36,9 +36,9 @@ class FailingServer(ScriptedServer):
         self._failing: set[int] = set()
         super().__init__(scripted_games(GAMES))
 
-    def _script(self, prompt: list[int], said: list[int], seconds: float) -> None:
+    def _script(self, prompt: list[int], tokens: list[int]) -> None:
         known = set(self._replies)
-        super()._script(prompt, said, seconds)
+        super()._script(prompt, tokens)
         game, turn = divmod(self._scripted, 2)
         if game % 2 == 0 and turn == self._turn:
             self._failing |= self._replies.keys() - known
@@ -46,19 +46,20 @@ class FailingServer(ScriptedServer):
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], **parts: Any) -> TokenOutput:
         output = await super().generate(request_id, prompt_ids=prompt_ids, **parts)
-        if any(self._replies[key][0].token_ids == output.token_ids for key in self._failing):
+        if any(self._replies[key].token_ids == output.token_ids for key in self._failing):
             output = await self._fault(output)
         return output
 
 
-class Kept(Storage):
-    """Keeps what a step would train on."""
+class Kept:
+    """In the place of TransferQueue: keeps what a step would train on."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.games: list[MedicalRecord] = []
         self.paid: dict[str, float] = {}
         self.failed: list[str] = []
+
+    def init(self) -> None: ...
 
     async def async_kv_put(self, key: str, tag: dict[str, Any], **_: Any) -> None:
         self.failed += [key] if tag["status"] == "failure" else []
