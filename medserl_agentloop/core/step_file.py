@@ -8,15 +8,16 @@ in each of verl's checkpoints. The run's whole config stands beside its games, f
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
 
 from medserl_agentloop.paths import replacing
 
@@ -29,8 +30,8 @@ LOCK_FILE = ".lock"
 WANDB_RUN_FILE = "wandb_run_id"
 
 
-def lock_folder(folder: str | Path, wait_s: float = 30.0) -> IO[bytes]:
-    """Make ``folder`` and keep other processes from locking it as long as the returned file is open.
+def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
+    """Make ``folder`` and keep other processes from locking it until the returned lock is released or collected.
 
     A process that was killed may take a while to die, so it is waited for.
 
@@ -38,23 +39,13 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> IO[bytes]:
         ValueError: Another process has the folder.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    file = (Path(folder) / LOCK_FILE).open("ab")
-    give_up = time.monotonic() + wait_s
-    while True:
-        try:
-            # Not flock: a forked data loader would go on holding it.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except (BlockingIOError, PermissionError):
-            if time.monotonic() > give_up:
-                file.close()
-                raise ValueError(
-                    f"another process writes to {folder}: end it, or give this one a folder of its own"
-                ) from None
-            time.sleep(0.2)
-        except OSError as error:  # a file system without locks
-            print(f"[medserl] warning: {folder} cannot be locked ({error}): let no second run write to it", flush=True)
-            return file
+    try:
+        return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
+    except Timeout:
+        raise ValueError(f"another process writes to {folder}: end it, or give this one a folder of its own") from None
+    except (OSError, NotImplementedError) as error:  # a file system without locks
+        print(f"[medserl] warning: {folder} cannot be locked ({error}): let no second run write to it", flush=True)
+        return nullcontext()
 
 
 def resume_wandb_run(folder: Path, *, resumed: bool) -> None:

@@ -1,8 +1,11 @@
 """Step files: what is appended is read back, and a resumed run finds every step once."""
 
+import errno
+import fcntl
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -192,15 +195,28 @@ def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:
     assert subprocess.run(command).returncode == 0
 
 
-def test_a_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+def test_a_process_that_is_about_to_be_killed_is_waited_for_and_not_what_it_forked(tmp_path: Path) -> None:
     other = (
-        "import sys, time; from medserl_agentloop.core.step_file import lock_folder; lock = lock_folder(sys.argv[1]);"
-        "print(flush=True); time.sleep(0.5)"
+        "import os, signal, sys, time; from medserl_agentloop.core.step_file import lock_folder;"
+        "lock = lock_folder(sys.argv[1]); print(flush=True); os.fork() or time.sleep(9);"
+        "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
     )
     with subprocess.Popen([sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        lock_folder(tmp_path).close()
+        with lock_folder(tmp_path, wait_s=5):
+            assert process.wait() == -signal.SIGKILL
+
+
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with lock_folder(tmp_path):
+        assert f"warning: {tmp_path} cannot be locked ([Errno 37] No locks available)" in capsys.readouterr().out
 
 
 def test_cutting_a_file_that_is_not_there_makes_none(file: StepFile) -> None:
