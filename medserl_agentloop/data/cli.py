@@ -102,7 +102,7 @@ def convert(
         list[Path] | None, Option(help="Leave out cases that are nearly the same as one of this file. Repeatable.")
     ] = None,
     repair_encoding: Annotated[
-        bool, Option("--repair-encoding", help="Put right UTF-8 that was read as cp1252, in all fields.")
+        bool, Option("--repair-encoding", help="Put right UTF-8 that was read as another encoding, in all fields.")
     ] = False,
     max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
     tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,

@@ -13,10 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ftfy import TextFixerConfig, fix_encoding
+
 from medserl_agentloop.data.vignettes import Sentence
 from medserl_agentloop.games.medical.types import ErrorType
 
 _LARGEST_ID_GAP = 3
+# No guess at bytes that were lost: what stands in their place is text.
+_MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 
@@ -244,22 +248,6 @@ def shown(value: str) -> str:
     return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
 
 
-# UTF-8 bytes as cp1252 shows them; readers pass the five bytes without a cp1252 character as controls.
-_BYTE_OF = {bytes([byte]).decode("cp1252", "replace").replace("\ufffd", chr(byte)): byte for byte in range(0x80, 0x100)}
-_CONTINUATION, *_LEADS = (
-    "".join(re.escape(character) for character, byte in _BYTE_OF.items() if first <= byte <= last)
-    for first, last in ((0x80, 0xBF), (0xC2, 0xDF), (0xE0, 0xEF), (0xF0, 0xF4))
-)
-_SEQUENCE = re.compile("|".join(f"[{lead}][{_CONTINUATION}]{{{n}}}" for n, lead in enumerate(_LEADS, start=1)))
-
-
 def repair_encoding(text: str) -> str:
-    """``text`` with UTF-8 that was read as cp1252 (``â€“`` for a dash) put right; a genuine µ, ³ or é stays."""
-
-    def meant(sequence: re.Match[str]) -> str:
-        try:
-            return bytes(_BYTE_OF[character] for character in sequence[0]).decode("utf-8")
-        except UnicodeDecodeError:  # an overlong form, or a surrogate
-            return sequence[0]
-
-    return _SEQUENCE.sub(meant, text)
+    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine signs stay."""
+    return fix_encoding(text, _MISREAD_ONLY)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import pyarrow.parquet as pq
+import pytest
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.intake import repair_encoding
 from medserl_agentloop.data.reader import read_files
 
+SIGNS = "2–3 µg|≥ 5|37 °C|−2|90 µg/dL, 3 × 10³ ± 2|HCO₃⁻|Sjögren’s|β-blocker|½ cup|5\xa0mg"  # noqa: RUF001
 
-def test_only_complete_misread_spans_are_repaired():
-    """Case 11: a lone lead byte or an impossible sequence stays."""
-    misread = "2\u20133 \u00b5g".encode().decode("cp1252")
-    assert repair_encoding(misread) == "2\u20133 \u00b5g"
-    for genuine in ("5 \u00b5g, 3 m\u00b3", "caf\u00e9 \u20ac5", "\u00c2 alone"):
-        assert repair_encoding(genuine) == genuine
+
+@pytest.mark.parametrize("text", SIGNS.split("|"))
+def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
+    """Case 11: nothing but misread UTF-8 changes."""
+    assert repair_encoding(text) == text
+    assert repair_encoding(f"At 5 µg: {text}") == f"At 5 µg: {text}"
+    misread = "".join(bytes([b]).decode("cp1252", "replace").replace("\ufffd", chr(b)) for b in text.encode())
+    assert misread != text and repair_encoding(f"At 5 µg: {misread}") == f"At 5 µg: {text}"
+
+
+def test_a_sequence_that_is_no_utf_8_stays():
     overlong = b"\xe0\x80\x80".decode("latin-1").replace("\x80", "\u20ac")
-    assert repair_encoding(overlong) == overlong
+    for genuine in ("caf\u00e9 \u20ac5", overlong, "no-break\xa0space \u2026 \u201cquoted\u201d \ufb01ne \uff21"):
+        assert repair_encoding(genuine) == genuine
+
+
+@pytest.mark.parametrize(("name", "rows"), [(OFFICIAL, 124), (PAIRS, 244)])
+def test_misread_rows_of_the_real_files_are_put_right(name, rows):
+    (report,) = read_files([medec_file(name)], repair_encoding=True).reports
+    assert report.repaired == rows
 
 
 def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
