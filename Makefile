@@ -40,7 +40,7 @@ help:
 	echo "make clean       remove the environment and what the quickstart made"
 
 quickstart: $(RUN)/.complete
-	@$(BIN)/medserl show $(RUN) --once
+	@$(BIN)/medserl show $(RUN)
 	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
 
 test: $(VENV)/.dev

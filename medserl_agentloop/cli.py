@@ -44,16 +44,13 @@ app.add_typer(data_app, name="data")
 @app.command()
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
-    game: Annotated[int | None, typer.Option(help="Line of the file of the first game, from 1.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one game and end, as without a terminal.")] = False,
+    game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
-    """Walk through the games of a run; without a terminal, print one game and the first and last step's metrics."""
-    from medserl_agentloop.report.terminal import show_run, walk
+    """Print one game of a run, and the metrics of its first and last step."""
+    from medserl_agentloop.report.terminal import show_run
 
-    console = Console()
-    walks = not once and console.is_terminal and sys.stdin.isatty()
     with errors_in_one_line():
-        (walk if walks else show_run)(run, console, game=game)
+        show_run(run, Console(), game=game)
 
 
 @app.command()
@@ -66,16 +63,14 @@ def report(
     ] = None,
 ) -> None:
     """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
-    from medserl_agentloop.report.figures import write_figures
-    from medserl_agentloop.report.frames import read_run
-    from medserl_agentloop.report.page import run_names, write_page
+    from medserl_agentloop.report.page import run_names, write_figures, write_page
 
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
         typer.echo(f"{games} games: {output}")
         if figures is not None:
             for name, run in zip(run_names(runs), runs, strict=True):
-                for file in write_figures(read_run(run), figures, name.replace("/", "_")):
+                for file in write_figures(run, figures, name.replace("/", "_")):
                     typer.echo(f"curves: {file}")
 
 
@@ -84,16 +79,12 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File .md or .html.")] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help="Metric to follow by step, e.g. actor/entropy; may be repeated."),
-    ] = None,
 ) -> None:
-    """Compare two runs: rewards, outcomes, format, speed, memory and rewards by step."""
+    """Compare two runs: rewards, outcomes, format, speed and memory."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
-        sections = comparison.compare(comparison.read_side(a), comparison.read_side(b), metric or [])
+        sections = comparison.compare(comparison.read_side(a), comparison.read_side(b))
         if output is not None:
             output.write_text(comparison.as_text(sections, output), encoding="utf-8")
     console = Console()

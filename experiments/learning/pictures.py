@@ -32,7 +32,7 @@ from experiments.learning.results import (
     source_hash,
     with_tables,
 )
-from medserl_agentloop.report.figures import BLUE, GREEN, GREY, ORANGE, STYLE
+from medserl_agentloop.report.page import BLUE, GREEN, GREY, ORANGE, STYLE
 
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
 plt.rcParams.update(STYLE)

@@ -182,7 +182,7 @@ def log_games(
     if wandb.run is None or table is None:
         return
     columns, rows = table
-    data = [[_encodable(cell) for cell in row] for row in rows]
+    data = [[storable(cell) for cell in row] for row in rows]
     # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
     # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
     wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
@@ -200,6 +200,6 @@ def finish_loggers(tracking: Any, exit_code: int) -> None:
             tracking.logger["wandb"].teardown(exit_code)
 
 
-def _encodable(cell: Any) -> Any:
+def storable(cell: Any) -> Any:
     """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
     return cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell

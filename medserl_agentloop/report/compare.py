@@ -23,18 +23,10 @@ from scipy.stats import ks_2samp
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.table import GAMES
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import (
-    GAMES,
-    TURNS,
-    games_frame,
-    metrics,
-    parts,
-    read_run,
-    turns_frame,
-    typed_frame,
-)
+from medserl_agentloop.report.frames import TURNS, games_frame, metrics, parts, read_run, turns_frame, typed_frame
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
@@ -53,7 +45,7 @@ _GAMES, _TURNS = ["step", "outcome", "right", "invalid", *_OF_ROLES], ["role", "
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One run, or one log of the OpenRLHF system, which does not know all."""
 
     name: str  # its path
@@ -64,7 +56,7 @@ class Run:
     whole: bool = True  # whether games without a result are in it too
 
 
-Side = Sequence[Run]
+Side = Sequence[MeasuredRun]
 
 
 class Section(NamedTuple):
@@ -80,33 +72,37 @@ def read_side(side: str) -> Side:
 
     A ValueError names a file, and the line where it is one, that cannot be read.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
         if not path.exists():
             raise ValueError(f"{path} does not exist: give the folder of a run, a log (.jsonl), or a pattern in quotes")
-        runs = sorted({file.parent for file in path.rglob(GAMES_FILE)}) if path.is_dir() else [path]
-        if not runs:
+        inside = sorted({file.parent for file in path.rglob(GAMES_FILE)}) if path.is_dir() else [path]
+        if not inside:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
-        found += [path] if path in runs else runs
-    return [_read(path) for path in found]
+        runs += [path] if path in inside else inside
+    return [_read(run) for run in runs]
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
         with path.open("rb") as file:
             if b'"spec"' not in file.readline():  # every game record has one
-                return Run(str(path), "", *read_log(path), whole=False)
+                return MeasuredRun(str(path), "", *read_log(path), whole=False)
     games, turns, schemes = [], [], set()
     for part in parts(read_run(path)):
         games.append(games_frame(part)[_GAMES])
         turns.append(turns_frame(part)[_TURNS])
         schemes |= {record.scheme for record in part}
-    numbers = metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame()
-    said, played = pd.concat(turns, ignore_index=True), pd.concat(games, ignore_index=True)
-    return Run(str(path), "; ".join(sorted(schemes - {""})), played, said, numbers)
+    return MeasuredRun(
+        str(path),
+        "; ".join(sorted(schemes - {""})),
+        pd.concat(games, ignore_index=True),
+        pd.concat(turns, ignore_index=True),
+        metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
+    )
 
 
-class _Turn(BaseModel):
+class _LoggedTurn(BaseModel):
     """A turn state, as far as it is compared."""
 
     game_idx: int
@@ -134,7 +130,7 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
                 if "game_role" not in row:
                     numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
                     continue
-                turns.append(turn := _turn(_Turn.model_validate(row)))
+                turns.append(turn := _columns_of(_LoggedTurn.model_validate(row)))
             except (ValueError, TypeError, StopIteration) as error:
                 why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
                 raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
@@ -147,28 +143,25 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     return typed_frame(list(games.values()), GAMES), typed_frame(turns, TURNS), by_step
 
 
-def _turn(said: _Turn) -> dict[str, Any]:
+def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     """The columns of a turn, and of its game as far as the turn tells."""
-    role, (thinking, answer) = said.game_role.value, said.length_cot_and_answer
+    role, (thinking, answer) = turn.game_role.value, turn.length_cot_and_answer
     tokens = None if thinking is None or answer is None else thinking + answer
-    found: dict[str, Any] = {"step": said.step, "game_idx": said.game_idx, "role": role}
-    for of in ("", f"{role}_"):
-        found |= {f"{of}tokens": tokens, f"{of}reward": said.reward}
-    if said.cot_format_violation is not None:
-        found["violations"] = "cot_format_violation" if said.cot_format_violation else ""
-    for name in said.game_outcomes:
+    columns: dict[str, Any] = {"step": turn.step, "game_idx": turn.game_idx, "role": role}
+    for owner in ("", f"{role}_"):
+        columns |= {f"{owner}tokens": tokens, f"{owner}reward": turn.reward}
+    if turn.cot_format_violation is not None:
+        columns["violations"] = "cot_format_violation" if turn.cot_format_violation else ""
+    for name in turn.game_outcomes:
         player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
-            found |= {"outcome": Outcome(outcome).value, "right": Outcome(outcome).is_right}
-    return found
+            columns |= {"outcome": Outcome(outcome).value, "right": Outcome(outcome).is_right}
+    return columns
 
 
-def compare(a: Side, b: Side, names: Sequence[str] = ()) -> list[Section]:
-    """The sections of the comparison; ``names`` are more metrics to follow by step, a ValueError if no run has one."""
-    for name in names:
-        if not any(name in run.metrics for run in (*a, *b)):
-            raise ValueError(f"no run has the metric {name!r}: docs/metrics.md lists them")
-    return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b), _by_step(a, b, names)]
+def compare(a: Side, b: Side) -> list[Section]:
+    """The sections of the comparison."""
+    return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b)]
 
 
 def _runs(a: Side, b: Side) -> Section:
@@ -209,35 +202,36 @@ def _rewards(a: Side, b: Side) -> Section:
     return Section("Rewards", pd.DataFrame(rows, columns=columns), note)
 
 
-def _counts(run: Run) -> dict[str, tuple[int, int]]:
+def _counts(run: MeasuredRun) -> dict[str, tuple[int, int]]:
     """How often something was so, of how many times."""
-    games, counts = run.games, Counter(run.games["outcome"].dropna())
+    games, outcomes = run.games, Counter(run.games["outcome"].dropna())
     verdicts = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
-    caught, missed, cleared, accused = (counts[outcome.value] for outcome in verdicts)
+    caught, missed, cleared, accused = (outcomes[outcome.value] for outcome in verdicts)
     decided = caught + missed + cleared + accused
-    found = {"right verdict, of readable ones": (caught + cleared, decided)}
-    found |= {f"- {outcome.value.replace('_', ' ')}": (counts[outcome.value], decided) for outcome in verdicts}
-    found["error detected, of notes with one"] = caught, caught + missed
-    found["false positive, of notes without an error"] = accused, cleared + accused
+    counts = {"right verdict, of readable ones": (caught + cleared, decided)}
+    counts |= {f"- {outcome.value.replace('_', ' ')}": (outcomes[outcome.value], decided) for outcome in verdicts}
+    counts["error detected, of notes with one"] = caught, caught + missed
+    counts["false positive, of notes without an error"] = accused, cleared + accused
     if run.whole:
-        found["void, of all games"] = counts[Outcome.VOID.value], len(games)
+        counts["void, of all games"] = outcomes[Outcome.VOID.value], len(games)
         attacks = games["attacker_tokens"].notna()
-        found["valid, of attacks"] = int((attacks & games["invalid"].isna()).sum()), int(attacks.sum())
+        counts["valid, of attacks"] = int((attacks & games["invalid"].isna()).sum()), int(attacks.sum())
     for role in Role:
         turns = run.turns[run.turns["role"] == role.value]
         kept = turns["violations"].dropna() == ""
         for name, values in (("format kept", kept), ("readable", turns["readable"]), ("truncated", turns["truncated"])):
-            found[f"{role.value}: {name}"] = int(values.sum()), int(values.count())
-    return found
+            counts[f"{role.value}: {name}"] = int(values.sum()), int(values.count())
+    return counts
 
 
 def _rates(a: Side, b: Side) -> Section:
     sides = [[_counts(run) for run in runs] for runs in (a, b)]
     rows = []
-    for name in dict.fromkeys(name for counts in (*sides[0], *sides[1]) for name in counts):
+    for name in dict.fromkeys(name for side in sides for counts in side for name in counts):
         cells, intervals = [], []
-        for counts in sides:
-            successes, trials = (sum(found.get(name, (0, 0))[part] for found in counts) for part in (0, 1))
+        for side in sides:
+            successes = sum(counts[name][0] for counts in side if name in counts)
+            trials = sum(counts[name][1] for counts in side if name in counts)
             low, high = wilson_interval(successes, trials)
             cells.append(f"{successes / trials:.3f} [{low:.3f}, {high:.3f}] ({trials})" if trials else NOT_MEASURED)
             intervals.append((low, high))
@@ -249,26 +243,26 @@ def _rates(a: Side, b: Side) -> Section:
     return Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
 
 
-def _speeds(run: Run) -> dict[str, float]:
+def _speeds(run: MeasuredRun) -> dict[str, float]:
     """What one run measured of its speed and memory."""
-    found = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
+    speeds = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
     if _SECONDS in run.metrics:
         seconds = run.metrics[_SECONDS].dropna().astype(float)
         games = run.games[run.games["step"].isin(seconds.index)]
         # Missing as soon as one turn's length is: a sum of the others would be too small.
         tokens = sum(games.loc[games[f"{r.value}_reward"].notna(), f"{r.value}_tokens"].sum(skipna=False) for r in Role)
-        found["seconds per step, median"] = float(seconds.median())
+        speeds["seconds per step, median"] = float(seconds.median())
         if len(games):
-            found["games per second"] = len(games) / seconds.sum()
-            found["generated tokens per second"] = float("nan" if pd.isna(tokens) else tokens) / seconds.sum()
-    return {name: value for name, value in found.items() if not pd.isna(value)}
+            speeds["games per second"] = len(games) / seconds.sum()
+            speeds["generated tokens per second"] = float("nan" if pd.isna(tokens) else tokens) / seconds.sum()
+    return {name: value for name, value in speeds.items() if not pd.isna(value)}
 
 
 def _speed(a: Side, b: Side) -> Section:
     sides = [[_speeds(run) for run in runs] for runs in (a, b)]
     rows = []
     for title in ("seconds per step, median", "games per second", "generated tokens per second", *MEMORY):
-        first, second = ([found[title] for found in side if title in found] for side in sides)
+        first, second = ([speeds[title] for speeds in side if title in speeds] for side in sides)
         ratio = f"{mean(second) / mean(first):.3g}" if first and second and mean(first) else ""
         rows.append([title, _spread(first), _spread(second), ratio])
     note = (
@@ -282,38 +276,6 @@ def _spread(values: Sequence[Any]) -> str:
     if not values:
         return NOT_MEASURED
     return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")
-
-
-_CURVES = {
-    "attacker's reward": "attacker_reward",
-    "assessor's reward": "assessor_reward",
-    "right verdict, of readable ones": "right",
-}
-
-
-def _curves(run: Run, names: Sequence[str]) -> dict[str, pd.Series]:
-    """Means by step; a run that does not know a game's step has none."""
-    games = run.games.dropna(subset=["step"])
-    curves = {title: games[column].astype("Float64").groupby(games["step"]).mean() for title, column in _CURVES.items()}
-    curves |= {name: run.metrics[name] for name in names if name in run.metrics}
-    return {title: curve.dropna().astype(float) for title, curve in curves.items()}
-
-
-def _by_step(a: Side, b: Side, names: Sequence[str]) -> Section:
-    sides = [[_curves(run, names) for run in runs] for runs in (a, b)]
-    rows = []
-    for title in (*_CURVES, *names):
-        row = [title]
-        for side in sides:
-            curves = [curve for run in side if not (curve := run.get(title, pd.Series())).empty]
-            highest = _spread([curve.max() for curve in curves])
-            if curves:
-                highest += f" (step {mean(int(curve.idxmax()) for curve in curves):.4g})"
-            row += [_spread([curve.iloc[at] for curve in curves]) for at in (0, -1)] + [highest]
-        rows.append(row)
-    columns = ["mean of a step", "A: first", "last", "highest", "B: first", "last", "highest"]
-    note = "Both roles change, so a curve says who leads, not who is good: `medserl evaluate` measures that."
-    return Section("By step", pd.DataFrame(rows, columns=columns), note)
 
 
 def as_text(sections: Sequence[Section], output: Path) -> str:

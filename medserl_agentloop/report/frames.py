@@ -9,67 +9,22 @@ Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
+from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.records import Games, MedicalRecord
+from medserl_agentloop.games.medical.records import MedicalRecord, read_games
+from medserl_agentloop.games.medical.table import GAMES, Column
 from medserl_agentloop.games.medical.types import Role
 
 PART = 1000
 """Games that are held at a time where a frame is made, besides those that complete a step."""
 
-
-class Column(NamedTuple):
-    """A column of a frame: its pandas dtype, what it says, and how it is read from a game's record."""
-
-    dtype: str  # Int64, Float64 and boolean hold missing values
-    meaning: str
-    value: Callable[[MedicalRecord], Any] = lambda record: None
-
-
-def _word(value: Any) -> str | None:
-    return str(value.value) if value else None
-
-
-GAMES = {
-    "step": Column("Int64", "training step that used the game", lambda g: g.step),
-    "uid": Column("string", "prompt group", lambda g: g.uid),
-    "session": Column("Int64", "number of the game within its group", lambda g: g.session),
-    "category": Column("string", "kind of game", lambda g: g.category.value),
-    "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
-    "right": Column(
-        "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
-    ),
-    "void": Column("string", "why the game does not count", lambda g: g.void),
-    "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
-    "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
-    "judged": Column("string", "label of the presented note", lambda g: _word(g.judgement and g.judgement.label)),
-    "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
-    "verdict": Column(
-        "string",
-        "the assessor's verdict; missing if unreadable",
-        lambda g: _word(g.assessment and g.assessment.verdict),
-    ),
-    "error_type": Column("string", "type of the case's error", lambda g: _word(g.spec.error_type)),
-    "text_id": Column("string", "source row", lambda g: g.spec.text_id),
-    "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
-    "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
-    "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)),
-    "signal": Column("boolean", "whether the rewards of a role differ within the group"),
-    "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
-    "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
-    "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
-    "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
-    "finished": Column(
-        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
-    ),
-}
-"""A row per game, in the order of play; and ``reward/<role>/<component>`` for every component of the run."""
 
 TURNS = {
     "game": Column("Int64", "row of the game in `games(run)`"),
@@ -99,12 +54,7 @@ SCORES = {
 
 def games(run: str | Path) -> pd.DataFrame:
     """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
-    return all_games(read_run(run))
-
-
-def all_games(records: Games) -> pd.DataFrame:
-    """The frame of a file's games, made in parts."""
-    return _with_signal(pd.concat([games_frame(part) for part in parts(records)], ignore_index=True))
+    return _with_signal(pd.concat([games_frame(part) for part in parts(read_run(run))], ignore_index=True))
 
 
 def turns(run: str | Path) -> pd.DataFrame:
@@ -124,9 +74,9 @@ def turns_frame(records: Sequence[MedicalRecord], first: int = 0) -> pd.DataFram
         assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
         for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
             if turn is not None:
-                said = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
+                answer = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
                 row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
-                row |= {"game": number, "role": role.value, "readable": said is not None}
+                row |= {"game": number, "role": role.value, "readable": answer is not None}
                 row |= {"violations": ",".join(turn.violations), "reward": each.reward(role.value)}
                 rows.append({**row, "seconds": next(seconds, None)})
     return typed_frame(rows, TURNS)
@@ -168,16 +118,20 @@ def parts(records: Iterable[MedicalRecord]) -> Iterator[list[MedicalRecord]]:
         yield part
 
 
-def read_run(run: str | Path) -> Games:
-    """The records of a run's games, in order, each read when it is used; raises as :func:`games`."""
+def games_file(run: str | Path) -> Path:
+    """The file of a run's games; a ValueError says that it has none yet."""
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records) that has played games")
-    records = Games(path)
-    if not len(records):
+    if not path.stat().st_size:
         raise ValueError(f"{path} holds no games yet")
-    return records
+    return path
+
+
+def read_run(run: str | Path) -> Iterator[MedicalRecord]:
+    """The records of a run's games, in order, each read when it is used; raises as :func:`games`."""
+    return read_games(games_file(run))
 
 
 def games_frame(records: Sequence[MedicalRecord]) -> pd.DataFrame:
@@ -188,7 +142,7 @@ def games_frame(records: Sequence[MedicalRecord]) -> pd.DataFrame:
     )
     for role, part in components:
         values = [game.rewards.get(Role(role), {}).get(part) for game in records]
-        frame[f"reward/{role}/{_storable(part)}"] = pd.array(values, dtype="Float64")
+        frame[f"reward/{role}/{storable(part)}"] = pd.array(values, dtype="Float64")
     return _with_signal(frame)
 
 
@@ -205,11 +159,6 @@ def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.Dat
     for name, column in schema.items():
         values = [row.get(name) for row in rows]
         if column.dtype == "string":
-            values = [text and _storable(text) for text in values]
+            values = [storable(text) for text in values]
         columns[name] = pd.array(values, dtype=column.dtype)
     return pd.DataFrame(columns)
-
-
-def _storable(text: str) -> str:
-    """Text of a model, or a name of a user's, without halves of surrogate pairs, which Arrow and UTF-8 cannot hold."""
-    return text if text.isascii() else text.encode("utf-8", errors="backslashreplace").decode()

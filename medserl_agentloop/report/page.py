@@ -28,10 +28,10 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.interaction import Message, Prompt
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
 from medserl_agentloop.games.medical.prompting import load_profile, template_name
-from medserl_agentloop.games.medical.records import Games, MedicalRecord
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
-from medserl_agentloop.report.frames import games_frame, metrics, read_run
+from medserl_agentloop.report.frames import games, games_file, games_frame, metrics, read_run
 
 MOST_GAMES = 20_000
 """More games than this are drawn as a sample: a browser holds about so many texts."""
@@ -48,13 +48,12 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     and the line that are wrong.
     """
     names = run_names(runs)
-    played = {name: read_run(run) for name, run in zip(names, runs, strict=True)}
-    total = sum(map(len, played.values()))
-    shown = {name: sample(games, MOST_GAMES * len(games) // total) for name, games in played.items()}
-    records = [(name, game) for name, games in shown.items() for game in games]
-    frame = games_frame([game for _, game in records])
+    played = sum(_lines(games_file(run)) for run in runs)
+    shown = [sample(run, min(1.0, MOST_GAMES / played)) for run in runs]
+    records = [(name, game) for name, games in zip(names, shown, strict=True) for game in games]
+    frame = pd.concat([games_frame(games) for games in shown if games], ignore_index=True)
     columns = {
-        "played": total,
+        "played": played,
         "games": len(records),
         "chunk": CHUNK,
         "first": _telling(frame),
@@ -70,19 +69,19 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         lines = [_line(game, prompts[name]) for name, game in records[start : start + CHUNK]]
         blocks.append((f"chunk{number}", _packed("\n".join(lines))))
     with replacing(output) as file:
-        file.write(render("page", blocks=blocks).encode("utf-8"))
+        file.write(_render(blocks).encode("utf-8"))
     return len(records)
 
 
-def render(name: str, **values: Any) -> str:
-    """The page ``name``.html with its own script and style; its content security policy allows nothing else."""
+def _render(blocks: Sequence[tuple[str, str]]) -> str:
+    """The page around these blocks of data; its content security policy allows its own script and style only."""
     script, style, html = (
-        (PACKAGE / "report" / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
+        (PACKAGE / "report" / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
     )
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
     allowed = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    page: str = Template(html, autoescape=True).render(policy=policy, script=script, style=style, **values)
+    page: str = Template(html, autoescape=True).render(policy=policy, script=script, style=style, blocks=blocks)
     return page
 
 
@@ -133,22 +132,28 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     raise ValueError("a run is named twice: name each run once")
 
 
-def sample(games: Games, most: int) -> list[MedicalRecord]:
-    """At most ``most`` games, prompt groups whole, in their order; always the same ones."""
-    if len(games) <= most:
-        return list(games)
-    groups = list(Counter((game.step, game.uid) for game in games).items())
+def _lines(file: Path) -> int:
+    with file.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def sample(run: Path, share: float) -> list[MedicalRecord]:
+    """At most this share of a run's games, prompt groups whole, in their order; always the same ones."""
+    if share == 1:
+        return list(read_run(run))
+    groups = list(Counter((game.step, game.uid) for game in read_run(run)).items())
     random.Random(0).shuffle(groups)
+    most = share * sum(size for _, size in groups)
     sizes = accumulate(size for _, size in groups)
     kept = {group for (group, _), size in zip(groups, sizes, strict=True) if size <= most}
-    return [game for game in games if (game.step, game.uid) in kept]
+    return [game for game in read_run(run) if (game.step, game.uid) in kept]
 
 
 def _telling(frame: pd.DataFrame) -> int:
     """The latest game that fooled the assessor, else the latest that did not, else the last."""
     attacked = frame[frame["changed_words"].gt(0).fillna(False)]
-    found = [attacked.index[attacked["outcome"] == outcome] for outcome in ("correct_detection", "missed_error")]
-    return int([len(frame) - 1, *found[0], *found[1]][-1])
+    caught, missed = (attacked.index[attacked["outcome"] == name] for name in ("correct_detection", "missed_error"))
+    return int([len(frame) - 1, *caught, *missed][-1])
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, Any]:
@@ -181,3 +186,69 @@ def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
         saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
         checkpoints[name] = sorted(int(match[1]) for match in saved if match)
     return {"metrics": numbers, "alarms": alarms, "checkpoints": checkpoints}
+
+
+BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
+STYLE: Any = {  # matplotlib's names of settings are literal types
+    "svg.hashsalt": "medserl",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+"""matplotlib's settings for every picture of the project."""
+
+_COLOURS = {
+    Outcome.VOID: "#d0d0d0",
+    Outcome.INVALID_ATTACK: GREY,
+    Outcome.UNREADABLE: GREEN,
+    Outcome.CORRECT_DETECTION: BLUE,
+    Outcome.MISSED_ERROR: ORANGE,
+    Outcome.CORRECT_REJECTION: "#8fb4d6",
+    Outcome.FALSE_POSITIVE: "#f0c09a",
+}
+
+
+def write_figures(run: Path, folder: Path, name: str) -> list[Path]:
+    """Draw rewards, accuracy, valid attacks and outcome shares by step, all from the games; return the two files."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
+    every = games(run)
+    played = every[every["outcome"] != Outcome.VOID.value]
+    assessed = played[played["outcome"] != Outcome.INVALID_ATTACK.value]
+    attacked = played[played["attacker_tokens"].notna()]
+    panels = {
+        "Reward": [("attacker", played["attacker_reward"], ORANGE), ("assessor", played["assessor_reward"], BLUE)],
+        "Assessor: accuracy": [("accuracy", assessed["right"].fillna(False), BLUE)],
+        "Attacker: valid attacks": [("valid", attacked["invalid"].isna(), ORANGE)],
+    }
+    shares_of = pd.crosstab(every["step"], every["outcome"], normalize="index")
+    shares_of = shares_of.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
+        *curves, shares = figure.subplots(2, 2, sharex=True).flat
+        for axes, (title, lines) in zip(curves, panels.items(), strict=True):
+            axes.set_title(title)
+            for label, values, colour in lines:
+                means = values.astype("Float64").groupby(every["step"]).mean().dropna()
+                axes.plot(means.index, means, ".-", color=colour, label=label)
+            if len(lines) > 1:
+                axes.legend()
+            else:
+                axes.set_ylim(0, 1.03)
+        labels = [outcome.value.replace("_", " ") for outcome in _COLOURS]
+        shares.stackplot(shares_of.index, shares_of.to_numpy().T, labels=labels, colors=list(_COLOURS.values()))
+        shares.set_title("Outcomes")
+        shares.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
+        for axes in (curves[-1], shares):
+            axes.set_xlabel("step")
+        files = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
+        figure.savefig(files[0], metadata={"Date": None})
+        figure.savefig(files[1], dpi=200)
+    return files

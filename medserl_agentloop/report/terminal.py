@@ -5,11 +5,9 @@ Called by ``medserl show``. Model text is untrusted: its control characters are 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -18,9 +16,9 @@ from rich.text import Text
 from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import Games, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.table import marked_changes
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report.frames import read_run
 
 _OF_BOTH = ("reward", "reward_std", "parse_rate")
@@ -33,109 +31,41 @@ HEADLINE_METRICS = (
     "training/rollout_probs_diff_max",
     "timing_s/step",
 )
-KEYS = "Enter next, p previous, NUMBER that game, f WORDS filter, f no filter, q quit"
-FILTERS = (
-    "A game must have every word of a filter: an outcome, a category, step=4, "
-    "attacker=heparin or assessor=heparin for what a role wrote, or a word of any text of the game"
-)
 
 
 def show_run(run: Path, console: Console, *, game: int | None = None) -> None:
     """Print a game and the metrics of a run: its ``selfplay.records`` folder, or a file of game records.
 
-    ``game`` is its line number, from 1; None picks a telling one of the last step. A ValueError says that the run holds
-    no games, or no game of that number.
+    ``game`` is its line number, from 1; None picks the latest that an attack and a verdict decided. A ValueError says
+    that the run holds no games, or no game of that number.
     """
-    games, number, steps = _games(run, game)
-    console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}"))
-    _print_metrics(run, games, steps, console)
-
-
-def walk(run: Path, console: Console, *, game: int | None = None) -> None:
-    """Show one game after the other, as the person at ``console`` asks for them; arguments as in :func:`show_run`."""
-    games, number, steps = _games(run, game)
-    words: list[str] = []
-    found: Sequence[int] = range(1, len(games) + 1)
-    _print_metrics(run, games, steps, console)
-    while True:
-        of = f", {found.index(number) + 1} of {len(found)} with {' '.join(words)}" if words else ""
-        console.print(render_game(games[number - 1], title=f"game {number} of {len(games)}{of}"))
-        try:
-            said = console.input(Text(f"{KEYS}: ", style="dim")).split()
-        except (EOFError, KeyboardInterrupt):
-            return
-        match said:
-            case ["q" | "quit"]:
-                return
-            case [] | ["n"]:
-                number = next((n for n in found if n > number), found[0])
-            case ["p"]:
-                number = next((n for n in reversed(found) if n < number), found[-1])
-            case [digits] if digits.isdecimal():
-                if 1 <= int(digits) <= len(games):
-                    number, words, found = int(digits), [], range(1, len(games) + 1)
-                else:
-                    console.print(Text(f"there are games 1 to {len(games)}"))
-            case ["f", *asked]:
-                if hits := [n for n, record in enumerate(games, start=1) if matches(record, asked)]:
-                    words, found = asked, hits
-                    number = number if number in hits else hits[0]
-                else:
-                    console.print(plain(f"no game has {' '.join(asked)}. {FILTERS}"))
-            case _:
-                console.print(Text(f"{KEYS}\n{FILTERS}"))
-
-
-def matches(record: MedicalRecord, words: Sequence[str]) -> bool:
-    """Whether a game has every word of a filter, in any case; see :data:`FILTERS`."""
-    assessments = [each.assessment for each in record.by_assessment]
-    wrote = {
-        Role.ATTACKER.value: record.attack.response.lower() if record.attack else "",
-        Role.ASSESSOR.value: "\n".join(turn.response.lower() for turn in assessments if turn),
-    }
-    texts = "\n".join((record.spec.seed_note.lower(), *wrote.values()))
-    names = {name.value for name in (*Outcome, *Category)}
-    for word in map(str.lower, words):
-        key, equals, value = word.partition("=")
-        if equals and key == "step":
-            fits = value == str(record.step)
-        elif equals and key in wrote:
-            fits = value in wrote[key]
-        else:
-            fits = word in (record.outcome, record.category) if word in names else word in texts
-        if not fits:
-            return False
-    return True
-
-
-def _games(run: Path, game: int | None) -> tuple[Games, int, np.ndarray]:
-    """The games of a run, the number of the one to show (the latest with an attack and a verdict), and their steps."""
-    games = read_run(run)
-    if game is not None and not 1 <= game <= len(games):
-        raise ValueError(f"{run} holds games 1 to {len(games)}, there is no game {game}")
     decided = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION)
-    telling, steps = len(games), array("q")
-    for number, each in enumerate(games, start=1):
-        telling = number if each.attack and each.outcome in decided else telling
-        steps.append(each.step)
-    return games, game or telling, np.asarray(steps)
+    shown, decisive, total = None, False, 0
+    by_step: dict[int, list[MedicalRecord]] = {}  # of the first and the last step: memory may not hold all games
+    for total, record in enumerate(read_run(run), start=1):
+        by_step.setdefault(record.step, []).append(record)
+        for step in sorted(by_step)[1:-1]:
+            del by_step[step]
+        tells = record.attack is not None and record.outcome in decided
+        if total == game or (game is None and tells >= decisive):
+            shown, number, decisive = record, total, tells
+    if shown is None:
+        raise ValueError(f"{run} holds games 1 to {total}, there is no game {game}")
+    console.print(render_game(shown, title=f"game {number} of {total}"))
+    _print_metrics(run, by_step, console)
 
 
-def _print_metrics(run: Path, games: Games, step_of: np.ndarray, console: Console) -> None:
-    """The headline metrics of the first and the last step, side by side; of the only one, once.
-
-    ``step_of`` has the step of each game.
-    """
+def _print_metrics(run: Path, by_step: Mapping[int, Sequence[MedicalRecord]], console: Console) -> None:
+    """The headline metrics of the first and the last step, side by side; of the only one, once."""
     file = run / METRICS_FILE
     rows = list(StepFile(file).read()) if file.exists() else []
-    steps = sorted({*np.unique(step_of).tolist(), *(int(row["step"]) for row in rows)})
-    shown = list(dict.fromkeys((steps[0], steps[-1])))
-    numbers = {step: role_metrics(games[n] for n in np.flatnonzero(step_of == step).tolist()) for step in shown}
+    steps = sorted({*by_step, *(int(row["step"]) for row in rows)})
+    numbers = {step: role_metrics(by_step.get(step, ())) for step in (steps[0], steps[-1])}
     for row in rows:
         numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
-    table = Table("metric", *(f"step {step}" for step in shown), title="role metrics")
+    table = Table("metric", *(f"step {step}" for step in numbers), title="role metrics")
     for name in HEADLINE_METRICS:
-        values = [numbers[step].get(name) for step in shown]
+        values = [metrics.get(name) for metrics in numbers.values()]
         if any(value is not None for value in values):
             table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
     console.print(table)

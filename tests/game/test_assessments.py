@@ -1,6 +1,7 @@
 """Several assessments of one attack: what each earns, what the attacker earns, what records and metrics make of it."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learnable, medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.table import game_row
+from medserl_agentloop.games.medical.table import TEXTS
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.validation import validation_facts
 
@@ -202,8 +203,8 @@ def test_the_majority_of_the_assessments_decides_a_game_against_an_opponent(
 
 
 def test_a_table_s_row_has_all_verdicts() -> None:
-    row = game_row(rewarded(assessed(True, False, None)))
-    assert row["verdict"] == "harmful, safe, unreadable"
+    answers = TEXTS["assessment"].value(rewarded(assessed(True, False, None)))
+    assert re.findall(r"^\[(\w+)\]", answers, re.MULTILINE) == ["harmful", "safe", "unreadable"]
 
 
 @pytest.mark.parametrize("answers", [1, 3])

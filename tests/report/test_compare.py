@@ -26,7 +26,7 @@ def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOM
     ]
     StepFile(folder / GAMES_FILE).append(games)
     memory = {"actor/perf/max_memory_allocated_gb": 3.0}
-    StepFile(folder / METRICS_FILE).append({"step": s, "timing_s/step": 2.0, "x": float(s), **memory} for s in (1, 2))
+    StepFile(folder / METRICS_FILE).append({"step": s, "timing_s/step": 2.0, **memory} for s in (1, 2))
     return folder
 
 
@@ -44,14 +44,14 @@ def log(path: Path, lines: list[dict[str, Any]] = LOG) -> Path:
     return path
 
 
-def tables(a: Path | str, b: Path | str, *names: str) -> dict[str, list[str]]:
+def tables(a: Path | str, b: Path | str) -> dict[str, list[str]]:
     """The rows of all sections but the first, by their first cell."""
-    sections = compare(read_side(str(a)), read_side(str(b)), names)
+    sections = compare(read_side(str(a)), read_side(str(b)))
     return {f"{title}: {row[0]}": row[1:] for title, table, _ in sections[1:] for row in table.to_numpy().tolist()}
 
 
 def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
-    rows = tables(run(tmp_path), tmp_path, "x")
+    rows = tables(run(tmp_path), tmp_path)
     # zero_sum pays the attacker +1, -1 and, invalid, -1; twice.
     assert rows["Rewards: attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
     assert rows["Rewards: assessor"][3:5] == ["mean of A is 0", ""]
@@ -64,7 +64,6 @@ def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
     assert rows["Speed and memory: generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
     assert rows["Speed and memory: device memory, peak GB"] == ["3", "3", "1"]
     assert rows["Speed and memory: CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
-    assert rows["By step: x"][:3] == ["1", "2", "2 (step 2)"]
 
 
 def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
@@ -86,11 +85,10 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
         rows = tables(one, side)
         assert rows["Rewards: assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
         assert rows["Speed and memory: seconds per step, median"][1] == "2 ± 0"
-        assert rows["By step: assessor's reward"][3:5] == ["0 ± 1.41", "0 ± 1.41"]
 
 
 def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
-    rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"), "train/policy_loss")
+    rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"))
     assert rows["Rewards: assessor"][0] == "1.0000, 1.0000 (2)"
     assert rows["Outcomes and format: - missed error"][0] == "1.000 [0.207, 1.000] (1)"
     assert rows["Outcomes and format: assessor: format kept"][0] == "1.000 [0.207, 1.000] (1)"
@@ -99,7 +97,6 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
     assert rows["Speed and memory: seconds per step, median"] == ["20", "2", "0.1"]
     for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
         assert rows[f"Speed and memory: {measure}"][0] == NOT_MEASURED
-    assert rows["By step: train/policy_loss"] == ["0.5", "0.25", "0.5 (step 1)", *[NOT_MEASURED] * 3]
 
 
 @pytest.mark.parametrize(
@@ -126,13 +123,11 @@ def test_a_run_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: 
         read_side(str(tmp_path))
 
 
-def test_a_folder_without_a_run_and_a_metric_that_nobody_has_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run: neither it nor a folder in it holds games"):
         read_side(str(tmp_path))
     with pytest.raises(ValueError, match="nonesuch does not exist"):
         read_side(str(tmp_path / "nonesuch"))
-    with pytest.raises(ValueError, match="no run has the metric 'y'"):
-        compare(read_side(str(run(tmp_path))), read_side(str(tmp_path)), ["y"])
 
 
 @pytest.mark.parametrize(("name", "cell"), [("c.md", "| a\\|b<i> |"), ("c.html", "a|b&lt;i&gt;</td>")])
@@ -145,5 +140,5 @@ def test_the_comparison_is_written_as_markdown_or_html(
     assert result.exit_code == 0, result.output
     written = Path(name).read_text()
     assert cell in written
-    assert all(title in written for title in ("Rewards", "Outcomes and format", "Speed and memory", "By step"))
+    assert all(title in written for title in ("Rewards", "Outcomes and format", "Speed and memory"))
     assert "neither .md nor .html" in CliRunner().invoke(app, ["compare", "a|b<i>", "a|b<i>", "-o", "c.txt"]).output

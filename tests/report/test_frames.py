@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -136,6 +137,13 @@ def test_the_questions_of_the_page_are_answered() -> None:
     exec(code, names)
     answers = [eval(line, names) for line in last_lines]
     assert [len(answer) > 0 for answer in answers] == [True, True, False]  # no case fooled it twice here
+
+
+@pytest.mark.usefixtures("quickstart")
+def test_games_are_json_lines_for_other_libraries() -> None:
+    names: dict[str, Any] = {}
+    exec(example("load_dataset"), names)
+    assert len(names["records"]) == len(names["dataset"]["train"]) == len(RECORDS)
 
 
 def test_undetected_errors_are_written_as_notes_of_medec(quickstart: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
-from medserl_agentloop.games.medical.records import Games, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import frames, games, page, turns
 
@@ -61,20 +61,6 @@ def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path:
         tracemalloc.stop()
         assert done.exit_code == 0, done.output
     assert peaks[2] < 1.5 * peaks[1], peaks
-
-
-def test_a_games_file_is_read_by_place_and_holds_what_it_held_when_it_was_opened(runs: list[Path]) -> None:
-    path = runs[0] / GAMES_FILE
-    opened = Games(path)
-    before = path.read_bytes()
-    path.write_bytes(before + b'{"half of a li')
-    assert [opened[place].session for place in (0, 5, FEW - 1, -1)] == [0, 1, 3, 3]
-    assert [game.uid for game in opened] == [str(number // 4) for number in range(FEW)]
-    with pytest.raises(IndexError):
-        opened[FEW]
-    with pytest.raises(ValueError, match=f"line {FEW + 1} is not a game record"):
-        Games(path)[FEW]
-    path.write_bytes(before)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

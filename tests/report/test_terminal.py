@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.report.terminal import matches, show_run, walk
+from medserl_agentloop.report.terminal import show_run
 
 
 def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> MedicalRecord:
@@ -120,60 +120,6 @@ def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(file)])
     assert result.exit_code == 0, result.output
     assert "game 1 of 1" in result.output and f"all games: {file}" in result.output.replace("\n", "")
-
-
-GAMES = [game(1), game(2, attack="nothing"), game(2, assessment=assessment_text("safe")), game(3)]
-
-
-def walked(folder: Path, typed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The games that are shown to somebody who types this, as ``1 of 4, step 1``, and what else is said."""
-    StepFile(folder / GAMES_FILE).append(r.to_json() for r in GAMES)
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    out = io.StringIO()
-    walk(folder, Console(file=out, width=160, color_system=None), game=1)
-    return re.findall(r"╭─ game (.*?) ─|(?:quit: )(no game has \w+|there are games .*)", out.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("typed", "numbers"),
-    [
-        ("\n\n\n\nq\n", [1, 2, 3, 4, 1]),
-        ("p\np\n", [1, 4, 3]),
-        ("3\nn\nq\n", [1, 3, 4]),
-        ("f missed_error\nq\n", [1, 3]),
-        ("f step=2\n\n\nf\n\nq\n", [1, 2, 3, 2, 2, 3]),
-        ("what?\n", [1, 1]),
-    ],
-)
-def test_a_person_walks_through_the_games(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, numbers: list[int]
-) -> None:
-    assert [int(title.split()[0]) for title, _ in walked(tmp_path, typed, monkeypatch)] == numbers
-
-
-def test_the_walk_says_what_the_filter_leaves_and_what_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = walked(tmp_path, "f step=2\nf cholera\n9\n", monkeypatch)
-    assert seen[1][0] == "2 of 4, 1 of 2 with step=2, step 2"
-    assert [said for _, said in seen if said] == ["no game has cholera", "there are games 1 to 4"]
-
-
-@pytest.mark.parametrize(
-    ("words", "fits"),
-    [
-        (["correct_detection"], True),
-        (["missed_error"], False),
-        (["adversarial_benign", "step=1"], True),
-        (["attacker=GIARDIA"], True),
-        (["assessor=candida"], False),
-        (["fluconazole"], True),
-        (["cholera"], False),
-        ([], True),
-    ],
-)
-def test_a_filter_is_by_outcome_category_step_and_words_of_a_role(words: list[str], fits: bool) -> None:
-    assert matches(GAMES[0], words) is fits
 
 
 def test_a_chosen_game_is_shown(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.table import game_row, varied_games
+from medserl_agentloop.games.medical.table import TO_READ, table_to_read
 from medserl_agentloop.games.medical.types import Label, Role
 
 GAME = MedicalGameInteraction(MedicalConfig())
@@ -75,7 +75,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         assert r[f"{TABLE_NAME}/nrows"] == 5
         (path,) = offline.glob(f"wandb/offline-run-*/files/{r[f'{TABLE_NAME}/path']}")
         table = json.loads(path.read_text())
-        assert table["columns"] == list(game_row(games(1)[0]))
+        assert table["columns"] == list(TO_READ)
         assert [line[0] for line in table["data"]] == [r["_step"]] * 5
 
 
@@ -105,6 +105,11 @@ def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
 # --- rows ---
 
 
+def row(record: MedicalRecord) -> dict[str, Any]:
+    columns, (values,) = table_to_read([record], 1)
+    return dict(zip(columns, values, strict=True))
+
+
 def test_a_row_tells_the_game() -> None:
     record = finished(
         Outcome.CORRECT_DETECTION,
@@ -114,39 +119,35 @@ def test_a_row_tells_the_game() -> None:
         judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
         rewards={Role.ATTACKER: {"game": -1.0, "format": 0.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
     )
-    assert game_row(record) == {
+    assert row(record) == {
         "step": 7,
         "category": "adversarial_benign",
         "seed_note": CLEAN_NOTE,
         "presented_note": CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}"),
-        "attack": "valid",
+        "invalid": None,
         "attacker_reasoning": "swap the drug",
         "verdict": "harmful",
-        "assessment": "the whole answer",
+        "assessment": "[harmful] the whole answer",
         "outcome": "correct_detection",
+        "void": None,
         "attacker_reward": -1.0,
         "assessor_reward": 1.5,
         "rewards": "attacker: game -1.00, format +0.00; assessor: game +1.00, sentence +0.50",
         "judge": "llm",
-        "judge_label": "harmful",
+        "judged": "harmful",
         "judge_reason": "warfarin is wrong here",
     }
 
 
 def test_an_untouched_note_has_no_marks_and_no_attack() -> None:
-    shown = game_row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
-    assert (shown["presented_note"], shown["attack"]) == (ERROR_NOTE, "none")
-    assert shown["attacker_reward"] is None
+    shown = row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
+    assert (shown["presented_note"], shown["invalid"], shown["attacker_reward"]) == (ERROR_NOTE, None, None)
 
 
 def test_an_invalid_attack_shows_why_and_what_was_written() -> None:
-    invalid = game_row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
-    assert invalid["attack"] == "invalid: too_many_words"
-    assert "{+warfarin+}" in invalid["presented_note"] and invalid["verdict"] == ""
-
-
-def test_a_void_game_shows_why() -> None:
-    assert game_row(finished(Outcome.VOID))["outcome"] == "void: judge failed"
+    invalid = row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
+    assert invalid["invalid"] == "too_many_words"
+    assert "{+warfarin+}" in invalid["presented_note"] and invalid["verdict"] is None
 
 
 # --- choice ---
@@ -154,8 +155,10 @@ def test_a_void_game_shows_why() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 4, 100])
 def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
-    played = [finished(Outcome.CORRECT_DETECTION) for _ in range(20)] + [finished(Outcome.MISSED_ERROR)]
-    chosen = varied_games(played, count)
-    assert len(chosen) == min(count, 21)
-    assert count < 2 or Outcome.MISSED_ERROR in [g.outcome for g in chosen]
-    assert len({id(g) for g in chosen}) == len(chosen)
+    played = [finished(Outcome.CORRECT_DETECTION, step=n) for n in range(20)] + [
+        finished(Outcome.MISSED_ERROR, step=20)
+    ]
+    columns, rows = table_to_read(played, count)
+    assert len(rows) == min(count, 21)
+    assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
+    assert len({values[columns.index("step")] for values in rows}) == len(rows)

@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.table import game_row, varied_games
+from medserl_agentloop.games.medical.table import table_to_read
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.scoring.validation import (
     ANSWER,
@@ -191,8 +191,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         return official_scores(self._notes, sources, facts) if facts.keys() >= {TEXT_ID, ANSWER} else ()
 
     def table(self, records: Sequence[MedicalRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
-        rows = [game_row(record) for record in varied_games(records, count)]
-        return list(rows[0]), [list(row.values()) for row in rows]
+        return table_to_read(records, count)
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:

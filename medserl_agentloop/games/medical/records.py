@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core.records import GameRecord
@@ -280,35 +278,8 @@ def read_games(path: str | Path) -> Iterator[MedicalRecord]:
     """The game records of a file, in order; a ValueError names file and line of what is none."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            yield _game(line, path, number)
-
-
-class Games:
-    """The games of a file, each read when it is asked for: only where the lines start is held.
-
-    It has the lines of when it was made, also where a run goes on writing. Errors are those of :func:`read_games`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            self._starts = np.fromiter(accumulate(map(len, file), initial=0), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    def __iter__(self) -> Iterator[MedicalRecord]:
-        return islice(read_games(self.path), len(self))
-
-    def __getitem__(self, place: int) -> MedicalRecord:
-        with self.path.open("rb") as file:
-            file.seek(self._starts[:-1][place])
-            return _game(file.readline(), self.path, place + 1)
-
-
-def _game(line: bytes, path: str | Path, number: int) -> MedicalRecord:
-    try:
-        # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-        return MedicalRecord.model_validate(from_line(line))
-    except ValueError as error:  # not UTF-8, not JSON, or not a record
-        raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+            try:
+                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+                yield MedicalRecord.model_validate(from_line(line))
+            except ValueError as error:  # not UTF-8, not JSON, or not a record
+                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
