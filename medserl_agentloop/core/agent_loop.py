@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,17 +18,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.core.chat import ChatAnswer
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Unreachable
+from medserl_agentloop.core.base_model import ABORTED, BaseModelChat
+from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
-from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Prompt, Reply, Turn, place, play_game
+from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
-_ABORTED = ("abort", "aborted")  # SGLang's finish reason, and verl's own word
 
 
 class _Identity:
@@ -164,7 +163,7 @@ class _Seats:
         oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
         if oldest is not None and newest is not None:
             self.versions.append((oldest, newest))
-        if output.stop_reason in _ABORTED or not ids:
+        if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if self._asks_log_probs and not complete:
             raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
@@ -184,7 +183,7 @@ class _Seats:
             said, opponent.version = await player.play(turn, messages)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
-            raise NoReplyError(f"opponent failed: {error.reason}") from None
+            raise NoReplyError(f"opponent failed: {error}") from None
         return Reply(said.text, said.tokens, said.truncated, turn.prefix)
 
     def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
@@ -194,45 +193,3 @@ class _Seats:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
         return min(turn.max_tokens, bench.response_length - used)
-
-
-class BaseModelChat:
-    """The policy's base model as a chat model: the rollout serves it beside the roles' adapters; nobody trains it.
-
-    Asks verl's server client for turns without an adapter, in tokens, because verl starts SGLang without a tokenizer.
-    Nothing in the messages becomes a control token. One answer may take ``timeout_s`` seconds; None is no limit.
-    """
-
-    is_down = False
-
-    def __init__(self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None) -> None:
-        self.name = name
-        self._server, self._encoder, self._timeout_s = server, encoder, timeout_s
-
-    def with_template(self, **kwargs: Any) -> BaseModelChat:
-        """The same, with these arguments of the chat template besides the run's."""
-        encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs})
-        return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
-
-    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> ChatAnswer:
-        """The base model's turn; of ``fields`` it knows ``temperature`` and ``max_tokens``.
-
-        Raises:
-            NoAnswer: The engine refuses the request, aborts it, or takes too long.
-        """
-        texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
-        shown = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
-        budget = fields["max_tokens"]
-        prompt = self._encoder.opening(Turn("", Prompt(shown, texts), budget))
-        sampling = {"temperature": fields["temperature"], "max_tokens": budget, "top_p": 1.0, "top_k": -1}
-        generation = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling)
-        try:
-            output = await asyncio.wait_for(generation, self._timeout_s)
-        except TimeoutError:
-            raise Unreachable(f"the base model gave no answer in {self._timeout_s} s") from None
-        except Exception as error:  # of the engine: the prompt is too long for it, say
-            raise BadAnswer(f"the engine refuses the question: {error}") from None
-        if output.stop_reason in _ABORTED or not output.token_ids:
-            raise Unreachable("the engine aborted the base model's answer")
-        ids = list(output.token_ids)
-        return ChatAnswer(self._encoder.decode(ids), len(ids), self._encoder.was_cut(ids, budget, output.stop_reason))

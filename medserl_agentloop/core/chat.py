@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient
+from medserl_agentloop.core.client import BadAnswer, HttpClient, shown
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
@@ -126,12 +126,11 @@ class ChatClient:
             weights = (answer.get("metadata") or {}).get("weight_version")
             finish = choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-            reason = "the answer is no chat completion"
-            raise BadAnswer(f"{reason}: {self.http.shown(str(answer))}", reason) from None
+            raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
         if not isinstance(content, str) or not isinstance(reasoning, str):
             raise BadAnswer("the answer's content is not text")
         if finish not in ("stop", "length", None):  # a content filter's "content_filter", an engine's "abort"
-            raise BadAnswer(f"generation ended with {self.http.shown(repr(finish))}")
+            raise BadAnswer(f"generation ended with {shown(repr(finish))}")
         if reasoning:
             opening = "" if prefix.rstrip().endswith(THINK) else THINK
             # Cut off while it reasoned: nothing closed the reasoning.

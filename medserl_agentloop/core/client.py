@@ -1,64 +1,58 @@
-"""The one HTTP client: sends JSON to a server that is not trusted, and reads JSON back.
+"""The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the ``openai`` package.
 
-Everything in the package that asks a server uses it. The worst that a server can do is to give no answer: its answers
-are limited in size and time and read strictly, and the credentials are taken out of its words before they are shown.
+A server is not trusted. The worst that it can do is to give no answer, and a key that it repeats is taken out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import math
 import os
-import re
+import sqlite3
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
-from typing import Any, ClassVar, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+import diskcache
 import httpx
-from pydantic import BaseModel, ConfigDict, Field
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
+import openai
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from medserl_agentloop.command_line import visible
 
 T = TypeVar("T")
+Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
-for _library in ("httpx", "httpcore"):
-    # They log each response with its status line and headers, in which a server may repeat the key.
+for _library in ("openai", "httpx", "httpcore"):  # they log addresses and headers, which may hold a key
     logging.getLogger(_library).setLevel(logging.WARNING)
 
-MAX_BYTES = 8 * 2**20
-"""Longest answer, and in a server's place longest request, that is read. A thousand games with a page of reasoning each
-fit."""
-
-_READ, _SHOWN = 65_536, 200  # characters of a server's words that are looked at for a message, and in it
-_SHORTEST_SECRET = 6  # Of shorter ones only whole credentials are looked for in answers: "none" is also a word.
+_TRIED_AGAIN = {408, 409, 429}  # HTTP statuses after which openai tries again, besides those from 500
+_LONGEST_PAUSE_S = 8.0  # between two tries of openai's
+_SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
 
 class NoAnswer(Exception):
-    """There is no usable answer; the message says why, and ``reason`` says it without the server's own words."""
-
-    def __init__(self, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.reason = reason or message
+    """There is no usable answer; the message says why."""
 
 
 class Unreachable(NoAnswer):
-    """The server gave no answer: connection lost, time-out, 429 or 5xx. Another try may help."""
+    """The server gave no answer in all tries, or counts as down and was not asked."""
 
 
 class Refused(NoAnswer):
     """The server does not want this request and answers with the HTTP ``status``."""
 
     def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"HTTP {status}: {words}".removesuffix(": "), f"HTTP {status}")
+        super().__init__(f"HTTP {status}: {words}".removesuffix(": "))
         self.status = status
 
 
@@ -66,58 +60,37 @@ class BadAnswer(NoAnswer):
     """The server answered something else than it was asked for."""
 
 
-class CircuitOpen(NoAnswer):
-    """The server counts as down; it was not asked."""
-
-
 class CircuitBreaker:
-    """Stops asking a server that lost so many requests in a row, each with all its tries.
+    """Stops asking a server that lost so many requests in a row; then one request in so many seconds is a trial."""
 
-    After so many seconds it is tried again, with one request at a time.
-    """
-
-    def __init__(
-        self, failures: float = math.inf, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._limit, self._seconds, self._clock = failures, seconds, clock
-        self._failures = 0
-        self._opened_at: float | None = None
-        self._trial_running = False
+    def __init__(self, failures: float = math.inf, seconds: float = 0.0) -> None:
+        self._limit, self._seconds = failures, seconds
+        self._lost, self._next_trial = 0, 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether the server counts as down."""
-        return self._opened_at is not None
+        return self._lost >= self._limit
 
-    @contextmanager
-    def request(self, url: str) -> Iterator[bool]:
-        """Watch how a request to ``url`` ends; True for the trial of an open circuit, CircuitOpen if none is due."""
-        trial = False
-        if self._opened_at is not None:
-            if self._trial_running or self._clock() - self._opened_at < self._seconds:
-                raise self.error()
-            trial = self._trial_running = True
-        try:
-            yield trial
-        except Unreachable as error:
-            self._failures += 1
-            if trial or (not self.is_open and self._failures >= self._limit):
-                if not self.is_open:
-                    logger.warning("the server at %s counts as down: %s", url, error)
-                self._opened_at = self._clock()
-            raise
-        except (Refused, BadAnswer):  # it answers
-            self._failures, self._opened_at = 0, None
-            raise
-        else:
-            self._failures, self._opened_at = 0, None
-        finally:  # also of a request that was cancelled, which says nothing about the server
-            if trial:
-                self._trial_running = False
+    def check(self) -> None:
+        """Raises Unreachable where no request may be made now."""
+        if not self.is_open:
+            return
+        if time.monotonic() < self._next_trial:
+            raise Unreachable(f"the server did not answer {self._lost} requests in a row and counts as down")
+        self._next_trial = time.monotonic() + self._seconds
 
-    def error(self) -> CircuitOpen:
-        """What to raise for a request that is not made."""
-        return CircuitOpen(f"the server did not answer {self._failures} requests in a row and counts as down")
+    def lost(self, error: Unreachable) -> None:
+        """Count a request that got no answer."""
+        self._lost += 1
+        if self.is_open:
+            self._next_trial = time.monotonic() + self._seconds
+        if self._lost == self._limit:
+            logger.warning("a server counts as down: %s", error)
+
+    def answered(self) -> None:
+        """The server answers, if only to refuse."""
+        self._lost = 0
 
 
 class ServerAddress(BaseModel):
@@ -132,41 +105,52 @@ class ServerAddress(BaseModel):
         default=None, description="Name of the environment variable that holds the API key; never the key itself."
     )
 
-    def api_key(self) -> str | None:
-        """The API key, from the environment: configs are logged. Raises a ValueError where it is not set."""
+    def api_key(self) -> str:
+        """The API key, from the environment: configs are logged. A ValueError says what is wrong with it."""
         if not self.api_key_env:
-            return None
-        if key := os.environ.get(self.api_key_env):
-            return key
-        raise ValueError(  # without the variable's name, which may be a key by mistake
-            f"{f'{self.node}.api_key_env' if self.node else '--api-key-env'} names an environment variable that is not "
-            "set. It wants the name of a variable, such as MY_API_KEY, not the key; set that variable before the start."
+            return ""
+        if not (key := os.environ.get(self.api_key_env, "").strip()):
+            node = f"{self.node}.api_key_env" if self.node else "--api-key-env"
+            raise ValueError(  # without the variable's name, which may be a key by mistake
+                f"{node} names an environment variable that is not set. It wants the name of a variable, such as "
+                "MY_API_KEY, not the key; set that variable before the start."
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError("the API key holds a character that no HTTP header can hold")
+        return key
+
+    def address(self) -> httpx.URL:
+        """The address, which may hold a user name and a password; a ValueError, which repeats none, if it is none."""
+        with suppress(httpx.InvalidURL):
+            url = httpx.URL((self.url or "").strip().rstrip("/"))
+            if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
+                return url
+        raise ValueError(
+            "expected http://host:port or https://host as the address of the server (signs of a password other than "
+            "letters and digits are written in percent code)"
         )
 
     def check_address(self) -> None:
         """Refuse an address that a config cannot use or should not hold; a ValueError says what to write instead."""
-        url = self.url or ""
-        if "@" in url:
+        if "@" in (self.url or ""):
             raise ValueError(
                 f"{self.node}.url holds a user name or a password, and verl prints and logs the whole config. Take "
                 f"them out, and set {self.node}.api_key_env to the name of an environment variable that holds the word "
                 "Basic, a blank and the base64 code of user:password."
             )
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{self.node}.url={url}: expected http://… or https://…")
         try:
-            Credentials(url)
+            self.address()
         except ValueError as error:
-            raise ValueError(f"{self.node}.url={url}: {error}") from None
+            raise ValueError(f"{self.node}.url={self.url}: {error}") from None
 
 
 class ServerOptions(ServerAddress):
     """How a server is asked. All limits hold per process."""
 
     timeout_s: float = Field(default=300.0, gt=0, description="Seconds that one request may take, answer included.")
-    retries: int = Field(default=3, ge=0, description="Further tries after a lost connection, a time-out, 429 or 5xx.")
-    backoff_s: float = Field(default=0.5, ge=0, description="First pause between tries; it doubles, with jitter.")
-    backoff_max_s: float = Field(default=20.0, ge=0, description="Longest pause between two tries, in seconds.")
+    retries: int = Field(
+        default=3, ge=0, description="Further tries after a lost connection, a time-out, 429 or 5xx, with pauses."
+    )
     concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
     extra_body: dict[str, Any] = Field(
         default={},
@@ -186,17 +170,8 @@ class ServerOptions(ServerAddress):
         return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
 
 
-class _Connections(NamedTuple):
-    """What belongs to one event loop."""
-
-    http: httpx.AsyncClient
-    slots: asyncio.Semaphore
-
-
 class HttpClient:
-    """Asks one server. Its ``url`` is the base of all paths, without credentials.
-
-    The wait for one of the ``concurrency`` places does not count as time of a request.
+    """Asks one server, from any event loop. Its ``url`` is the base of all paths, without credentials.
 
     Raises:
         ValueError: The address or the key cannot be used, or the key is not in the environment.
@@ -204,16 +179,23 @@ class HttpClient:
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self._credentials = Credentials(options.url or "", options.api_key())
-        self.url = self._credentials.url
-        self._retrying = AsyncRetrying(
-            wait=wait_exponential(options.backoff_s, max=options.backoff_max_s) + wait_random(0, options.backoff_s),
-            retry=retry_if_exception_type(Unreachable),
-            reraise=True,
-        )
+        address, key = options.address(), options.api_key()
+        self.url = str(address.copy_with(userinfo=b""))
+        secrets = (key.rpartition(" ")[2], address.password)
+        self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
         self._breaker = options.breaker()
-        # A client belongs to an event loop, and a worker's is not running yet when this is built.
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._api = openai.AsyncOpenAI(
+            base_url=address,
+            api_key="",
+            # A key with its scheme in front ("Basic ...") is sent as it is.
+            default_headers={"Authorization": key if " " in key else f"Bearer {key}"} if key else {},
+            timeout=options.timeout_s,
+            # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
+            http_client=httpx.AsyncClient(
+                limits=httpx.Limits(max_keepalive_connections=0), verify=address.scheme == "https"
+            ),
+        )
 
     @property
     def is_down(self) -> bool:
@@ -222,145 +204,63 @@ class HttpClient:
 
     async def get(self, path: str) -> Any:
         """The JSON at ``path``, asked for once; raises :class:`NoAnswer`, whose subclasses say why."""
-        return await self._request("GET", path, None, tries=1)
+        return await self._request(self._api.get, path, tries=1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
-        # Not httpx's json=, which cannot send the lone surrogates that a text may hold.
-        return await self._request("POST", path, json.dumps(body).encode(), tries=self.options.retries + 1)
-
-    def blocking(self, request: Coroutine[Any, Any, T]) -> T:
-        """Wait for one of this client's requests where code is not asynchronous; an event loop may run around it."""
-
-        async def closing() -> T:
-            async with aclosing(self):
-                return await request
-
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, closing()).result()
+        # In bytes: httpx's own JSON cannot hold the lone surrogates that a text may have.
+        send = partial(self._api.post, body=json.dumps(body).encode())
+        return await self._request(send, path, self.options.retries + 1)
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop."""
-        if connections := self._connections.pop(asyncio.get_running_loop(), None):
-            await connections.http.aclose()
+        """Close the client for good."""
+        await self._api.close()
 
-    def shown(self, words: str | bytes) -> str:
-        """The beginning of a server's words on one line, as they may stand in a message."""
-        text = words[:_READ].decode(errors="replace") if isinstance(words, bytes) else words[:_READ]
-        return visible(" ".join(self._credentials.taken_out_of(text).split())[:_SHOWN])
-
-    async def _request(self, method: str, path: str, content: bytes | None, tries: int) -> Any:
-        with self._breaker.request(self.url) as trial:
-            tries = 1 if trial else tries
-            retrying = self._retrying.copy(stop=stop_after_attempt(tries))
+    async def _request(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> Any:
+        places = asyncio.Semaphore(self.options.concurrency)
+        async with self._places.setdefault(asyncio.get_running_loop(), places):
+            self._breaker.check()
             try:
-                return await retrying(self._try, method, path, content, trial)
+                response = await self._response(send, path, tries)
             except Unreachable as error:
-                raise Unreachable(f"{error} ({tries} {'try' if tries == 1 else 'tries'})", error.reason) from None
-
-    async def _try(self, method: str, path: str, content: bytes | None, trial: bool) -> Any:
-        connections = self._of_this_loop()
-        async with connections.slots:
-            if self._breaker.is_open and not trial:
-                raise self._breaker.error()
-            try:
-                # httpx limits the wait for each part of an answer; a server may drip for ever.
-                status, body = await asyncio.wait_for(
-                    self._exchange(connections.http, method, path, content), self.options.timeout_s
-                )
-            except TimeoutError:
-                raise Unreachable(
-                    f"ReadTimeout: no answer within {self.options.timeout_s:g} s", "ReadTimeout"
-                ) from None
-            except httpx.HTTPError as error:
-                name = type(error).__name__
-                # Not "from error": what stands in a traceback is shown, too.
-                raise Unreachable(f"{name}: {self.shown(str(error))}".removesuffix(": "), name) from None
-        if not 200 <= status < 300:
-            raise Refused(status, self.shown(body))
+                self._breaker.lost(error)
+                raise
+            self._breaker.answered()
+        text = self._without_key(response.text)
+        if not response.is_success:
+            raise Refused(response.status_code, shown(text))
         try:
-            return self._credentials.taken_out_of_answer(read_json(body))
-        except (ValueError, RecursionError):
-            reason = "the answer is not JSON"
-            raise BadAnswer(f"{reason}: {self.shown(body)!r}", reason) from None
+            return from_json(text)
+        except ValueError:
+            raise BadAnswer(f"the answer is not JSON: {shown(text)!r}") from None
 
-    async def _exchange(
-        self, http: httpx.AsyncClient, method: str, path: str, content: bytes | None
-    ) -> tuple[int, bytes]:
-        async with http.stream(method, self.url + path, content=content) as response:
-            if response.status_code == 429 or response.status_code >= 500:
-                raise Unreachable(f"HTTP {response.status_code}")
-            packing = response.headers.get("content-encoding", "identity").strip().lower()
-            if packing != "identity":  # unpacking could make gigabytes of a few bytes
-                raise BadAnswer(f"the answer is packed, and nobody asked for that: {self.shown(packing)}")
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise BadAnswer(f"the answer is longer than {MAX_BYTES} bytes")
-            return response.status_code, bytes(body)
-
-    def _of_this_loop(self) -> _Connections:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            headers = {"content-type": "application/json", "accept-encoding": "identity"}
-            http = httpx.AsyncClient(
-                headers={**headers, **self._credentials.headers},
-                timeout=None,  # there is one for the whole exchange
-                verify=self.url.startswith("https:"),  # loading certificates that nobody asks for takes 40 ms
-                # The slots are the limit: waiting for one must not count against the time-out.
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.options.concurrency),
-            )
-            self._connections[loop] = _Connections(http, asyncio.Semaphore(self.options.concurrency))
-        return self._connections[loop]
-
-
-class Credentials:
-    """The address of a server, and what it wants: the API key, or the user name and password in the address.
-
-    A key is sent as a bearer token; with its scheme in front (``Basic ...``) it is sent as it is. Raises a ValueError,
-    which repeats neither, where the address or the key cannot be used.
-    """
-
-    def __init__(self, url: str, key: str | None = None) -> None:
+    async def _response(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> httpx.Response:
+        # openai's time-outs come first, but they start anew with every byte, and a server may drip for ever.
+        longest = 1 + tries * self.options.timeout_s + (tries - 1) * _LONGEST_PAUSE_S
         try:
-            parts = urlsplit(url.strip())
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            usable = usable and not parts.query and not parts.fragment
-            httpx.URL(url.strip())
-        except (ValueError, httpx.InvalidURL):
-            usable = False
-        if not usable:
-            raise ValueError(
-                "the address of the server cannot be used: expected http://host:port or https://host (signs of a "
-                "password other than letters and digits are written in percent code)"
-            )
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
-        value, user, password = (key or "").strip(), unquote(parts.username or ""), unquote(parts.password or "")
-        if not value and (user or password):
-            value = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
-        if value and not (value.isascii() and value.isprintable()):
-            raise ValueError("the API key holds a character that no HTTP header can hold")
-        value = value if not value or " " in value else f"Bearer {value}"
-        self.headers = {"authorization": value} if value else {}
-        # As they stand in the address, decoded, and as they travel: a server may repeat any of them.
-        whole = {value, parts.netloc.rpartition("@")[0], f"{user}:{password}" if user else "", decoded(value)}
-        parted = {value.rpartition(" ")[2], password or user, parts.password or "", decoded(value).partition(":")[2]}
-        self._in_messages = _any_of(whole | parted)
-        self._in_answers = _any_of(whole | {part for part in parted if len(part) >= _SHORTEST_SECRET})
+            async with asyncio.timeout(longest):
+                return await send(path, cast_to=httpx.Response, options={"max_retries": tries - 1})
+        except openai.APIStatusError as error:
+            if error.status_code < 500 and error.status_code not in _TRIED_AGAIN:
+                return error.response
+            reason = f"HTTP {error.status_code}"
+        except openai.APIConnectionError as error:
+            cause = error.__cause__
+            reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(": ")
+        except TimeoutError:
+            reason = f"Timeout: no answer within {longest:g} s"
+        raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'})")
 
-    def taken_out_of(self, text: str) -> str:
-        """A message without them."""
-        return self._in_messages.sub("***", text)
+    def _without_key(self, words: str) -> str:
+        for secret in self._secrets:
+            words = words.replace(secret, "***")
+        return words
 
-    def taken_out_of_answer(self, answer: Any) -> Any:
-        """An answer's JSON without them, and without the lone surrogates that no file or tokenizer takes."""
-        if isinstance(answer, str):
-            return self._in_answers.sub("***", answer).encode(errors="replace").decode()
-        clean = self.taken_out_of_answer
-        if isinstance(answer, list):
-            return [clean(item) for item in answer]
-        return {clean(k): clean(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
+
+def blocking(request: Coroutine[Any, Any, T]) -> T:
+    """Wait for a request where code is not asynchronous; an event loop may run around it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, request).result()
 
 
 def without_credentials(place: str) -> str:
@@ -368,29 +268,43 @@ def without_credentials(place: str) -> str:
     return "***" + "".join(place.rpartition("@")[1:]) if "@" in place else place
 
 
-def decoded(authorization: str) -> str:
-    """``user:password`` of a header of basic authentication; nothing of another one."""
-    scheme, _, value = authorization.partition(" ")
-    try:
-        return b64decode(value).decode() if scheme.lower() == "basic" else ""
-    except ValueError:
-        return ""
+def shown(words: str) -> str:
+    """The beginning of a server's words on one line, as they may stand in a message."""
+    return visible(" ".join(words[:2000].split())[:200])
 
 
-def _any_of(texts: set[str]) -> re.Pattern[str]:
-    """Matches each of ``texts`` in any case, the longest first; nothing where there is none."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)", re.IGNORECASE)
+class AnswerCache(Generic[Answer]):
+    """Answers of one ``kind`` in a folder on a local disk, shared by the processes of a machine; None keeps nothing.
 
+    A cache that cannot be read or written costs answers given before, nothing else: it says so once and is left alone.
+    """
 
-def read_json(text: str | bytes) -> Any:
-    """The JSON in ``text``, or a ValueError. An object that has a key twice says two things: it is read as null."""
-    try:
-        return json.loads(text, object_pairs_hook=_unambiguous)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    def __init__(self, folder: str | None, kind: type[Answer]) -> None:
+        self._folder, self._kind = folder, kind
+        self._cache: Any = None  # opened by the process that asks
 
+    async def recall(self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
+        """The answer given before about the same ``content``, all that it depends on, or else that of ``ask``.
 
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else None
+        Also says whether it was given before. What ``ask`` raises is raised, and never kept.
+        """
+        key = hashlib.sha256(json.dumps([self._kind.__name__, *content]).encode()).hexdigest()
+        kept = self._call("get", key)
+        with suppress(ValidationError):  # another version's answer
+            if kept is not None:
+                return self._kind.model_validate_json(kept), True
+        answer = await ask()
+        self._call("set", key, answer.model_dump_json())
+        return answer, False
+
+    def _call(self, method: str, *values: str) -> Any:
+        if self._folder is None:
+            return None
+        try:
+            if self._cache is None:
+                self._cache = diskcache.Cache(self._folder, eviction_policy="none")
+            return getattr(self._cache, method)(*values)
+        except (diskcache.Timeout, sqlite3.Error, OSError) as error:
+            logger.warning("the cache %s is not used any more: %s", self._folder, error)
+            self._folder = None
+            return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
 
 if TYPE_CHECKING:
@@ -197,15 +197,15 @@ class CheckpointPool:
         """Version the server says it plays; None if it does not answer, e.g. while it restarts."""
         client = self.config.client(timeout_s=_ASK_TIMEOUT_S)
         try:
-            return str(client.blocking(client.get("/model_info"))["weight_version"])
+            return str(blocking(client.get("/model_info"))["weight_version"])
         except (NoAnswer, KeyError, TypeError):
             return None
 
     def _swap(self, version: str, model_path: str) -> None:
         client = self.config.client(timeout_s=self.config.swap_timeout_s)
         body = {"model_path": model_path, "weight_version": version}
-        said = client.blocking(client.post("/update_weights_from_disk", body))
+        said = blocking(client.post("/update_weights_from_disk", body))
         if not (isinstance(said, dict) and said.get("success") is True):
-            raise BadAnswer(f"the server answered {client.shown(str(said))}")
+            raise BadAnswer(f"the server answered {shown(str(said))}")
         if (served := self._served()) != version:
             raise BadAnswer(f"after loading {version} the server says it plays {served!r}")

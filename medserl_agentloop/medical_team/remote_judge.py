@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
 from medserl_agentloop.games.medical.types import Label
@@ -36,7 +36,7 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOU
         """Labels by game index for every query. ``url`` is part of the interface and not used."""
         if not batch_queries:
             return {}
-        answers = client.blocking(ask(client, batch_queries, score_key))
+        answers = blocking(ask(client, batch_queries, score_key))
         lost = [answer for answer in answers.values() if isinstance(answer, NoAnswer)]
         if lost:
             said = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
@@ -70,7 +70,7 @@ def test_judge_connection(judge_url: str) -> bool:
     """Whether the judge's ``/health`` answers."""
     client = _client(judge_url, _HEALTH_TIMEOUT_S)
     try:
-        client.blocking(client.get("/health"))
+        blocking(client.get("/health"))
     except BadAnswer:  # it answers, in words of its own
         return True
     except NoAnswer as error:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from game.builders import CLEAN_NOTE, ERROR_NOTE, spec
+from pydantic_core import from_json
 from rollout.families import FAMILIES, LOSSLESS, WITHOUT_SYSTEM
 
 from medserl_agentloop.core.chat import ChatClient, as_data
-from medserl_agentloop.core.client import NoAnswer, ServerOptions, read_json
+from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.intake import MedecFormatError
@@ -203,7 +204,7 @@ def judge_answers(data: bytes) -> None:
     """The body of an answer, of the ``/judge`` protocol and of a chat server: no verdict that contradicts itself."""
     SEEN[_verdict(data.decode(errors="replace"))] += 1
     try:
-        answer = HTTP._credentials.taken_out_of_answer(read_json(data))
+        answer = from_json(HTTP._without_key(data.decode(errors="replace")))
     except ValueError:
         SEEN["no JSON"] += 1
         return

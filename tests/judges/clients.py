@@ -5,15 +5,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from judges.games import played
-from judges.local_server import by_index
-from judges.test_llm import PAIR, PRESENT
-from serving import completion
+from judges.test_llm import PAIR
 
 from medserl_agentloop.core.chat import ChatClient
-from medserl_agentloop.core.client import NoAnswer, ServerOptions
+from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.games.medical.judges import JudgeServer, judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
@@ -39,9 +36,9 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
         options = ServerOptions(url=url, model="m", api_key_env=key_env, timeout_s=timeout_s, retries=0)
         chat = ChatClient(options.client())
         try:
-            return [chat.http.blocking(chat.complete([{"role": "user", "content": "hello"}], {})).text]
+            return [blocking(chat.complete([{"role": "user", "content": "hello"}], {})).text]
         except NoAnswer as error:
-            return [f"{NO_ANSWER}{error} {error.reason}"]
+            return [f"{NO_ANSWER}{error}"]
     judge = HttpJudge(server) if client == "http" else LlmJudge(server, PAIR)
 
     async def judged() -> None:
@@ -53,11 +50,6 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
 
 def words_of(record: MedicalRecord) -> str:
     return f"{record.void} {record.judgement.model_dump_json() if record.judgement else ''}"
-
-
-def good(body: Any) -> Any:
-    """An answer that any of the clients takes."""
-    return completion(PRESENT) if "messages" in body else by_index(body)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class LocalServer:
 
     def options(self, **changes: Any) -> JudgeServer:
         """Options to ask this server with, impatient enough for a test."""
-        quick = {"url": self.url, "timeout_s": 5.0, "retries": 2, "backoff_s": 0.005, "batch_wait_ms": 5.0}
+        quick = {"url": self.url, "timeout_s": 5.0, "retries": 0, "batch_wait_ms": 5.0}
         return JudgeServer(**{**quick, **changes})
 
     def answer(self, path: str, headers: dict[str, str], body: Any) -> Any:
@@ -109,7 +109,10 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
             with suppress(ConnectionError, ValueError):
                 super().finish()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # connections that wait, each for one request
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.block_on_close = False
     local.url = f"http://127.0.0.1:{server.server_port}"

@@ -133,7 +133,7 @@ SERVED = {
             {"selfplay__judge": "llm", "selfplay__judge_server__url": "http://localhost/v1"},
             "selfplay.judge=llm needs selfplay.judge_server.model",
         ),
-        ({"selfplay__judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://… or https://…"),
+        ({"selfplay__judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
         ({"selfplay__judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
         (
             {**COLOCATED, **UNUSED_SCORER, "selfplay__judge": "llm"},

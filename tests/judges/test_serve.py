@@ -21,10 +21,9 @@ from serving import serving as serving_app
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.core.client import MAX_BYTES
 from medserl_agentloop.games.medical.judges import Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
+from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, Shape, create_app
 from medserl_agentloop.games.medical.types import Category
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}

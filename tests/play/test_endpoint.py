@@ -19,7 +19,7 @@ from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
 
 
 def options(server: ChatServer, **changes: Any) -> EndpointOptions:
-    return EndpointOptions(**{"url": server.url, "model": MODEL, "backoff_s": 0.01, "timeout_s": 5.0, **changes})
+    return EndpointOptions(**{"url": server.url, "model": MODEL, "timeout_s": 5.0, **changes})
 
 
 async def ask(options: EndpointOptions, note: str = CLEAN_NOTE, check: bool = False, **changes: Any) -> Any:

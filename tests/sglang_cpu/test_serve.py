@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from verl.utils.net_utils import get_free_port
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.core.client import ServerOptions, Unreachable
+from medserl_agentloop.core.client import ServerOptions, Unreachable, blocking
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for _ in range(200):
             assert server.poll() is None, log.read_text()[-2000:]
             try:
-                client.blocking(client.get("/models"))
+                blocking(client.get("/models"))
                 break
             except Unreachable:
                 time.sleep(1)
@@ -65,7 +65,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_a_served_model_answers_in_the_schema_that_it_is_asked_for(url: str) -> None:
     client = ServerOptions(url=f"{url}/v1", timeout_s=120, retries=0).client()
-    answer = client.blocking(client.post("/chat/completions", QUESTION))
+    answer = blocking(client.post("/chat/completions", QUESTION))
     assert json.loads(answer["choices"][0]["message"]["content"])["error"] in ("present", "absent")
 
 

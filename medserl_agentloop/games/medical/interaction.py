@@ -34,7 +34,7 @@ from medserl_agentloop.scoring.validation import (
 )
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.agent_loop import BaseModelChat
+    from medserl_agentloop.core.base_model import BaseModelChat
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):

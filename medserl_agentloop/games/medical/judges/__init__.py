@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from inspect import iscoroutinefunction
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from medserl_agentloop.core.answer_cache import AnswerCache
 from medserl_agentloop.core.chat import BASE
-from medserl_agentloop.core.client import BadAnswer, CircuitBreaker, ServerAddress, ServerOptions
+from medserl_agentloop.core.client import (
+    Answer,
+    AnswerCache,
+    BadAnswer,
+    CircuitBreaker,
+    ServerAddress,
+    ServerOptions,
+)
 from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
@@ -28,7 +33,7 @@ from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import find_object
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.agent_loop import BaseModelChat
+    from medserl_agentloop.core.base_model import BaseModelChat
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
@@ -44,7 +49,6 @@ WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
     f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
     "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
 )
-_Answer = TypeVar("_Answer")
 Agreement = Literal["majority", "unanimous", "abstain"]
 
 
@@ -66,7 +70,6 @@ class JudgeServer(ServerOptions):
         default=None, description="llm: name of the model; null is verl's own reward model, or the base model."
     )
     timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
-    backoff_max_s: float = Field(default=8.0, ge=0, description="Longest pause between two tries, in seconds.")
     batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
     batch_wait_ms: float = Field(default=20.0, ge=0, description="http: how long a game waits for others to join it.")
     cache: str | None = Field(
@@ -98,9 +101,9 @@ class JudgeServer(ServerOptions):
         """Stops asking a judge that is down."""
         return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
 
-    def answers(self, table: str, kind: type[_Answer]) -> AnswerCache[_Answer]:
+    def answers(self, kind: type[Answer]) -> AnswerCache[Answer]:
         """What was answered before, by kind."""
-        return AnswerCache(Path(self.cache) / "judgements.sqlite" if self.cache else None, kind, table)
+        return AnswerCache(self.cache, kind)
 
     def check_votes(self) -> None:
         """Refuse votes that all say the same; a ValueError says what to set."""

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, ChatAnswer, ChatClient
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, read_json
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -33,7 +33,7 @@ from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.agent_loop import BaseModelChat
+    from medserl_agentloop.core.base_model import BaseModelChat
     from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,15 @@ def read_answer(text: str, kind: type[Answer]) -> Answer:
         answer = fenced.group(1)
     try:
         # In two steps: pydantic's own reader takes the last of two values for one key.
-        return kind.model_validate(read_json(answer))
-    except ValueError:  # a ValidationError is one
+        return kind.model_validate(json.loads(answer, object_pairs_hook=_unambiguous))
+    except (ValueError, RecursionError):  # a ValidationError is a ValueError
         raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    """A JSON object; None for one that has a key twice, and so says two things."""
+    values = dict(pairs)
+    return values if len(values) == len(pairs) else None
 
 
 def shown_edit(original: str, presented: str, *, edited_first: bool = False) -> dict[str, Any]:
@@ -187,7 +193,7 @@ class LlmJudge:
         self._models = [_Model(member, wording, Verdict, base) for member in server.members()]
         self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
         self._agreement = server.agreement
-        self._cache = server.answers("judgements", Judgement)
+        self._cache = server.answers(Judgement)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
@@ -237,7 +243,7 @@ class BlindReader:
     def __init__(self, server: JudgeServer, wording: str, readings: int, base: BaseModelChat | None = None) -> None:
         self._readings = readings
         self._model = _Model(server, wording, Finding, base)
-        self._cache = server.answers("findings", Finding)
+        self._cache = server.answers(Finding)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> BlindReader:

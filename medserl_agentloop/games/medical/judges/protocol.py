@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from hmac import compare_digest
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.client import MAX_BYTES, BadAnswer, HttpClient, NoAnswer, Refused, decoded
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused, shown
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
@@ -34,6 +35,8 @@ SCORE_KEY = "labels"  # that some servers and clients put the answers under; req
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 Shape = Literal["labels", "bare"]
 _VERDICTS = {label.value: label for label in Label}
+MAX_BYTES = 8 * 2**20
+"""Longest request that the server reads. A thousand games fit."""
 _LONGEST_NOTE = 100_000  # characters that the server reads; MEDEC's longest has a few thousand
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
@@ -165,7 +168,7 @@ async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: 
         halves = await asyncio.gather(*(ask(client, half, score_key) for half in (queries[:middle], queries[middle:])))
         return {**halves[0], **halves[1]}
     if unexpected := sorted(set(answers) - set(indices)):
-        logger.warning("the judge answered about games that were not in the request: %s", client.shown(str(unexpected)))
+        logger.warning("the judge answered about games that were not in the request: %s", shown(str(unexpected)))
     return {index: answers.get(index, BadAnswer(f"no answer about game {index}")) for index in indices}
 
 
@@ -190,7 +193,7 @@ class HttpJudge:
     def __init__(self, server: JudgeServer) -> None:
         self._server = server
         self._client = server.client("/judge")
-        self._cache = server.answers("judgements", Judgement)
+        self._cache = server.answers(Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
         # Of each event loop, the games that wait for others to join them, and the answers to come.
         self._open: dict[asyncio.AbstractEventLoop, tuple[list[JudgeQuery], asyncio.Task[dict[str, Any]]]] = {}
@@ -312,8 +315,13 @@ def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAP
 def _has_token(authorization: str, token: str) -> bool:
     """Whether a header holds the token: as such, or as a password, which a client can have in the server's address."""
     scheme, _, value = authorization.partition(" ")
-    given = value if scheme.lower() == "bearer" else decoded(authorization).partition(":")[2]
-    return compare_digest(given.encode(), token.encode())
+    given = value.encode()
+    if scheme.lower() == "basic":
+        try:
+            given = b64decode(value).partition(b":")[2]
+        except ValueError:
+            return False
+    return compare_digest(given, token.encode())
 
 
 async def _judged(query: JudgeQuery, backend: Judge) -> Labels:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
+from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused, blocking
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.judges.llm import judge_template
@@ -370,7 +370,7 @@ def unreachable(judge: str, server: JudgeServer) -> str | None:
         asked, probed = _PROBES[judge]
         client = member.client(asked, timeout_s=3.0)
         try:
-            client.blocking(client.get(probed))
+            blocking(client.get(probed))
         except NoAnswer as error:
             # Not every server offers the probe, and some answer it in words of their own.
             if isinstance(error, BadAnswer) or (isinstance(error, Refused) and error.status not in (401, 403)):

@@ -1,0 +1,230 @@
+"""A server that is slow, breaks, refuses, answers nonsense or repeats the key, as everyone who asks one meets it."""
+
+import asyncio
+import logging
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from examples import examples
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from judges.clients import http_answer, raw_server
+from judges.local_server import Reset, Status, serving
+
+from medserl_agentloop.core import client as core_client
+from medserl_agentloop.core.client import (
+    BadAnswer,
+    CircuitBreaker,
+    NoAnswer,
+    Refused,
+    ServerOptions,
+    Unreachable,
+    blocking,
+)
+
+KEY, PASSWORD, QUOTED = "sk-TOPSECRET-0123", "p@ss/w:rd?#", "p%40ss%2Fw%3Ard%3F%23"
+
+
+def ask(url: str, **changes: Any) -> Any:
+    client = ServerOptions(url=url, **{"timeout_s": 5.0, "retries": 0, **changes}).client()
+    return blocking(client.post("/path", {"text": "x\udfffy"}))
+
+
+def failing(error: Exception, times: int = 10**6) -> Callable[[int, Any], Any]:
+    """A server that fails so many times, and then answers with the number of the request."""
+
+    def reply(number: int, body: Any) -> Any:
+        if number < times:
+            raise error
+        return number
+
+    return reply
+
+
+# --- retries, time-outs, refusals ---
+
+
+@pytest.mark.parametrize("error", [Status(503), Status(429), Reset()])
+def test_a_server_that_recovers_is_asked_again_the_same(error: Exception) -> None:
+    with serving(failing(error, times=1)) as server:
+        assert ask(server.url, retries=1) == 1
+        assert server.requests[0] == server.requests[1] == {"text": "x\udfffy"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(Status(500), "HTTP 500"), (Status(429), "HTTP 429"), (Reset(), "ReadError")]
+)
+def test_a_server_that_stays_broken_is_unreachable_after_all_tries(error: Exception, reason: str) -> None:
+    with serving(failing(error)) as server:
+        with pytest.raises(Unreachable, match=rf"^{reason}.* \(2 tries\)$"):
+            ask(server.url, retries=1)
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404, 422])
+def test_a_refusal_is_told_with_the_server_s_words_and_not_asked_again(status: int) -> None:
+    with serving(failing(Status(status))) as server:
+        with pytest.raises(Refused, match=f"^HTTP {status}: .*as the test wants it") as refusal:
+            ask(server.url, retries=3)
+        assert refusal.value.status == status and len(server.requests) == 1
+
+
+def test_a_server_that_is_gone_is_unreachable() -> None:
+    with pytest.raises(Unreachable, match=r"^ConnectError: .+ \(1 try\)$"):
+        ask("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("answer", [http_answer(b" " * 1000), b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * 1000])
+def test_one_deadline_holds_for_an_answer_that_drips_in(answer: bytes) -> None:
+    with raw_server(answer, drip_s=0.02) as url:
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="Timeout"):
+            ask(url, timeout_s=0.4)
+        assert time.monotonic() - started < 15  # the whole answer takes 20 s
+
+
+def test_the_wait_for_a_place_is_no_time_out_and_no_more_requests_are_in_flight() -> None:
+    def reply(number: int, body: Any) -> Any:
+        time.sleep(0.4)
+        return number
+
+    async def ask_all(url: str) -> list[Any]:
+        client = ServerOptions(url=url, concurrency=2, timeout_s=1.5, retries=0).client()
+        return await asyncio.gather(*(client.post("/path", {}) for _ in range(10)))
+
+    with serving(reply) as server:
+        assert sorted(asyncio.run(ask_all(server.url))) == list(range(10))
+        assert server.most_at_once == 2
+
+
+def test_a_client_serves_one_event_loop_after_another() -> None:
+    with serving(lambda number, body: number) as server:
+        client = ServerOptions(url=server.url).client()
+        assert [asyncio.run(client.post("/path", {})) for _ in range(2)] == [0, 1]
+
+
+# --- the breaker ---
+
+
+def test_only_requests_lost_in_a_row_open_the_circuit_and_one_trial_at_a_time_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(core_client.time, "monotonic", lambda: now)
+    breaker = CircuitBreaker(2, 10.0)
+    for _ in range(3):
+        breaker.lost(Unreachable("gone"))
+        breaker.answered()
+    assert not breaker.is_open
+    for _ in range(2):
+        breaker.check()
+        breaker.lost(Unreachable("gone"))
+    assert breaker.is_open
+    for _ in range(2):  # a trial that ends in nothing, e.g. is cancelled, makes room for the next
+        with pytest.raises(Unreachable, match="2 requests in a row and counts as down"):
+            breaker.check()
+        now += 10
+        breaker.check()
+    breaker.answered()
+    breaker.check()
+    assert not breaker.is_open
+
+
+# --- answers ---
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [(b"<html>", "'<html>'"), (b"", "''"), (b"[" * 100_000, r"'\[{200}'"), (b'"\\ud800"', ".*"), (b"\xff\xfe", ".*")],
+)
+def test_what_is_not_json_is_a_bad_answer_and_shown_in_part(answer: bytes, shown: str) -> None:
+    with serving(lambda number, body: answer) as server, pytest.raises(BadAnswer, match=f"^.*not JSON: {shown}$"):
+        ask(server.url)
+
+
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more))
+def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
+    with raw_server(line) as url:
+        try:
+            ask(url, timeout_s=0.3)
+        except NoAnswer as error:
+            str(error).encode()
+
+
+# --- keys and passwords ---
+
+
+def test_keys_and_passwords_are_sent_as_the_server_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    basic = b64encode(f"anna:{PASSWORD}".encode()).decode()
+    with serving(lambda number, body: number) as server:
+        ask(server.url)
+        for key in (f"{KEY}\n", f"Basic {basic}"):
+            monkeypatch.setenv("TEST_KEY", key)
+            ask(server.url, api_key_env="TEST_KEY")
+        ask(server.url.replace("//", f"//anna:{QUOTED}@"))
+        sent = [headers.get("authorization") for headers in server.headers]
+    assert sent == [None, f"Bearer {KEY}", f"Basic {basic}", f"Basic {basic}"]
+
+
+def repeated(secret: str) -> dict[str, bytes]:
+    """Ways in which a server can repeat what it was sent."""
+    body = f'"you sent {secret}"'.encode()
+    rest = b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    return {
+        "refusal": b"HTTP/1.1 401 Unauthorized" + rest,
+        "down": b"HTTP/1.1 503 Unavailable" + rest,
+        "status line": f"HTTP/1.1 404 {secret}".encode() + rest,
+        "redirect": f"HTTP/1.1 302 X\r\nlocation: http://127.0.0.1:9/{secret}".encode() + rest,
+        "no http": body,
+        "no json": http_answer(b"x" * 190 + body),
+        "answer": http_answer(body),
+    }
+
+
+@pytest.mark.parametrize("way", repeated(""))
+@pytest.mark.parametrize("secret", [KEY, PASSWORD])
+def test_a_secret_is_never_shown_whatever_a_server_repeats(
+    way: str, secret: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("TEST_KEY", KEY)
+    with raw_server(repeated(secret)[way]) as url:
+        if secret == PASSWORD:
+            url = url.replace("//", f"//anna:{QUOTED}@")
+        try:
+            words = ask(url, api_key_env="TEST_KEY" if secret == KEY else None)
+            assert way == "answer"
+        except NoAnswer:
+            with pytest.raises(NoAnswer) as caught:
+                ask(url, api_key_env="TEST_KEY" if secret == KEY else None)
+            words = f"{caught.value!r} {caught.getrepr(style='short')}"
+    for hidden in (secret, QUOTED):
+        assert hidden not in f"{words} {caplog.text}"
+
+
+def test_a_short_key_is_no_reason_to_change_what_a_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local servers are often given a key such as "none", which is also a word."""
+    monkeypatch.setenv("TEST_KEY", "none")
+    with serving(lambda number, body: "none of it") as server:
+        assert ask(server.url, api_key_env="TEST_KEY") == "none of it"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://anna:p/secret@host", "host:1", "http:///x", "http://[::1", "ftp://u:secret@host"]
+)
+def test_an_address_that_cannot_be_used_is_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="expected http://host:port") as error:
+        ServerOptions(url=url).client()
+    assert url not in str(error.value) and "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-\nsecret", "sk-sécret", ""])
+def test_a_key_that_cannot_be_used_is_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("sk-TEST-secret", key)
+    with pytest.raises(ValueError, match=r"no HTTP header can hold|is not set") as error:
+        ServerOptions(url="http://host", api_key_env="sk-TEST-secret").client()
+    assert "cret" not in str(error.value)
