@@ -11,8 +11,6 @@ import os
 from functools import partial
 from pkgutil import resolve_name
 
-from medserl_agentloop.backends import sglang_cpu
-
 ROLLOUT_NAME = "cpu_hf"
 PLATFORM_NAME = "cpu"
 
@@ -26,10 +24,11 @@ def register() -> None:
     """
     # Modules are imported by name, not `from`-imported: each registers itself while it is first executed,
     # so a second call is free, and a module that is half-way through its own import is not touched.
-    importlib.import_module("medserl_agentloop.backends.cpu_platform")
-    sglang_cpu.register()
+    platform = importlib.import_module("medserl_agentloop.backends.cpu_platform")
+    importlib.import_module("medserl_agentloop.backends.sglang_cpu").register()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
         return
+    platform.register_gloo()
     importlib.import_module("medserl_agentloop.backends.engines")
     _register_rollout()
 
@@ -48,6 +47,8 @@ def register_adapters() -> None:
     """Make verl's FSDP2 engine and SGLang rollout train and serve an adapter for each role, in a run that wants it."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from medserl_agentloop.backends import sglang_cpu
 
     importlib.import_module("medserl_agentloop.backends.engines")
     RolloutReplicaRegistry.register("sglang", _load_sglang_replica)

@@ -5,9 +5,9 @@ verl's ``get_platform()`` builds it in every process of a run started with ``VER
 
 from __future__ import annotations
 
-import os
 import types
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -17,6 +17,21 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """What verl asks of an accelerator and a CPU has no need of: nothing to select, to wait for or to empty."""
+
+
+GROUP_BACKEND = "cpu:gloo,cpu:gloo"
+"""What verl starts the process group of a training worker with: ``cpu:gloo,{device}:{communication backend}``
+(``verl/utils/distributed.py``). torch rejects a device that appears twice, unless a backend has this name.
+"""
+
+
+def register_gloo() -> None:
+    """Register gloo with torch under the name that verl asks for on this platform. Idempotent."""
+    torch.distributed.Backend.register_backend(GROUP_BACKEND, _gloo, devices="cpu")
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
 
 
 class _CpuDeviceModule(types.ModuleType):
@@ -79,15 +94,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return None, None
 
     def communication_backend_name(self) -> str:
-        # verl/utils/distributed.py (initialize_global_process_group_ray) formats "cpu:gloo,{device}:{this}",
-        # and torch rejects the "cpu" key that then appears twice. It asks for this name right before its own
-        # `if not torch.distributed.is_initialized()`, so a training worker's gloo group is created here,
-        # with the same env:// rendezvous that verl would use. WG_BACKEND=ray marks a verl worker process
-        # (verl/single_controller/ray/base.py); nobody else gets a process group as a side effect.
-        if os.environ.get("WG_BACKEND") == "ray" and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(
-                "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
-            )
         return "gloo"
 
     def visible_devices_envvar(self) -> str:

@@ -1,7 +1,7 @@
-"""verl's SGLang rollout with a LoRA adapter for each role.
+"""What is pushed into verl's SGLang server: a LoRA adapter for each role, and whole weights where there is no CUDA.
 
 verl 0.9.1 serves one adapter, under one name, to every request. Here each request names its own; one that names none
-gets the base model. The adapters are pushed as folders in peft's format.
+gets the base model. Adapters are pushed as folders in peft's format, whole weights without CUDA as a file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 
 import ray
 import torch
+from safetensors.torch import save_file
 from verl.workers.rollout.replica import _load_sglang
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
+from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
 from medserl_agentloop.backends.role_adapters import adapter_states, lora_config, write_adapter
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
@@ -96,6 +98,49 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
         answer = await self._engine._make_async_request(endpoint, request)
         if not answer.get("success"):
             raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
+
+
+class CpuServerAdapter(ServerAdapter):
+    """The same with a push of whole weights through a file.
+
+    verl's own sends handles of CUDA memory, and sglang/srt/utils/patch_torch.py cannot make one of a CPU tensor.
+    """
+
+    async def update_weights(
+        self,
+        weights: NamedWeights,
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        """Load ``weights`` into this rank's server and empty its prefix cache.
+
+        Raises:
+            ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
+            RuntimeError: The server could not load them; repeats what it said.
+        """
+        if ROLE_ADAPTERS in (kwargs.get("peft_config") or {}):
+            await super().update_weights(weights, global_steps=global_steps, **kwargs)
+            return
+        await self._init_server_adapter()
+        state = full_weights(self.config.name, weights, wire_format, **kwargs)
+        if self._engine is None:  # another rank of this replica speaks to the server
+            return
+        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+            save_file(state, Path(folder) / "model.safetensors")
+            await self._load(folder)
+        if global_steps is not None:
+            await self.server_actor.set_global_steps.remote(global_steps)
+
+    async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
+        """Have the server load the weights in ``folder``, and drop its prefix cache.
+
+        The cache holds keys and values of the old policy: the few tokens of a chat template that all prompts share
+        are enough to spoil the next step.
+        """
+        # load_format: the server was started with verl's default, "dummy", which would draw random weights.
+        request = {"model_path": folder, "load_format": "auto", "flush_cache": flush_cache}
+        await self._ask("update_weights_from_disk", request)
 
 
 def place_for(size: int) -> Path | None:

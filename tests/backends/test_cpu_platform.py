@@ -12,10 +12,11 @@ import pytest
 import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
 from verl.plugin.platform import PlatformRegistry
+from verl.utils.distributed import initialize_global_process_group_ray
 
 from medserl_agentloop import backends
 from medserl_agentloop.backends import register
-from medserl_agentloop.backends.cpu_platform import PlatformCPU
+from medserl_agentloop.backends.cpu_platform import GROUP_BACKEND, PlatformCPU, register_gloo
 
 CHECKOUT = str(Path(backends.__file__).parents[2])
 
@@ -94,9 +95,16 @@ def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> No
     assert device.current_stream() is not None  # falls through to torch.cpu
 
 
-def test_asking_for_the_communication_backend_creates_no_group_outside_verls_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("WG_BACKEND", raising=False)
-    assert PlatformCPU().communication_backend_name() == "gloo"
-    assert not torch.distributed.is_initialized()
+def test_torch_starts_gloo_under_the_name_that_verl_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_gloo()
+    monkeypatch.setattr("verl.utils.distributed.get_device_name", lambda: PlatformCPU.device_name)
+    monkeypatch.setattr("verl.utils.distributed.get_nccl_backend", PlatformCPU().communication_backend_name)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    initialize_global_process_group_ray()
+    try:
+        assert torch.distributed.get_backend() == GROUP_BACKEND
+        torch.distributed.all_reduce(ones := torch.ones(2))
+        assert ones.tolist() == [1, 1]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -16,7 +16,7 @@ from medserl_agentloop.core.run_check.machine import RESERVED, check_sglang_on_c
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import compose_run
 
-OURS = "medserl_agentloop.backends.sglang_cpu.weights.ServerAdapter"
+OURS = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
 VERLS = "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
 KEY = ("sglang", "async")
 

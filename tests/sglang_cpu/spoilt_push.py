@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from medserl_agentloop.backends.sglang_cpu.weights import ServerAdapter
+from medserl_agentloop.backends.sglang_adapters import CpuServerAdapter
 
 
-class SpoiltAdapter(ServerAdapter):
+class SpoiltAdapter(CpuServerAdapter):
     async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
         if not hasattr(self, "_pushed"):
             self._pushed: Any = True

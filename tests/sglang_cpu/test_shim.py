@@ -8,7 +8,7 @@ import pytest
 
 from medserl_agentloop.backends import sglang_cpu
 
-FIRST, LAST = (str(sglang_cpu._SHIM / name) for name in ("first", "last"))
+FIRST, LAST = (str(sglang_cpu.SHIM / name) for name in ("first", "last"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,0 +1,118 @@
+"""verl's own SGLang rollout where there is no accelerator.
+
+verl's replica, server and client are used as they are. Three things are added: a weight push that needs no CUDA
+(``sglang_adapters.py``), stand-ins for what SGLang imports beside an accelerator (``shim/``), and memory that
+is not pinned. The plugin calls :func:`register` in every process; with a GPU nothing happens.
+
+``python -m medserl_agentloop.backends.sglang_cpu --model-path FOLDER --port 30000`` starts SGLang's OpenAI-compatible
+server on the CPU, for a judge, an opponent or an evaluation that asks a server. All arguments of
+``sglang.launch_server`` are taken; those of ``NEEDS_NO_ACCELERATOR`` come first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+SWITCH = "SGLANG_USE_CPU_ENGINE"
+"""SGLang's own switch for its CPU engine; the recipes set it to 1."""
+SHIM = Path(__file__).parent / "shim"
+PINNING = ("layers.logits_processor", "lora.layers", "lora.backend.torch_backend")
+"""Modules of ``sglang.srt`` that pin memory."""
+NEEDS_NO_ACCELERATOR = (
+    "--device=cpu",
+    "--dtype=float32",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=llguidance",
+    "--disable-overlap-schedule",
+    # A small model that is bound to a schema would otherwise write blank lines until its budget is spent.
+    "--constrained-json-disable-any-whitespace",
+)
+
+
+def register() -> None:
+    """Make ``rollout.name=sglang`` run on the CPU in this process and those it spawns. Idempotent."""
+    if torch.cuda.is_available():
+        return
+    chosen = is_chosen()
+    # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and Transformers tries
+    # to wherever it is installed: also in the process that reads the recipe and does not know the choice yet.
+    cpu_build = torch.version.cuda is None and torch.version.hip is None
+    if (chosen or cpu_build) and is_installed():
+        _use_shim()
+    if chosen:
+        from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+
+        # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
+        _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
+
+
+def is_chosen() -> bool:
+    """Whether SGLang runs on the CPU here."""
+    return not torch.cuda.is_available() and os.environ.get(SWITCH) == "1"
+
+
+def is_installed() -> bool:
+    """Whether SGLang and torchvision, which it cannot do without, are installed."""
+    specs = (find_spec(name) for name in ("sglang", "torchvision"))
+    return all(spec is not None and spec.origin is not None for spec in specs)
+
+
+def _use_shim() -> None:
+    """Put the stand-ins on ``sys.path``.
+
+    Nothing more is needed for the scheduler and the detokenizer, which SGLang spawns: ``multiprocessing``
+    hands ``sys.path`` on. ``first`` goes before what is installed, ``last`` behind it.
+    """
+    first, last = str(SHIM / "first"), str(SHIM / "last")
+    if first not in sys.path:
+        sys.path.insert(0, first)
+        sys.path.append(last)
+
+
+class _TorchWithoutPinning(ModuleType):
+    """``torch`` as one module sees it. ``torch.tensor`` itself stays as it is: models are built with it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return torch.tensor(*args, **kwargs)
+
+    @staticmethod
+    def zeros(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*args, **kwargs)
+
+
+def unpin_memory() -> None:
+    """Let SGLang work where no memory can be pinned. With a GPU nothing happens.
+
+    SGLang 0.5.12 pins on every platform in three places. ``layers/logits_processor.py`` does it for requests that ask
+    for log-probs of the prompt, and for every request that the scheduler takes back when the KV pool is full and starts
+    again later; the two modules of ``lora`` do it wherever adapters are served. Each would end the scheduler. SGLang
+    calls this before a model is built, in each of its processes: it is a plugin of the entry-point group
+    ``sglang.srt.plugins``.
+    """
+    if torch.cuda.is_available():
+        return
+    for name in PINNING:
+        vars(importlib.import_module(f"sglang.srt.{name}"))["torch"] = _TorchWithoutPinning("torch")
+    # The same of a tensor: all of this process is SGLang's.
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[assignment, method-assign, return-value]
+
+
+if __name__ == "__main__":
+    os.environ[SWITCH] = "1"
+    register()
+    sys.argv[1:] = [*NEEDS_NO_ACCELERATOR, *sys.argv[1:]]
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
