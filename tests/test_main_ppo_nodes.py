@@ -1,4 +1,9 @@
-"""A real run on two Ray nodes of this machine: both play and train, one file holds the games, a lost node ends it."""
+"""A real run on two Ray nodes of this machine: both play and train, one file holds the games, a lost node ends it.
+
+Its credit is role_gae with a critic and a KL in the reward, in the shared context, with a merged LoRA adapter. Of the
+other estimators role_rae runs in test_main_ppo.py, role_grpo in test_main_ppo_waiting.py, role_rloo in
+test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones.
+"""
 
 import re
 import shutil
@@ -10,12 +15,19 @@ import pytest
 from ray.cluster_utils import Cluster
 from real_runs import AGREEMENT, GAMES_PER_STEP, RAY, Run
 
+from medserl_agentloop.games.medical.types import Role
+
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
-
-
 HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}  # a lost node is soon noticed
+CREDIT = (
+    "selfplay.context=shared",
+    "algorithm.adv_estimator=role_gae",
+    "algorithm.lam=0.95",
+    "algorithm.use_kl_in_reward=True",
+    *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=4", "target_modules=all-linear", "lora.merge=True")),
+)
 
 
 @pytest.fixture
@@ -33,12 +45,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_run_on_two_nodes_trains_and_names_the_one_that_is_lost(
+def test_two_nodes_train_both_roles_and_the_critic_and_the_one_that_is_lost_is_named(
     tmp_path: Path, data: tuple[str, ...], cluster: Cluster
 ) -> None:
     run = Run(
         tmp_path,
         *data,
+        *CREDIT,
         f"+ray_kwargs.ray_init.address={cluster.address}",
         "ray_kwargs.ray_init.num_cpus=null",
         "ray_kwargs.ray_init.num_gpus=null",
@@ -56,5 +69,9 @@ def test_a_run_on_two_nodes_trains_and_names_the_one_that_is_lost(
         run.kill()
     [line] = {line for line in run.lines() if "was lost" in line}
     assert re.search(rf"^node .*, Ray's id {other.node_id[:8]}\) was lost in step \d+\. .*resumes from the last", line)
-    assert all(step["training/rollout_probs_diff_max"] < AGREEMENT for step in run.metrics)
+    for step in run.metrics:
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT
+        assert all(step[f"selfplay/{role.value}/trained_tokens"] > 0 for role in Role)
+        assert step["critic/grad_norm"] > 0
+    assert run.metrics[0]["actor/grad_norm"] > 0
     assert run.steps_of_games()[1] == GAMES_PER_STEP

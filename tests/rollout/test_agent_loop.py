@@ -124,15 +124,6 @@ def test_assessor_prompt_is_the_one_of_the_presented_note_whatever_the_attacker_
     assert TOKENIZER.decode(engine.calls[1].prompt_ids) == rendered
 
 
-def test_the_attackers_secrets_do_not_reach_the_assessor() -> None:
-    output, _, engine = play([attack_text(reasoning="SECRET-PLAN"), assessment_text()])
-    seen = TOKENIZER.decode(engine.calls[1].prompt_ids)
-    assert "SECRET-PLAN" in TOKENIZER.decode(output.response_ids)
-    assert "SECRET-PLAN" not in seen
-    assert "attacker" not in seen
-    assert "candida" not in seen  # the original note
-
-
 def test_the_shared_context_shows_the_assessor_everything() -> None:
     output, _, engine = shared([attack_text(reasoning="SECRET-PLAN"), assessment_text()])
     attacker, assessor = engine.calls
@@ -170,29 +161,10 @@ def test_an_invalid_attack_ends_the_game(reply: Any, reason: InvalidAttack) -> N
     assert_well_formed(output)
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-def test_an_aborted_turn_makes_the_game_void(turn: int) -> None:
-    aborted = MockReply(token_ids=[5, 6], stop_reason="abort")
-    output, record, _ = play([aborted] if turn == 0 else [attack_text(), aborted])
-    assert record.void is not None and "aborted" in record.void
-    assert_well_formed(output)
-
-
 def test_an_abort_before_the_first_token_still_gives_verl_a_row() -> None:
     output, record, _ = play([MockReply(token_ids=[], stop_reason="abort")])
     assert record.void is not None
     assert output.response_mask == [0]
-    assert_well_formed(output)
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_a_turn_that_takes_too_long_makes_the_game_void(turn: int) -> None:
-    slow = MockReply(text=attack_text(), latency=60.0)
-    run = run_with(selfplay__turn_timeout_s=0.5)
-    output, record, _ = play([slow] if turn == 0 else [attack_text(), slow], run=run)
-    assert record.void == f"{list(Role)[turn].value}: generation timed out after 0.5 s"
-    assert role_metrics([record])["selfplay/void/timed_out"] == 1.0
-    assert (record.attack is None) == (turn == 0)
     assert_well_formed(output)
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from support import RUN, TOKENIZER, assessment_text, attack_text, extra_info, judge, play, run_with
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.columns import context_ids, restarted, stacked
+from medserl_agentloop.core.columns import context_ids, stacked
 from medserl_agentloop.core.config import ConfigError, CreditSettings, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
@@ -20,7 +19,6 @@ from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply
-from medserl_agentloop.testing.tiny import tiny_model
 
 K = 4
 SAID = [assessment_text("harmful"), assessment_text("safe"), "FIRST-SECRET", assessment_text("harmful", "Nothing.")]
@@ -56,23 +54,6 @@ def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> N
     assert [*output.prompt_ids, *output.response_ids] == contexts
     assert [len(game.further_assessments) for game in record.by_assessment] == [K - 1] * K
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
-
-
-def test_no_context_changes_the_log_probs_of_another() -> None:
-    output, _, _ = play([attack_text(), *SAID], run=FOUR)
-    ids, lengths = torch.tensor([*output.prompt_ids, *output.response_ids]), torch.tensor(output.context_lengths)
-    model = tiny_model(len(TOKENIZER))
-
-    def log_probs(ids: torch.Tensor) -> list[torch.Tensor]:
-        with torch.no_grad():
-            logits = model(input_ids=ids[None], position_ids=restarted(lengths)[None], use_cache=False).logits[0]
-        return list(torch.split(logits.log_softmax(-1), lengths.tolist()))
-
-    changed = ids.clone()
-    start, end = int(lengths[:2].sum()), int(lengths[:3].sum())  # the second assessment
-    changed[start:end] = changed[start:end].flip(0)
-    moved = [(a - b).abs().max().item() for a, b in zip(log_probs(ids), log_probs(changed), strict=True)]
-    assert [number for number, by in enumerate(moved) if by > 1e-5] == [2]
 
 
 def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_once() -> None:
@@ -239,4 +220,4 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], says: 
     with pytest.raises(ConfigError, match=says):
         SelfPlayConfig.from_run(run_with(**changes))
     assert SelfPlayConfig.from_run(run_with(selfplay__assessments=2, selfplay__reward="learnable"))
-    assert OmegaConf.select(RUN, "selfplay.assessments") == 1
+    assert SelfPlayConfig.from_run(RUN).assessments == 1

@@ -3,6 +3,7 @@
 What any note may hold is the target ``templates`` of ``fuzz/targets.py``.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +66,27 @@ def test_in_a_running_conversation_the_user_says_what_the_system_message_would()
         )
         text = FAMILIES[family].decode(encoded.ids)
         assert "system\n" not in text and text.count("You check clinical notes") == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_a_continuation_follows_the_turn_as_the_chat_template_would(family: str) -> None:
+    tokenizer, note = FAMILIES[family], "He has gout."
+    first = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "my turn"}]
+    second = load_profile("medserl").messages(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, note)
+    rendered = tokenizer.apply_chat_template([*first, *second], tokenize=False, add_generation_prompt=True)
+    opening = tokenizer.apply_chat_template(first[:1], tokenize=False, add_generation_prompt=True)
+    spoken = [*tokenizer.encode("my turn", add_special_tokens=False), tokenizer.eos_token_id]
+    turn = load_profile("medserl").turn(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, note)
+    prompt = encoder(family, "medserl").continuation(turn, spoken[-1])
+    conversation = [*tokenizer.encode(opening, add_special_tokens=False), *spoken, *prompt.ids]
+    assert tokenizer.decode(conversation) == rendered
+
+
+def test_a_template_that_shows_the_note_twice_is_refused(tmp_path: Path) -> None:
+    for name in ("attacker/adversarial_benign", "assessor/assess"):
+        path = tmp_path / f"{name}.jinja"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{{ note }} and again {{ note }}")
+    twice = ProfileEncoder(FAMILIES["qwen3"], load_profile(str(tmp_path)))
+    with pytest.raises(ValueError, match="exactly once"):
+        twice.of(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")

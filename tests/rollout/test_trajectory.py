@@ -9,7 +9,6 @@ from support import assessment_text, attack_text, judge, play, run_with
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.testing.tiny import compose_run
 
 
 def test_rewards_sit_on_the_last_token_of_each_role() -> None:
@@ -86,11 +85,3 @@ def test_the_reward_manager_refuses_trajectories_that_are_no_games() -> None:
     del output.extra_fields[GAME_KEY]
     with pytest.raises(ValueError, match="agent_name=medserl_selfplay"):
         judge(output)
-
-
-def test_zero_sum_games_sum_to_zero() -> None:
-    run = compose_run("+recipes=quickstart", "selfplay.reward=zero_sum")
-    for verdict in ("harmful", "safe"):
-        columns = judge(play([attack_text(), assessment_text(verdict)])[0], run)
-        assert columns["rm_scores"].sum() == 0
-        assert columns["rm_scores"].abs().sum() == 2

@@ -88,15 +88,6 @@ def test_games_of_one_prompt_and_two_categories_are_not_compared() -> None:
     assert credited.metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
-def test_role_rloo_computed_by_hand() -> None:
-    batch = written_batch(
-        [[ATTACKER, 0], [ATTACKER, 0], [ATTACKER, ATTACKER], [0, ASSESSOR]], [[1.0, 0], [2, 0], [0, 6], [0, 8]]
-    )
-    credited = estimate("role_rloo", batch)
-    expected = torch.tensor([[-3, 0], [-1.5, 0], [4.5, 4.5], [0, 0]])
-    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
-
-
 def test_role_opo_computed_by_hand() -> None:
     """The docstring's; the assessor's two tokens of the first game weigh nothing in the attacker's baseline."""
     batch = written_batch([[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]], [[1.0, 0, 7], [0, 0, 5]])
@@ -142,15 +133,6 @@ def test_role_weights_scale_what_is_normalised() -> None:
     assessor = batch.role_ids == ASSESSOR
     torch.testing.assert_close(weighted.advantages[assessor], 2.5 * plain.advantages[assessor])
     assert torch.equal(weighted.returns, plain.returns)
-
-
-def test_each_role_has_its_own_normalisation() -> None:
-    batch = random_batch(5, dense=True)
-    settings = CreditSettings.model_validate({"normalize": {"attacker": "none"}})
-    mixed = estimate("role_reinforce_pp", batch, settings)
-    attacker = batch.role_ids == ATTACKER
-    assert torch.equal(mixed.advantages[attacker], mixed.returns[attacker])
-    assert torch.equal(mixed.advantages[~attacker], estimate("role_reinforce_pp", batch).advantages[~attacker])
 
 
 def test_a_normalisation_that_makes_no_sense_is_refused_with_those_that_do() -> None:

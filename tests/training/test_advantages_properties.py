@@ -179,19 +179,3 @@ def test_padding_is_invisible(name: str, how: str, batch: RoleBatch, left: int, 
     assert credited.advantages.count_nonzero() == inside.count_nonzero()
     assert credited.metrics == pytest.approx(plain.metrics)
     assert flat(here) == pytest.approx(flat(there), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "how"), [("role_grpo", "group"), ("role_rloo", "none"), ("role_opo", "none"), ("role_rae", "none")]
-)
-@any_batch
-def test_workers_with_whole_groups_would_agree_with_the_whole_batch(name: str, how: str, batch: RoleBatch) -> None:
-    """These compare games of a group, or with a baseline, only.
-
-    What whitens over the batch depends on all of it, which is why the trainer computes advantages
-    once, before verl splits the rows over its workers.
-    """
-    rows = list(range(len(batch.groups)))
-    whole = estimate(name, batch, with_forms(how)).advantages
-    halves = [estimate(name, take(batch, part), with_forms(how)).advantages for part in (rows[:4], rows[4:])]
-    torch.testing.assert_close(torch.cat(halves), whole, atol=1e-6, rtol=1e-6)

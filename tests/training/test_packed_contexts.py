@@ -43,18 +43,6 @@ def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_res
     assert (leaking[FIRST:] - alone).abs().max() > 0.1
 
 
-def test_the_second_context_does_not_depend_on_the_first() -> None:
-    model = tiny_model(512)
-    generator = torch.Generator().manual_seed(2)
-    second = torch.randint(0, 512, (SECOND,), generator=generator)
-    restarted = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])
-    scores = [
-        log_probs(model, torch.cat([torch.randint(0, 512, (FIRST,), generator=generator), second]), restarted)[FIRST:]
-        for _ in range(2)
-    ]
-    assert (scores[0] - scores[1]).abs().max() < 1e-5
-
-
 def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and positions (T,) of sequences of these lengths, one after the other."""
     ids = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths)))
