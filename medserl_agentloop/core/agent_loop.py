@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
@@ -30,21 +29,8 @@ from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, Trajec
 logger = logging.getLogger(__name__)
 
 
-class _Identity:
-    """A cache key that compares objects by identity. It holds the object, so that no new one can get its id."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.held is other.held
-
-
 @dataclass(frozen=True)
-class _Workbench:
+class _Shared:
     """What all games of one worker share; reading it from the config would cost more than the game."""
 
     config: SelfPlayConfig
@@ -56,32 +42,37 @@ class _Workbench:
     prompt_length: int
     response_length: int
 
-
-@lru_cache(maxsize=8)
-def _workbench(run: _Identity, data: _Identity, tokenizer: _Identity, server: _Identity) -> _Workbench:
-    config = SelfPlayConfig.from_run(run.held)
-    rollout = run.held.actor_rollout_ref.rollout
-    encoder = ChatEncoder.of_run(tokenizer.held, data.held)
-    interaction = game_class(config.game)(config, encoder)
-    return _Workbench(
-        config,
-        interaction,
-        encoder,
-        None if config.opponent.kind == "live" else HttpOpponent(config.opponent, tokenizer.held.all_special_tokens),
-        adapter_names(interaction.roles) if config.adapters == "per_role" else {},
-        BaseModelChat(run.held.actor_rollout_ref.model.path, server.held, encoder, config.turn_timeout_s),
-        prompt_length=rollout.prompt_length,
-        response_length=rollout.response_length,
-    )
+    @classmethod
+    def of_run(cls, run: Any, data: Any, tokenizer: Any, server: Any) -> _Shared:
+        config = SelfPlayConfig.from_run(run)
+        rollout = run.actor_rollout_ref.rollout
+        encoder = ChatEncoder.of_run(tokenizer, data)
+        interaction = game_class(config.game)(config, encoder)
+        return cls(
+            config,
+            interaction,
+            encoder,
+            None if config.opponent.kind == "live" else HttpOpponent(config.opponent, tokenizer.all_special_tokens),
+            adapter_names(interaction.roles) if config.adapters == "per_role" else {},
+            BaseModelChat(run.actor_rollout_ref.model.path, server, encoder, config.turn_timeout_s),
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+        )
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     """Plays one game as one trajectory."""
 
+    _last: ClassVar[tuple[tuple[Any, ...], _Shared] | None] = None
+    """What the process's last game was made from, and what it shares with the next one of the same run."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        shared = (self.config, self.data_config, self.tokenizer, self.server_manager)
-        self._bench = _workbench(*map(_Identity, shared))
+        made_from = (self.config, self.data_config, self.tokenizer, self.server_manager)
+        last = SelfPlayAgentLoop._last
+        if last is None or any(old is not new for old, new in zip(last[0], made_from, strict=True)):
+            last = SelfPlayAgentLoop._last = (made_from, _Shared.of_run(*made_from))
+        self._shared = last[1]
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
@@ -90,14 +81,14 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         or fails at, that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game
         void; it never raises.
         """
-        interaction = self._bench.interaction
+        interaction = self._shared.interaction
         game = interaction.new_game(row["extra_info"])
         record = game.record
-        seats = _Seats(self._bench, self.server_manager, record, sampling_params)
+        seats = _Seats(self._shared, self.server_manager, record, sampling_params)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
-        await interaction.ask_base_model(record, self._bench.base)
+        await interaction.ask_base_model(record, self._shared.base)
 
-        record.context = self._bench.config.context
+        record.context = self._shared.config.context
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
@@ -115,23 +106,25 @@ class _Seats:
 
     name = ""
 
-    def __init__(self, bench: _Workbench, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
-        self._bench, self._server, self._record, self._sampling_params = bench, server, record, sampling_params
+    def __init__(self, shared: _Shared, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
+        self._shared, self._server, self._record, self._sampling_params = shared, server, record, sampling_params
         self._asks_log_probs = bool(sampling_params.get("logprobs"))
-        self.trajectory = Trajectory(bench.interaction.roles, bench.config.context == "isolated", self._asks_log_probs)
+        self.trajectory = Trajectory(
+            shared.interaction.roles, shared.config.context == "isolated", self._asks_log_probs
+        )
         self.versions: list[tuple[int, int]] = []
         self.timing: dict[str, Any] = {}
         self._played = 0
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number, self._played = self._played, self._played + 1
-        if self._bench.config.plays(turn.role):
+        if self._shared.config.plays(turn.role):
             return await self._policy_turn(turn, number)
         return await self._opponent_turn(turn, messages)
 
     async def _policy_turn(self, turn: Turn, number: int) -> Reply:
         """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
-        trajectory, encoder = self.trajectory, self._bench.encoder
+        trajectory, encoder = self.trajectory, self._shared.encoder
         before = trajectory.before(turn.role, turn.conversation)
         prompt = encoder.continuation(turn, before[-1].response_ids[-1]) if before else encoder.opening(turn)
         budget = self._budget(turn, prompt)
@@ -139,12 +132,12 @@ class _Seats:
             raise NoReplyError(f"no room for the {turn.role}'s turn")
         said_before = [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
         sampling_params = {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
-        if turn.role in self._bench.adapters:
-            sampling_params["adapter"] = self._bench.adapters[turn.role]
+        if turn.role in self._shared.adapters:
+            sampling_params["adapter"] = self._shared.adapters[turn.role]
         generation = self._server.generate(
             request_id=uuid4().hex, prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
         )
-        limit = self._bench.config.turn_timeout_s
+        limit = self._shared.config.turn_timeout_s
         try:
             with simple_timer("generate_sequences", self.timing):
                 output: TokenOutput = await asyncio.wait_for(generation, limit)
@@ -175,7 +168,7 @@ class _Seats:
 
         The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
-        player = self._bench.opponent
+        player = self._shared.opponent
         assert player is not None
         opponent = OpponentRecord(role=turn.role, kind=player.config.kind, version=None)
         self._record.opponent = opponent
@@ -188,8 +181,8 @@ class _Seats:
 
     def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
         """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""
-        trajectory, bench = self.trajectory, self._bench
-        if not trajectory.turns and len(prompt.ids) > bench.prompt_length:
+        trajectory, shared = self.trajectory, self._shared
+        if not trajectory.turns and len(prompt.ids) > shared.prompt_length:
             return 0
         used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
-        return min(turn.max_tokens, bench.response_length - used)
+        return min(turn.max_tokens, shared.response_length - used)

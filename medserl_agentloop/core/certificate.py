@@ -127,7 +127,7 @@ def game_rows(
                     "loss_mask": mask,
                     "role_ids": role_ids,
                     "context_lengths": torch.tensor(output.context_lengths),
-                    "extra_fields": output.extra_fields,
+                    "kind": output.kind,
                 }
             )
     return rows
@@ -260,9 +260,10 @@ def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]],
             for row, reward, d, n in zip(rows, rewards, drift, noise, strict=True)
         ]
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields))
-        baselines, controller = trainer.baselines.to_dict(), copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
+        baselines = trainer.credit.baselines.to_dict()
+        controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
         trainer._compute_advantage(batch, {})
-        trainer.baselines.load_dict(baselines)
+        trainer.credit.baselines.load_dict(baselines)
         if controller is not None:
             trainer.kl_ctrl_in_reward = controller
         found = read_columns(batch, *CREDITED)

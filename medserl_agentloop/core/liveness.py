@@ -13,7 +13,8 @@ import multiprocessing
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,15 +34,52 @@ class ProcessDied(RuntimeError):
     """A process that plays the run's games is gone; the message says which, why, and how to go on."""
 
 
-def game_processes(
-    replicas: Iterable[Any], agent_loop_workers: Iterable[Any], reward_loop_workers: Iterable[Any]
-) -> Processes:
-    """All processes without which games are lost, from verl's rollout replicas and its managers' Ray actors."""
+def game_processes(trainer: Any) -> Processes:
+    """All processes without which games are lost: the Ray actors of verl's trainer that serve, play and score."""
+    workers = getattr(trainer.agent_loop_manager, "agent_loop_workers", ())  # a user's own manager may have none
     return [
-        *((f"rollout server {replica.replica_rank}", server) for replica in replicas for server in replica.servers),
-        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(agent_loop_workers)),
-        *((f"reward-loop worker {number}", worker) for number, worker in enumerate(reward_loop_workers)),
+        *(
+            (f"rollout server {replica.replica_rank}", server)
+            for replica in trainer.llm_server_manager.get_replicas()
+            for server in replica.servers
+        ),
+        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(workers)),
+        *(
+            (f"reward-loop worker {number}", worker)
+            for number, worker in enumerate(trainer.reward_loop_manager.reward_loop_workers)
+        ),
     ]
+
+
+class Liveness:
+    """Ends a run by name if a process or node that plays its games is gone.
+
+    Args:
+        processes: The run's processes as they are now (:func:`game_processes`).
+        where: What the message says of the moment and of how to go on.
+    """
+
+    def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
+        self._processes, self._where = processes, where
+        self._nodes: Collection[str] = ()
+
+    def start(self) -> None:
+        """Remember the nodes of now: those that the run trains on."""
+        self._nodes = nodes_alive()
+
+    def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
+        """Raise ProcessDied if something is gone; ``cause`` is what went wrong because of it."""
+        dead = lost_nodes(self._nodes) or dead_processes(self._processes(), within_s)
+        if len(self._nodes) > 1 and (dead or cause):
+            # Ray says later that a node is lost than that its processes are.
+            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
+            while not lost_nodes(self._nodes) and time.monotonic() < declared:
+                time.sleep(1)
+            dead = lost_nodes(self._nodes) or dead
+        if dead:
+            message = f"{'; '.join(dead)} {self._where()}"
+            print(f"[medserl] {message}", flush=True)
+            raise ProcessDied(message) from cause
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:

@@ -161,6 +161,28 @@ def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any
         file.append({"step": step, **prompt} for prompt in new)
 
 
+class RunFiles:
+    """The files of one run: games and metrics by step, beside its config. ``folder`` is ``selfplay.records``."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.games = StepFile(self.folder / GAMES_FILE)
+        self.metrics = StepFile(self.folder / METRICS_FILE)
+
+    def open(self, config: str) -> None:
+        """Lock the folder for this process and write the run's ``config``; ValueError if another process has it."""
+        self._lock = lock_folder(self.folder)
+        with replacing(self.folder / CONFIG_FILE) as file:
+            file.write(config.encode())
+
+    def resume_after(self, step: int) -> None:
+        """Cut off what later steps wrote, and say so."""
+        for file in (self.games, self.metrics):
+            if removed := file.cut_after(step):
+                done = "removed" if file.path.stat().st_size else "moved aside"
+                print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
+
+
 class HasState(Protocol):
     """Something that gives its state as JSON, and takes it up again."""
 

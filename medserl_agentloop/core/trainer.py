@@ -9,42 +9,31 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
-from verl import DataProto
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.core import liveness
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.columns import (
-    context_ids,
     context_leak_metrics,
-    equal_role_tokens,
     read_columns,
     restart_positions,
-    role_token_metrics,
-    stacked,
     turn_metrics,
     without_padding,
     write_anchor,
-    write_columns,
     write_token_roles,
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
+from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
     finish_loggers,
@@ -61,33 +50,23 @@ from medserl_agentloop.core.run_check.inputs import LATEST, check_models, config
 from medserl_agentloop.core.run_check.machine import check_stop_strings
 from medserl_agentloop.core.run_check.run import Run
 from medserl_agentloop.core.step_file import (
-    CONFIG_FILE,
-    GAMES_FILE,
-    METRICS_FILE,
     HasState,
-    StepFile,
+    RunFiles,
     load_state,
-    lock_folder,
     resume_wandb_run,
     save_state,
     write_prompts,
 )
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.paths import replacing
-
-_CREDIT_COLUMNS = (
-    *("uid", "extra_fields", "response_mask", "role_ids", "context_lengths", "rm_scores"),
-    *("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "entropy"),
-)
 
 
 class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     """Self-play on one of verl's trainers; the registered classes below say which."""
 
+    verl_mode: str
+    """verl's own name of the mode, by which its trainer branches (trainer_base.py)."""
     on_policy: bool
     """Whether every game of a step was played by the weights that the step trains."""
-    _nodes: Collection[str] = ()
-    """Ids of Ray's nodes, once the run trains."""
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -96,24 +75,21 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
-        self.baselines = BaselineState()
+        self.files = RunFiles(self.selfplay.records)
+        if self.selfplay.certify != "only":
+            self.files.open(config_text(config))
+        self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
-        self._said: set[str] = set()
-        self.games_file = StepFile(Path(self.selfplay.records) / GAMES_FILE)
-        self.metrics_file = StepFile(Path(self.selfplay.records) / METRICS_FILE)
-        if self.selfplay.certify != "only":
-            folder = Path(self.selfplay.records)
-            self._lock = lock_folder(folder)
-            with replacing(folder / CONFIG_FILE) as file:
-                file.write(config_text(config).encode())
+        self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.pool: CheckpointPool | None = None
-        self.run_state: dict[str, HasState] = {"baselines": self.baselines, "alarms": self.health}
+        self.run_state: dict[str, HasState] = {"baselines": self.credit.baselines, "alarms": self.health}
         if self.selfplay.opponent.kind == "pool":
             trainer, model = config.trainer, config.actor_rollout_ref.model.path
             keep = trainer.max_actor_ckpt_to_keep
             self.pool = CheckpointPool(self.selfplay.opponent, trainer.default_local_dir, model, keep)
             self.run_state["opponents"] = self.pool
+        config.trainer.v1.trainer_mode = self.verl_mode
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
@@ -185,19 +161,17 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
                 "trainer.resume_mode=resume_path and trainer.resume_from_path"
             ) from error
         step, total = self.global_steps, self.total_training_steps
-        trainer, records = self.config.trainer, self.selfplay.records
         if step:
-            chosen = trainer.resume_mode == "resume_path"
-            for name in load_state(trainer.resume_from_path if chosen else self._checkpoint_folder(), self.run_state):
+            chosen = self.config.trainer.resume_mode == "resume_path"
+            folder = self.config.trainer.resume_from_path if chosen else self._checkpoint_folder()
+            for name in load_state(folder, self.run_state):
                 print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
-        for file in (self.games_file, self.metrics_file) if self.selfplay.certify != "only" else ():
-            if removed := file.cut_after(step):
-                done = "removed" if file.path.stat().st_size else "moved aside"
-                print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
-        if self.selfplay.certify != "only" and step < total:
-            write_prompts(records, step + 1, self.interaction.prompts())
+        if self.selfplay.certify != "only":
+            self.files.resume_after(step)
+            if step < total:
+                write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -206,53 +180,37 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
-        self.replay_buffer.check = partial(self._check_processes, within_s=1.0)
-        self._nodes = liveness.nodes_alive()
+        self.replay_buffer.check = partial(self.liveness.check, within_s=1.0)
+        self.liveness.start()
         if "wandb" in Run(self.config, self.selfplay).names("trainer.logger"):
             resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
-            with liveness.watched(self.llm_server_manager.get_replicas()):
+            with watched(self.llm_server_manager.get_replicas()):
                 super().fit(agent_loop_manager)
             exit_code = 0
-        except liveness.ProcessDied:
+        except ProcessDied:
             raise
         except Exception as error:
-            self._check_processes(error)
+            self.liveness.check(error)
             raise
         finally:
             finish_loggers(getattr(self, "logger", None), exit_code)
 
+    def _where_it_ended(self) -> str:
+        return (
+            f"in step {self.global_steps}. The log says above what it said last. The same command resumes from the "
+            f"last checkpoint in {self.config.trainer.default_local_dir}"
+        )
+
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
-        self._check_processes()
+        self.liveness.check()
         if self.on_policy:
             # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
             self.checkpoint_manager.abort_replicas()
             self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
-
-    def _check_processes(self, cause: Exception | None = None, within_s: float = liveness.ANSWER_WITHIN_S) -> None:
-        """End the run if a process that plays its games is gone; ``cause`` is what went wrong because of it."""
-        processes = liveness.game_processes(
-            self.llm_server_manager.get_replicas(),
-            getattr(self.agent_loop_manager, "agent_loop_workers", ()),  # a user's own manager may have none
-            self.reward_loop_manager.reward_loop_workers,
-        )
-        dead = liveness.lost_nodes(self._nodes) or liveness.dead_processes(processes, within_s)
-        if len(self._nodes) > 1 and (dead or cause):
-            # Ray says later that a node is lost than that its processes are.
-            declared = time.monotonic() + liveness.NODE_DECLARED_DEAD_WITHIN_S
-            while not liveness.lost_nodes(self._nodes) and time.monotonic() < declared:
-                time.sleep(1)
-            dead = liveness.lost_nodes(self._nodes) or dead
-        if dead:
-            message = (
-                f"{'; '.join(dead)} in step {self.global_steps}. The log says above what it said last. The same "
-                f"command resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
-            )
-            print(f"[medserl] {message}", flush=True)
-            raise liveness.ProcessDied(message) from cause
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         restart_positions(batch)
@@ -275,79 +233,12 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own step with role-separated estimators; the rest of it is as upstream."""
-        if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
+        if not self.credit.is_by_role:
             return super()._compute_advantage(batch, metrics)
-        columns = read_columns(batch, *_CREDIT_COLUMNS)
-        extra = columns.pop("extra_fields").tolist()
-        rows = {
-            "uid": np.array(columns.pop("uid").tolist(), dtype=object),
-            "kind": np.array([self.game.Record.model_validate(e[GAME_KEY]).kind for e in extra], dtype=object),
-        }
-        role_rows, context_lengths = (columns.pop(name).unbind() for name in ("role_ids", "context_lengths"))
-        context_rows = [context_ids(own, len(row)) for own, row in zip(context_lengths, role_rows, strict=True)]
-        lengths = columns["response_mask"]
-        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
-        for name, numbers in (("role_ids", role_rows), ("contexts", context_rows)):
-            data.batch[name] = stacked(numbers, data.batch["response_mask"])
-        data = self._credit(data, metrics)
-        written = ("advantages", "returns", "response_mask", "loss_mask", "token_level_rewards", "rollout_is_weights")
-        nested = {name: response_to_nested(data.batch[name], lengths) for name in written if name in data.batch}
-        return write_columns(batch, nested)
-
-    def _credit(self, data: DataProto, metrics: dict[str, Any]) -> DataProto:
-        """From a batch's rewards to its advantages and returns; ``metrics`` gets the numbers.
-
-        ``data`` has of each row ``uid`` and ``kind``, and (B, T) verl's columns, ``role_ids`` and ``contexts``. Also
-        narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its loss by the latter,
-        so other roles leave the token counts as well.
-        """
-        algorithm, batch = self.config.algorithm, data.batch
-        for number, role in enumerate(self.game.roles, start=1):
-            if not self.selfplay.trains(role):
-                batch["response_mask"] *= batch["role_ids"] != number
-
-        batch["token_level_scores"] = batch["token_level_rewards"] = batch["rm_scores"]
-        if algorithm.use_kl_in_reward:
-            data, kl_metrics = apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=algorithm.kl_penalty)
-            metrics.update(kl_metrics)
-
-        correction = algorithm.get("rollout_correction", None)
-        corrects = correction is not None and not correction.get("bypass_mode", False)
-        # verl's correction refuses a batch without a trained token, e.g. one whose games are all void.
-        if corrects and "rollout_log_probs" in data.batch and data.batch["response_mask"].any():
-            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
-            metrics.update(correction_metrics)
-
-        batch = data.batch
-        mask, role_ids = batch["response_mask"], batch["role_ids"]
-        credited = ROLE_ESTIMATORS[algorithm.adv_estimator](
-            RoleBatch(
-                rewards=batch["token_level_rewards"],
-                mask=mask,
-                role_ids=role_ids,
-                roles=self.game.roles,
-                groups=data.non_tensor_batch["uid"].tolist(),
-                kinds=data.non_tensor_batch["kind"].tolist(),
-                conversations=batch["contexts"],
-                repeated_roles=self.interaction.repeated_roles,
-                values=batch.get("values", None),
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-            ),
-            self.selfplay.credit,
-            self.baselines,
-        )
-        batch["advantages"], batch["returns"] = credited.advantages, credited.returns
-        if self.selfplay.credit.equal_role_tokens:
-            batch["advantages"] = equal_role_tokens(credited.advantages, mask, role_ids)
-        batch["loss_mask"] = mask
-        metrics.update(credited.metrics)
-        per_token = {"advantage": batch["advantages"]}
-        if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
-            per_token["entropy"] = batch["entropy"]
-        metrics.update(role_token_metrics(per_token, mask, role_ids, self.game.roles))
-        return data
+        kl_controller = self.kl_ctrl_in_reward if self.config.algorithm.use_kl_in_reward else None
+        batch, credit_metrics = self.credit.assign(batch, self.interaction.repeated_roles, kl_controller)
+        metrics.update(credit_metrics)
+        return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
@@ -355,7 +246,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
-        self.games_file.append(record.to_json() for record in records)
+        self.files.games.append(record.to_json() for record in records)
         # First, because a game's own metrics may count its turns in another way.
         metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
@@ -394,11 +285,9 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
         health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})
         metrics.update(health.metrics)
-        self.metrics_file.append([{"step": step, "steps": total, **numbers, **health.metrics}])
+        self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
-            if remark not in self._said:
-                self._said.add(remark)
-                print(f"[medserl] {remark}", flush=True)
+            _print_once(f"[medserl] {remark}")
         print(f"[medserl] step {step}/{total}: {step_line(numbers, self.game.shown)}", flush=True)
         for line in health.lines:
             print(f"[medserl] alarm {line}", flush=True)
@@ -407,12 +296,16 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
 
+@cache
+def _print_once(line: str) -> None:
+    print(line, flush=True)
+
+
 @register_trainer("selfplay_sync")
 class SelfPlayTrainerSync(SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc]
     """On verl's synchronous trainer."""
 
-    # verl's trainer branches on `self.trainer_mode == "sync"` (trainer_base.py): to it, this is that mode.
-    trainer_mode = property(lambda self: "sync", lambda self, _: None)
+    verl_mode = "sync"
     on_policy = True
 
 
@@ -420,5 +313,5 @@ class SelfPlayTrainerSync(SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc
 class SelfPlayTrainerColocateAsync(SelfPlayTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
     """On verl's asynchronous trainer, whose games go on while the weights change."""
 
-    trainer_mode = property(lambda self: "colocate_async", lambda self, _: None)
+    verl_mode = "colocate_async"
     on_policy = False

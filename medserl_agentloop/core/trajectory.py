@@ -119,6 +119,7 @@ class Trajectory:
             role_ids=role_ids,
             context_lengths=lengths,
             turn_ends=ends,
+            kind=record.kind,
             num_turns=2 * len(self.turns),
             metrics=metrics,
             extra_fields={**extra_fields, GAME_KEY: record.to_json()},
@@ -133,12 +134,13 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     """An agent-loop output whose columns tell the roles apart.
 
     ``role_ids`` are of each response token, ``NO_ROLE_ID`` on observations. ``context_lengths`` sum to the whole
-    sequence. ``turn_ends`` are the policy's turns, each with the place of its last token.
+    sequence. ``turn_ends`` are the policy's turns, each with the place of its last token. ``kind`` is the game's.
     """
 
     role_ids: list[int]
     context_lengths: list[int]
     turn_ends: list[PlacedTurn]
+    kind: str
 
     def as_dict(self) -> dict[str, Any]:
         """Columns for the TransferQueue: verl's, and

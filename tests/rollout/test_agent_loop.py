@@ -214,9 +214,9 @@ def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
     engine = MockSGLangEngine([], TOKENIZER)
     one, two = (build_agent_loop(engine, TOKENIZER, RUN) for _ in range(2))
     other = build_agent_loop(engine, TOKENIZER, run_with(selfplay__budget__assessor=7))
-    assert one._bench is two._bench
-    assert other._bench is not one._bench
-    assert other._bench.config.budget.assessor == 7
+    assert one._shared is two._shared
+    assert other._shared is not one._shared
+    assert other._shared.config.budget.assessor == 7
 
 
 # --- what config and profile say of a turn ---

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import ray
 
 from medserl_agentloop.core.liveness import (
+    Liveness,
     ProcessDied,
     dead_processes,
     game_processes,
@@ -57,7 +59,8 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=reward_loop_workers)
     trainer.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="runs/mine"))
     trainer.global_steps = 7
-    trainer._check_processes()
+    liveness = Liveness(partial(game_processes, trainer), trainer._where_it_ended)
+    liveness.check()
 
     victims = {
         "rollout server 1": servers[1],
@@ -70,7 +73,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
         os.kill(pid, signal.SIGKILL)
     cause = ValueError("an error that this is behind")
     with pytest.raises(ProcessDied) as found:
-        trainer._check_processes(cause, within_s=2.0)
+        liveness.check(cause, within_s=2.0)
     assert found.value.__cause__ is cause
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
@@ -99,7 +102,7 @@ def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of
     engine = ray.get(with_engine.servers[0].start_engine.remote())
     ray.get(with_engine.servers[0].start_helper.remote())  # ends by itself, which is no crash
     waiting = with_engine.servers[0].wait_for_ever.remote()
-    servers = game_processes([with_engine, without], [], [])
+    servers = [(f"rollout server {server.replica_rank}", server.servers[0]) for server in (with_engine, without)]
     with watched([with_engine, without], every_s=0.2):
         time.sleep(4)
         assert dead_processes(servers) == []
@@ -132,12 +135,8 @@ def test_a_node_whose_processes_are_seen_dead_before_it_is_the_one_that_is_named
 
     monkeypatch.setattr("medserl_agentloop.core.liveness.lost_nodes", lost)
     monkeypatch.setattr("medserl_agentloop.core.liveness.dead_processes", lambda *_: ["rollout server 0 died"])
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
-    trainer.agent_loop_manager = SimpleNamespace()
-    trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=[])
-    trainer.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="runs/mine"))
-    trainer.global_steps = 7
-    trainer._nodes = ["head", "gpu7"]
+    monkeypatch.setattr("medserl_agentloop.core.liveness.nodes_alive", lambda: {"head", "gpu7"})
+    liveness = Liveness(list, lambda: "in step 7.")
+    liveness.start()
     with pytest.raises(ProcessDied, match=r"^node gpu7 was lost in step 7\."):
-        trainer._check_processes()
+        liveness.check()

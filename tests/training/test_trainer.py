@@ -15,7 +15,6 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from medserl_agentloop.core import trainer as core_trainer
-from medserl_agentloop.core.advantages import BaselineState
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError
 from medserl_agentloop.core.claims import Measure
 from medserl_agentloop.core.columns import (
@@ -26,6 +25,7 @@ from medserl_agentloop.core.columns import (
     turn_metrics,
 )
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.run_check import check_run
@@ -66,9 +66,7 @@ def test_metrics_of_columns_count_trained_tokens_only() -> None:
 
 def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
     trainer = object.__new__(get_trainer_cls("selfplay_sync"))
-    assert isinstance(trainer, SelfPlayTrainerSync)
-    trainer.trainer_mode = "selfplay_sync"  # as verl's __init__ does
-    assert trainer.trainer_mode == "sync"
+    assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
 
 
 def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> None:
@@ -76,20 +74,18 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
     calls: list[str] = []
     steps = ["abort_replicas", "resume_generation_replicas", "sleep_replicas"]
     trainer.checkpoint_manager = SimpleNamespace(**{step: partial(calls.append, step) for step in steps})
-    trainer._check_processes = partial(calls.append, "check")
+    trainer.liveness = SimpleNamespace(check=partial(calls.append, "check"))
     trainer.curr_step_profile = False
     trainer.on_sample_end()
     assert calls == ["check", *steps]
 
 
 def test_two_conversations_of_a_role_are_credited_apart() -> None:
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.config = OmegaConf.create(
-        {"algorithm": {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}}
+    algorithm = OmegaConf.create(
+        {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}
     )
-    trainer.game, trainer.interaction = SimpleNamespace(roles=("only",)), SimpleNamespace(repeated_roles=())
-    trainer.selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
-    trainer.baselines = BaselineState()
+    selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
+    credit = RoleCredit(algorithm, selfplay, roles=("only",))
     columns = {
         "rm_scores": torch.tensor([[0.0, 1.0, 0.0, 0.0, 5.0]]),
         "response_mask": torch.tensor([[1, 1, 0, 1, 1]]),
@@ -97,8 +93,8 @@ def test_two_conversations_of_a_role_are_credited_apart() -> None:
         "contexts": torch.tensor([[0, 0, 1, 1, 1]]),
     }
     names = {name: np.array(["x"], dtype=object) for name in ("uid", "kind")}
-    metrics: dict[str, float] = {}
-    data = trainer._credit(DataProto(batch=TensorDict(columns, batch_size=1), non_tensor_batch=names), metrics)
+    batch = DataProto(batch=TensorDict(columns, batch_size=1), non_tensor_batch=names)
+    data, metrics = credit.credited(batch, repeated_roles=())
     assert data.batch["returns"].tolist() == data.batch["advantages"].tolist() == [[1, 1, 0, 5, 5]]
     assert metrics["selfplay/only/trained_tokens"] == 4
 
@@ -119,7 +115,7 @@ def test_a_dataset_that_does_not_fit_is_refused_with_the_number_to_write(data: t
     trainer.config = compose_run("+recipes=quickstart", *data, "data.max_response_length=300")
     trainer.selfplay = check_run(trainer.config)
     trainer.game = MedicalGameInteraction
-    trainer.tokenizer, trainer.processor, trainer.trainer_mode = tiny_tokenizer(), None, "selfplay_sync"
+    trainer.tokenizer, trainer.processor, trainer.trainer_mode = tiny_tokenizer(), None, "sync"
     trainer.parameter_sync_step = 1
     with pytest.raises(ConfigError, match=r"its longest row needs \d+ tokens, but data.max_response_length=300"):
         trainer._init_dataloader()
