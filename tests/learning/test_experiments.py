@@ -7,42 +7,49 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from game.builders import finished
 from note_files import SAMPLE
 from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment
 from support import extra_info
 
 from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
-from experiments.learning.results import FIGURES, PAGE, Rates, Share, in_training, with_tables
+from experiments.learning.results import FIGURES, Rates, Share, in_training
+from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.clinic import sample_clean_note
-from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.testing.tiny import compose_run
+
+NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
+ARMS = [
+    *((learning.training_command, name, []) for name in learning.EXPERIMENTS),
+    *(
+        (shortcuts.training_command, name, ["actor_rollout_ref.model.path=${medserl:assets/novice}"])
+        for name in shortcuts.EVERY
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", learning.EXPERIMENTS)
+@pytest.mark.parametrize(("command", "name", "extra"), ARMS, ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_composes_and_passes_the_start_up_check(
-    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any, name: str, extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if learning.CORRECTED[-1] in learning.EXPERIMENTS[experiment].overrides:
-        report = Path(learning.LIAR_REPORT)
-        report.parent.mkdir(parents=True)
-        shutil.copy(SAMPLE, report.parent / "toy_clinic.csv")
-        learning.calibrate_liar(report)
-    command = learning.training_command(experiment, seed=1)
-    run = compose_run(*(word for word in command[3:] if not word.startswith("hydra.")))
+    if "lying_oracle" in str(learning.EXPERIMENTS.get(name)):
+        Path(learning.LIAR_REPORT).parent.mkdir(parents=True)
+        shutil.copy(SAMPLE, Path(learning.LIAR_REPORT).with_name("toy_clinic.csv"))
+        learning.calibrate_liar(Path(learning.LIAR_REPORT))
+    words = command(name, 1, extra)[3:]
+    run = compose_run(*(word for word in words if not word.startswith("hydra.")))
     selfplay = check_run(run)
-    assert selfplay.profile == learning.PROFILE
-    mix = learning.MIXES[str(Path(run.data.train_files).parent)]
-    assert ("decoy_benign" in mix) == (selfplay.judge != "labels"), "labels cannot tell a decoy from an error"
+    if command is learning.training_command:
+        mix = learning.MIXES[str(Path(run.data.train_files).parent)]
+        assert ("decoy_benign" in mix) == (selfplay.judge != "labels"), "labels cannot tell a decoy from an error"
 
 
 @pytest.mark.slow
@@ -52,18 +59,8 @@ def test_a_short_run_is_trained_measured_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
-    options = [
-        "--seeds",
-        "4",
-        "--cases",
-        "12",
-        "--results",
-        str(results),
-        "--override",
-        "trainer.total_training_steps=2",
-        *SMALL_EXPERIMENT,
-    ]
-    command = [sys.executable, "-m", learning.__name__, "headline", *options]
+    options = f"--seeds=4 --cases=12 --results={results} --override=trainer.total_training_steps=2".split()
+    command = [sys.executable, "-m", learning.__name__, "headline", *options, *SMALL_EXPERIMENT]
     process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
     printed = subprocess.run(command, **process).stdout
     assert "headline 4: step 2/2" in printed
@@ -103,34 +100,13 @@ def test_all_pictures_are_drawn_from_the_committed_files(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in FIGURES.glob("*.svg")}
 
 
-def test_what_both_roles_win_together_is_nothing_in_a_zero_sum_game(tmp_path: Path) -> None:
-    records = [finished(o) for o in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.INVALID_ATTACK)]
-    for record in records:
-        record.rewards, record.step = medserl(record), 3
-    games = tmp_path / "games.jsonl"
-    games.write_text("".join(record.model_dump_json() + "\n" for record in records))
-    assert learning.largest_game_sums(games) == {3: 0.0}
-    records[0].rewards = {role: {"game": 0.5} for role in records[0].rewards}
-    games.write_text(records[0].model_dump_json() + "\n")
-    assert learning.largest_game_sums(games) == {3: 1.0}
-
-
 def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
     lines = ["seed,step,temperature,measure,hits,items", "0,5,1.0,assessor/clean,1,2", "1,5,1.0,assessor/clean,8,8"]
     (tmp_path / "x_rates.csv").write_text("\n".join([*lines, "1,5,0.0,assessor/clean,0,8"]))
     rates = Rates.of("x", tmp_path)
     assert rates.share("assessor/clean", 5, 1.0) == Share(9, 10)
     assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == Share(1, 2)
-    assert (rates.seeds, rates.steps) == ([0, 1], [5])
-    assert str(Share(9, 10)) == "90.0 (59.6 to 98.2)"
-
-
-def test_accuracy_in_training_is_that_of_the_last_steps_turns(tmp_path: Path) -> None:
+    assert (rates.seeds, rates.steps, str(Share(9, 10))) == ([0, 1], [5], "90.0 (59.6 to 98.2)")
     header = "seed,step,selfplay/assessor/turns,selfplay/assessor/accuracy"
     (tmp_path / "x_steps.csv").write_text("\n".join([header, "0,1,100,0.0", "0,2,10,0.5", "1,2,30,1.0"]))
     assert in_training("x", "assessor", "accuracy", slice(-1, None), tmp_path) == Share(35, 40)
-
-
-def test_a_table_that_was_edited_by_hand_is_put_right() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_tables(page.replace("| novice |", "| novices |")) == with_tables(page)
