@@ -15,8 +15,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.cli import app
+from medserl_agentloop.games.medical.validation import metric_name
 from medserl_agentloop.paths import resource
-from medserl_agentloop.scoring.validation import metric_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -14,15 +14,15 @@ from rich.console import Console
 from medserl_agentloop.command_line import errors_in_one_line, visible
 from medserl_agentloop.core.step_file import lock_folder
 from medserl_agentloop.evaluation import evaluate as evaluation
+from medserl_agentloop.evaluation.medec import read_reference, read_training, read_twins
 from medserl_agentloop.evaluation.tournament import seat_of
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import sha256_of
 from medserl_agentloop.play.endpoint import EndpointPlayer
-from medserl_agentloop.scoring.metrics import grade
-from medserl_agentloop.scoring.notes import read_reference, read_submission
+from medserl_agentloop.scoring.metrics import Grades, grade
+from medserl_agentloop.scoring.notes import read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
 from medserl_agentloop.scoring.report import as_json, published_script, report_on, tables
-from medserl_agentloop.scoring.yardsticks import read_training
 
 _SHOWN_PROBLEMS = 20
 
@@ -59,19 +59,19 @@ def score(
         if official_bugs and len(reference) > 1:
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
         notes = read_reference(reference)
-        training = read_training(train, notes.notes) if train else None
-        grades = {}
+        training = read_training(train, notes.notes) if train else ([], 0)
+        grades: dict[str, list[Grades]] = {}
         for name, paths in _systems(predictions, pool).items():
-            read = [read_submission(path, [note.text_id for note in notes.notes]) for path in paths]
-            grades[name] = [grade(notes.notes, submission.predictions.values(), scorers) for submission in read]
-            for path, submission in zip(paths, read, strict=True):
-                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": submission.problems}
+            for path in paths:
+                answers, problems = read_submission(path, [note.text_id for note in notes.notes])
+                grades.setdefault(name, []).append(grade(notes.notes, answers.values(), scorers))
+                files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
                 if official_bugs:
                     try:
                         official[str(path)] = official_scores(reference[0], path, scorers)
                     except ValueError as error:
                         official[str(path)] = str(error)
-        report = report_on(notes, grades, training, resamples=resamples, seed=seed)
+        report = report_on(notes, grades, *training, resamples=resamples, seed=seed)
         if output is not None:
             results = as_json(report) | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -151,8 +151,8 @@ def evaluate(
                 f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
                 "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
             )
-        sets = evaluation.note_sets(reference, evaluation.read_twins(notes) if twins else [], shortcuts)
-        training = read_training(train, reference.notes) if train else None
+        sets = evaluation.note_sets(reference, read_twins(notes) if twins else [], shortcuts)
+        training = read_training(train, reference.notes) if train else ([], 0)
         prompts = load_profile(profile)
         template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
         asking = {
@@ -170,9 +170,7 @@ def evaluate(
 
             player.batch, facts = concurrency, facts_of(Path(model))
         identity = [facts.get("sha256", facts), template_kwargs]
-        questions = [
-            evaluation.Question(note.text, n) for asked in sets.values() for note in asked for n in range(samples)
-        ]
+        questions = [(note.text, sample) for asked in sets.values() for note in asked for sample in range(samples)]
         cache = output / evaluation.CACHE
         answers = evaluation.ask(player, identity, prompts, questions, sampling, cache, console)
         with lock_folder(output, wait_s=0):

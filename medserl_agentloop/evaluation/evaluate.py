@@ -26,25 +26,22 @@ from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.intake import with_numbers
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.vignettes import EditTag
 from medserl_agentloop.evaluation.tournament import Seat, connected
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.scoring.metrics import Comparison, compare, grade
+from medserl_agentloop.games.medical.validation import prediction, quoted_sentence
+from medserl_agentloop.scoring.metrics import Difference, compare, grade
 from medserl_agentloop.scoring.notes import (
     Prediction,
     Reference,
     ReferenceNote,
-    predict,
-    quoted_sentence,
+    majority,
     write_submission,
 )
 from medserl_agentloop.scoring.official import Scorer
-from medserl_agentloop.scoring.report import TITLES, as_json, report_on, table_of, tables, with_interval
-from medserl_agentloop.scoring.yardsticks import TrainingNotes
+from medserl_agentloop.scoring.report import TITLES, as_dicts, as_json, report_on, table_of, tables, with_interval
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
@@ -70,11 +67,8 @@ class Sampling(NamedTuple):
     seed: int
 
 
-class Question(NamedTuple):
-    """A note to assess; of several samples, which one."""
-
-    note: str
-    sample: int = 0
+Question = tuple[str, int]
+"""A note to assess; of several samples, which one."""
 
 
 async def ask(
@@ -95,10 +89,10 @@ async def ask(
     file.cut_after(0)  # a killed process left a line half-written
     known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
     asked = list(dict.fromkeys(questions))
-    turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, question.note) for question in asked]
+    turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, note) for note, _ in asked]
     keys = []
-    for question, turn in zip(asked, turns, strict=True):
-        drawn = [sampling.temperature, sampling.seed, question.sample] if sampling.temperature else []
+    for (_, sample), turn in zip(asked, turns, strict=True):
+        drawn = [sampling.temperature, sampling.seed, sample] if sampling.temperature else []
         request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling.max_tokens, drawn]
         keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
     replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
@@ -120,24 +114,8 @@ async def ask(
     return replies, failed
 
 
-def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
-    """The two notes of each case, one after the other: the error note and its correction, without outer white space.
-
-    The correction is the row's own corrected text; a clean twin row often has its sentences in another order. Cases
-    whose correction changes letter case or white space only are left out; a ValueError if there are no others.
-    """
-    found = []
-    for case in read_files(paths).vignettes:
-        if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:
-            found.append(ReferenceNote(case.vignette_id + "+error", case.error_note, True))
-            found.append(ReferenceNote(case.vignette_id + "+clean", case.clean_note, False))
-    if not found:
-        raise ValueError("--twins: the file has no note with an error and its correction")
-    return found
-
-
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of :func:`read_twins` were judged; None is no answer, which is unreadable too.
+    """How the notes of ``medec.read_twins`` were judged; None is no answer, which is unreadable too.
 
     Shares of the ``cases``, with their 95 % intervals: ``both_right``, ``both_called_wrong`` (suspicion),
     ``both_called_right``, ``swapped`` (an error seen in the correct note only), ``unreadable`` (no part of the others).
@@ -168,7 +146,7 @@ def _last_moved(note: ReferenceNote) -> str:
 
 def _sentences(note: ReferenceNote) -> list[str]:
     """MEDEC's own sentences, where they are listed."""
-    return [text for s in note.sentences if (text := one_line(s.text))] or split_sentences(note.text)
+    return [line for text in note.sentences.values() if (line := one_line(text))] or split_sentences(note.text)
 
 
 SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
@@ -181,12 +159,17 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 
 
 class Answered(NamedTuple):
-    """A note as it was shown, and what was said of it."""
+    """A note as it was shown, and the answers on it: one per sample, none where the model gave no answer."""
 
     note: ReferenceNote
-    replies: tuple[Reply, ...]  # one per sample; none where the model gave no answer
-    read: tuple[ParsedAssessment, ...]
-    prediction: Prediction | None  # what they say by majority
+    replies: tuple[Reply, ...]
+    assessments: tuple[ParsedAssessment, ...]
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What the answers say by majority."""
+        answers = [prediction(self.note, a.verdict, a.sentence, a.correction) for a in self.assessments]
+        return majority(answers) if answers else None
 
 
 def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: bool) -> dict[str, list[ReferenceNote]]:
@@ -201,36 +184,36 @@ def read_answers(
     notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
 ) -> list[Answered]:
     """The answers on ``notes``; of several samples, those that are there."""
-    found = []
+    answered = []
     for note in notes:
-        asked = (Question(note.text, sample) for sample in range(samples))
-        given = tuple(replies[question] for question in asked if question in replies)
-        read = tuple(parser.assessment(reply.text, reply.prefill) for reply in given)
-        found.append(Answered(note, given, read, predict(note, read) if given else None))
-    return found
+        questions = ((note.text, sample) for sample in range(samples))
+        given = tuple(replies[question] for question in questions if question in replies)
+        answered.append(Answered(note, given, tuple(parser.assessment(reply.text, reply.prefill) for reply in given)))
+    return answered
 
 
 def conclude(
     folder: Path,
     reference: Reference,
     answered: Mapping[str, Sequence[Answered]],
-    training: TrainingNotes | None,
+    training: tuple[Sequence[ReferenceNote], int],
     scorers: Mapping[str, Scorer],
     settings: Mapping[str, Any],
 ) -> Group:
     """Score the answers on every set of notes, write the three files, and return the tables for a terminal.
 
-    The notes are in none of the files; answers may quote them. ``settings`` say what the results are of: model,
-    prompts, sampling.
+    The notes are in none of the files; answers may quote them. ``training`` is as :func:`medec.read_training` gives it.
+    ``settings`` say what the results are of: model, prompts, sampling.
     """
-    given = {asked: [one.prediction for one in found if one.prediction] for asked, found in answered.items()}
+    predictions = {name: [one.prediction for one in notes] for name, notes in answered.items()}
+    given = {name: [one for one in every if one is not None] for name, every in predictions.items()}
     systems = {settings["model"]["name"]: [grade(reference.notes, given[PUBLISHED], scorers)]}
-    report = report_on(reference, systems, training, seed=settings["sampling"]["seed"])
-    twins = score_twins([one.prediction for one in answered[TWINS]]) if TWINS in answered else None
+    report = report_on(reference, systems, *training, seed=settings["sampling"]["seed"])
+    twins = score_twins(predictions[TWINS]) if TWINS in predictions else None
     grades = {name: [grade(reference.notes, given[name])] for name in given.keys() - {TWINS}}
     shortcuts = {change: compare(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
     write_submission(folder / SUBMISSION, given[PUBLISHED])
-    lines = (json.dumps(line) for asked, found in answered.items() for one in found for line in _lines(asked, one))
+    lines = (json.dumps(line) for name, notes in answered.items() for one in notes for line in _lines(name, one))
     (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     installed = {name: find_spec(name.replace("-", "_")) is not None for name in _PACKAGES}
     versions = {name: version(name) if there else "not installed" for name, there in installed.items()}
@@ -239,14 +222,14 @@ def conclude(
         **settings,
         "versions": {"python": platform.python_version(), **versions},
         "twins": twins,
-        "shortcuts": {change: asdict(found) for change, found in shortcuts.items()},
+        "shortcuts": {change: {"differences": as_dicts(differences)} for change, differences in shortcuts.items()},
     }
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return Group(tables(report), _robustness(twins, shortcuts))
 
 
 def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
-    for sample, (reply, read) in enumerate(zip(one.replies, one.read, strict=True)):
+    for sample, (reply, read) in enumerate(zip(one.replies, one.assessments, strict=True)):
         line = {"notes": name, "text_id": one.note.text_id, "sample": sample, "response": reply.text}
         line |= {"tokens": reply.tokens, "truncated": reply.truncated}
         line |= {key: getattr(read, key) for key in ("verdict", "sentence", "error_type", "correction", "violations")}
@@ -260,7 +243,7 @@ def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Comparison]) -> Group:
+def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[str, Difference]]) -> Group:
     """What was computed of the two, for a terminal."""
     parts: list[RenderableType] = []
     if twins is not None:
@@ -271,8 +254,8 @@ def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Comparison
         parts += [table, ""]
     if shortcuts:
         table = table_of("How far accuracy moves", "", *(TITLES[name] for name in _MOVED))
-        for change, found in shortcuts.items():
-            moved = (found.differences[name] for name in _MOVED)
+        for change, differences in shortcuts.items():
+            moved = (differences[name] for name in _MOVED)
             table.add_row(change, *(with_interval(m.value, m.low, m.high, "+.3f") for m in moved))
         parts += [table, ""]
     return Group(*parts)

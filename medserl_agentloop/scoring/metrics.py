@@ -1,19 +1,18 @@
 """Scores with 95 % intervals from predictions and their reference. Called by every command that scores.
 
-Every measure is a ratio of two sums over notes (docs/scoring.md has the rules of the shared task). The bootstrap draws
-whole cases, because the two notes of a case are not independent, and recomputes both sums.
+Every measure is a ratio of two sums over notes; docs/scoring.md has the rules of the shared task. The bootstrap
+draws whole cases, because the two notes of a case are not independent, and recomputes both sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 from medserl_agentloop.scoring.official import SCORERS, NotComputed, Scorer
 
@@ -80,29 +79,18 @@ class Scores:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one system is from another on the same notes; None where one of the two is not computed."""
+    """The first system minus the second on the same notes; None where one of the two is not computed.
+
+    McNemar's test is of flags and sentences alone, and not of pools, in which a note has several answers.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     p_value: float | None = None  # two-sided, by the paired bootstrap
-
-
-@dataclass(frozen=True)
-class McNemar:
-    """Notes that only one of two systems has right, and the exact two-sided p value."""
-
-    only_first: int
-    only_second: int
-    p_value: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The first system minus the second; McNemar's test not for pools, in which a note has several answers."""
-
-    differences: dict[str, Difference]
-    mcnemar: dict[str, McNemar]
+    only_first: int | None = None  # notes that only the first system has right
+    only_second: int | None = None
+    mcnemar_p: float | None = None  # exact, two-sided
 
 
 def score(
@@ -130,11 +118,11 @@ def grade(
     notes = sorted(reference, key=lambda note: note.text_id)
     by_id = {prediction.text_id: prediction for prediction in predictions}
     answers = [by_id.get(note.text_id) for note in notes]
-    given = [said or Prediction(note.text_id, parsed=False) for said, note in zip(answers, notes, strict=True)]
-    parsed = np.array([said.parsed for said in given])
+    given = [answer or Prediction(note.text_id, parsed=False) for answer, note in zip(answers, notes, strict=True)]
+    parsed = np.array([prediction.parsed for prediction in given])
     wrong = np.array([note.flag for note in notes])
-    alarm = np.array([said.flag for said in given]) & parsed
-    same_sentence = np.array([said.sentence_id == n.sentence_id for said, n in zip(given, notes, strict=True)])
+    alarm = np.array([prediction.flag for prediction in given]) & parsed
+    same_sentence = np.array([p.sentence_id == note.sentence_id for p, note in zip(given, notes, strict=True)])
     every = np.ones(len(notes))
     sums = {
         "readable": (parsed, every),
@@ -150,7 +138,7 @@ def grade(
         notes=tuple(notes),
         sums={name: np.array(sides, dtype=float) for name, sides in (sums | corrections).items()},
         why=why,
-        unreadable=sum(said is not None and not said.parsed for said in answers),
+        unreadable=sum(answer is not None and not answer.parsed for answer in answers),
         missing=answers.count(None),
     )
 
@@ -160,14 +148,14 @@ def _corrections(
 ) -> tuple[dict[str, tuple[Numbers, Numbers]], dict[str, str]]:
     """The measures of the corrections, and why some are absent."""
     right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
-    said = np.array([" ".join((one.scored_correction or "").split()) for one in given], dtype=object)
-    both = (right != "") & (said != "")
-    neither = (right == "") & (said == "") & np.array([one.parsed for one in given])
+    predicted = np.array([" ".join((one.scored_correction or "").split()) for one in given], dtype=object)
+    both = (right != "") & (predicted != "")
+    neither = (right == "") & (predicted == "") & np.array([one.parsed for one in given])
     scores: dict[str, Numbers] = {}
     why: dict[str, str] = {}
     for name, scorer in scorers.items():
         try:
-            of_pairs = scorer(list(said[both]), list(right[both]))
+            of_pairs = scorer(list(predicted[both]), list(right[both]))
         except NotComputed as reason:
             why[name] = str(reason)
         else:
@@ -213,7 +201,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
 
 def compare(
     first: Sequence[Grades], second: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Comparison:
+) -> dict[str, Difference]:
     """Two systems, each with one submission or several; a ValueError if they were scored on different notes."""
     weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
@@ -228,20 +216,22 @@ def compare(
             tail = min((samples <= 0).sum(), (samples >= 0).sum())
             p_value = min(1.0, 2.0 * (tail + 1) / (np.isfinite(samples).sum() + 1))
             differences[name] = Difference(value, low, high, float(p_value))
-    tested = ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ()
-    return Comparison(differences, {name: _mcnemar(first[0].sums[name][0], second[0].sums[name][0]) for name in tested})
+    for name in ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ():
+        differences[name] = replace(differences[name], **_mcnemar(first[0].sums[name][0], second[0].sums[name][0]))
+    return differences
 
 
 def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     """Masks (N,) of the notes by what they are told apart by, then by name."""
     lengths = [next(name for name, most in _LENGTHS.items() if len(n.text.split()) <= most) for n in notes]
     subsets = sorted({note.subset for note in notes})
+    kinds = sorted({note.error_type for note in notes if note.error_type})
     groups: dict[str, dict[str, list[bool]]] = {
         "notes": {
             "with an error": [note.flag for note in notes],
             "without an error": [not note.flag for note in notes],
         },
-        "error type": {kind.value: [note.error_type is kind for note in notes] for kind in ErrorType},
+        "error type": {kind: [note.error_type == kind for note in notes] for kind in kinds},
         "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
         "length": {name: [length == name for length in lengths] for name in _LENGTHS},
         "subset": {name: [note.subset == name for note in notes] for name in subsets if len(subsets) > 1},
@@ -293,9 +283,9 @@ def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:
     return float(low), float(high)
 
 
-def _mcnemar(first: Numbers, second: Numbers) -> McNemar:
+def _mcnemar(first: Numbers, second: Numbers) -> dict[str, Any]:
     from scipy.stats import binomtest  # half a second, in each of a run's processes that play or score games
 
     only_first, only_second = int((first > second).sum()), int((second > first).sum())
     p_value = binomtest(only_first, only_first + only_second).pvalue if only_first + only_second else 1.0
-    return McNemar(only_first, only_second, float(p_value))
+    return {"only_first": only_first, "only_second": only_second, "mcnemar_p": float(p_value)}

@@ -1,30 +1,20 @@
 """The two sides of a score: MEDEC's notes with what is true of them, and what a system says about them.
 
-Submission files are the shared task's: ``text-id flag sentence-id "correction"``, one line per note. docs/scoring.md
-has the rule for each thing that can be wrong with a line.
+Submission files are the shared task's: ``text-id flag sentence-id "correction"``, one line per note.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rapidfuzz import fuzz
-
-from medserl_agentloop.data.intake import MedecFormatError, RowPlace, error_flag, sentence_number, shown
-from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.data.vignettes import Sentence
-from medserl_agentloop.games.medical.edits import one_line, same_sentence
-from medserl_agentloop.games.medical.parsing import ParsedAssessment
-from medserl_agentloop.games.medical.types import ErrorType, Label
-
 NO_CORRECTION = "NA"
-_SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
+# The lines that the published script reads, with any id; it leaves others out.
+_LINE = re.compile(r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)")
 # Because of a mistake of its own, the published script decodes these three escapes as well.
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {written: text for text, written in _ESCAPES.items()}
@@ -37,10 +27,10 @@ class ReferenceNote:
     text_id: str
     text: str  # as published
     flag: bool  # whether it has an error
-    error_type: ErrorType | None = None
+    error_type: str | None = None
     sentence_id: int = -1  # number of the wrong sentence; -1 where there is none
     correction: str | None = None  # the wrong sentence put right
-    sentences: tuple[Sentence, ...] = ()  # by MEDEC's numbers
+    sentences: Mapping[int, str] = field(default_factory=dict)  # by MEDEC's numbers
     case: str = ""  # a note with an error and its clean twin share it
     subset: str = ""  # medec_ms or medec_uw
 
@@ -49,22 +39,21 @@ class ReferenceNote:
         """Where the wrong sentence stands: ``first``, ``middle`` or ``last``; None without an error or a list."""
         if not self.flag or not self.sentences:
             return None
-        numbers = [sentence.id for sentence in self.sentences]
-        if self.sentence_id >= max(numbers):
+        if self.sentence_id >= max(self.sentences):
             return "last"
-        return "first" if self.sentence_id <= min(numbers) else "middle"
+        return "first" if self.sentence_id <= min(self.sentences) else "middle"
 
     @classmethod
     def from_extra_info(cls, facts: Mapping[str, Any]) -> ReferenceNote:
-        """The note of an evaluation row (``data/rows.py``)."""
+        """The note of an evaluation row, from its column ``extra_info``."""
         return cls(
             text_id=facts["text_id"],
             text=facts["seed_note"],
-            flag=facts["target_label"] == Label.HARMFUL.value,
-            error_type=ErrorType(facts["error_type"]) if facts["error_type"] else None,
+            flag=facts["target_label"] == "harmful",
+            error_type=facts["error_type"],
             sentence_id=int(facts["error_sentence_id"]),
             correction=facts["corrected_sentence"],
-            sentences=tuple(Sentence(s["id"], s["text"]) for s in facts["sentences"]),
+            sentences={sentence["id"]: sentence["text"] for sentence in facts["sentences"]},
             case=facts["vignette_id"],
             subset=facts["subset"],
         )
@@ -77,14 +66,6 @@ class Reference:
     notes: tuple[ReferenceNote, ...]
     dropped_empty: int
     sha256: dict[str, str]
-
-
-def read_reference(paths: Sequence[Path]) -> Reference:
-    """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column of what is wrong in them."""
-    rows, read = build_eval_rows(paths)
-    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
-    dropped = sum(report.dropped_empty for report in read.reports)
-    return Reference(notes, dropped, {report.file: report.sha256 for report in read.reports})
 
 
 @dataclass(frozen=True)
@@ -104,75 +85,65 @@ class Prediction:
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
 
 
-def predict(note: ReferenceNote, answers: Sequence[ParsedAssessment]) -> Prediction:
-    """What the answers on ``note`` say by majority; unparsed if no answer can be read.
+def majority(answers: Sequence[Prediction]) -> Prediction:
+    """What several answers on one note say together; unparsed if no answer can be read.
 
-    The verdict with the most votes counts, of equally many the one that was given first; unreadable answers do not
-    vote. The sentence is the one that most of its votes quote, the correction the first one given with it.
+    The flag with the most votes counts, of equally many the one that was given first; unreadable answers do not vote.
+    The sentence is the one that most of its votes name, the correction the first one given with it.
     """
-    verdicts = Counter(answer.verdict for answer in answers if answer.verdict is not None)
-    if not verdicts:
-        return Prediction(note.text_id, parsed=False)
-    ((verdict, _),) = verdicts.most_common(1)
-    if verdict is Label.SAFE:
-        return Prediction(note.text_id)
-    said = [(quoted_sentence(a.sentence, note.sentences), a.correction) for a in answers if a.verdict is verdict]
-    ((number, _),) = Counter([n for n, _ in said if n >= 0] or [-1]).most_common(1)
-    correction = next((text for n, text in said if n == number and text), None)
-    return Prediction(note.text_id, True, number, correction)
+    text_id = answers[0].text_id
+    flags = Counter(answer.flag for answer in answers if answer.parsed)
+    if not flags:
+        return Prediction(text_id, parsed=False)
+    ((flag, _),) = flags.most_common(1)
+    if not flag:
+        return Prediction(text_id)
+    votes = [answer for answer in answers if answer.parsed and answer.flag]
+    numbers = Counter(vote.sentence_id for vote in votes if vote.sentence_id >= 0) or Counter([-1])
+    ((number, _),) = numbers.most_common(1)
+    corrections = (vote.correction for vote in votes if vote.sentence_id == number and vote.correction)
+    return Prediction(text_id, True, number, next(corrections, None))
 
 
-def quoted_sentence(quote: str | None, sentences: Sequence[Sentence]) -> int:
-    """Number of the sentence that an assessor quotes; -1 where none or several could be meant.
+def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Prediction], list[str]]:
+    """The predictions of a submission file by text id, and the problems of its lines.
 
-    A copy may have the slips that training's rewards allow (``same_sentence``). Failing that, the quote may be part
-    of one sentence, or hold one.
+    A ValueError says that the file cannot be read or is about none of these notes.
     """
-    quote = one_line(quote or "").lower()
-    texts = {s.id: one_line(s.text).lower() for s in sentences if s.text.strip()}
-    copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}
-    if copies:
-        return max(copies, key=lambda number: copies[number])
-    if len(quote) < _SHORTEST_QUOTE:
-        return -1
-    parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
-    return parts[0] if len(parts) == 1 else -1
-
-
-@dataclass(frozen=True)
-class Submission:
-    """The predictions of a file by text id, and what was wrong with which of its lines and what was done about it."""
-
-    predictions: dict[str, Prediction]
-    problems: tuple[str, ...]
-
-
-def read_submission(path: Path, text_ids: Collection[str]) -> Submission:
-    """Read a submission of notes with these ids, whatever is in it; a ValueError if it is about none of them."""
     try:
-        data = path.read_bytes()
+        lines = path.read_text("utf-8-sig").split("\n")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error}); give a submission file.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
     problems: list[str] = []
     predictions: dict[str, Prediction] = {}
     line_of: dict[str, int] = {}
     known = frozenset(text_ids)
-    for number, text in _records(_lines(data, problems), known, problems):
-        text_id = text.split(maxsplit=1)[0]
+    for number, line in enumerate(lines, start=1):
+        parts = _LINE.fullmatch(line.strip())
+        if parts is None:
+            if line.strip():
+                problems.append(f"line {number}: is not 'text-id flag sentence-id correction'; ignored")
+            continue
+        text_id = parts["text_id"]
         if text_id not in known:
-            problems.append(f"line {number}: {shown(text_id)} is not the id of a note in the reference; ignored")
+            problems.append(f"line {number}: {text_id[:40]!a} is not the id of a note in the reference; ignored")
             continue
         if text_id in line_of:
             problems.append(f"line {number}: {text_id} was in line {line_of[text_id]} already; this line counts")
         line_of[text_id] = number
-        predictions[text_id] = _prediction(number, text, problems)
+        flag, sentence_id = int(parts["flag"]), int(parts["sentence_id"])
+        text = parts["correction"].strip().removeprefix('"').removesuffix('"')
+        correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
+        predictions[text_id] = Prediction(text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1))
     if not predictions:
         raise ValueError(
             f"{path}: none of its lines begins with the id of a note in the reference; give a file with lines "
             'such as: ms-test-0 1 4 "The corrected sentence."'
         )
-    problems += (f"{i} has no line; counts as wrong" for i in text_ids if i not in predictions)
-    return Submission(predictions, tuple(problems))
+    problems += [f"{text_id} has no line; counts as wrong" for text_id in text_ids if text_id not in predictions]
+    return predictions, problems
 
 
 def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
@@ -182,81 +153,11 @@ def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
     as ``\\\\`` and a line break as ``\\n``.
     """
     lines = []
-    for said in predictions:
-        if said.parsed:
+    for prediction in predictions:
+        if prediction.parsed:
             correction = NO_CORRECTION
-            if said.scored_correction is not None:
-                correction = '"' + re.sub(r"[\\\n\r]", lambda m: _ESCAPES[m[0]], said.correction or "") + '"'
-            lines.append(f"{said.text_id} {int(said.flag)} {said.sentence_id} {correction}\n")
+            if prediction.scored_correction is not None:
+                text = re.sub(r"[\\\n\r]", lambda match: _ESCAPES[match[0]], prediction.correction or "")
+                correction = f'"{text}"'
+            lines.append(f"{prediction.text_id} {int(prediction.flag)} {prediction.sentence_id} {correction}\n")
     path.write_bytes("".join(lines).encode("utf-8", errors="replace"))
-
-
-def _lines(data: bytes, problems: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers, each decoded on its own, so that one bad byte spoils nothing else."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        problems.append("line 1: the file is UTF-16, not UTF-8; read as UTF-16")
-        data = data.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
-    data = data.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError:
-            problems.append(f"line {number}: not UTF-8; read as Windows-1252")
-            text = line.decode("cp1252", errors="replace")
-        yield number, text
-
-
-def _records(
-    lines: Iterable[tuple[int, str]], known: Collection[str], problems: list[str]
-) -> Iterator[tuple[int, str]]:
-    """Each record with the number of its first line; a quoted correction may go on over several lines."""
-    number, parts, open_quote = 0, [""], False
-    for at, line in lines:
-        cells = line.split(maxsplit=3)
-        begins = bool(cells) and cells[0] in known and _numbers(cells) is not None
-        if open_quote and not begins:
-            problems.append(f"line {at}: goes on with the correction of line {number}")
-            parts.append(line)
-            open_quote = not line.rstrip().endswith('"')
-        elif cells:
-            if parts[0]:
-                yield number, "\n".join(parts).strip()
-            number, parts = at, [line]
-            correction = cells[3].rstrip() if begins and len(cells) == 4 else ""
-            open_quote = correction.startswith('"') and (correction == '"' or not correction.endswith('"'))
-    if parts[0]:
-        yield number, "\n".join(parts).strip()
-
-
-def _numbers(cells: list[str]) -> tuple[bool, int] | None:
-    """Flag and sentence number behind a note's id, in any spelling that MEDEC's own files may have."""
-    place = RowPlace("", 0)
-    try:
-        return error_flag(place, "", cells[1]), sentence_number(place, "", cells[2])
-    except (MedecFormatError, IndexError):
-        return None
-
-
-def _prediction(number: int, text: str, problems: list[str]) -> Prediction:
-    """The prediction of one record, whose id is known."""
-    text_id, *cells = text.split(maxsplit=3)
-    numbers = _numbers([text_id, *cells])
-    if numbers is None:
-        found = " ".join(shown(cell) for cell in cells[:2]) or "nothing"
-        problems.append(f"line {number}: {text_id} is followed by {found}, not by flag and sentence; counts as wrong")
-        return Prediction(text_id, parsed=False)
-    flag, sentence_id = numbers
-    if flag is (sentence_id < 0):
-        problems.append(f"line {number}: flag {int(flag)} with sentence {sentence_id}; each counts as it stands")
-    if len(cells) < 3:
-        problems.append(f"line {number}: no correction and no NA; counts as NA")
-        return Prediction(text_id, flag, sentence_id)
-    correction = cells[2].strip()
-    if correction.startswith('"'):
-        closed = len(correction) > 1 and correction.endswith('"')
-        if not closed:
-            problems.append(f"line {number}: the quote is not closed; the correction is what follows it")
-        correction = correction[1:-1] if closed else correction[1:]
-    if correction.strip() in ("", NO_CORRECTION):
-        return Prediction(text_id, flag, sentence_id)
-    return Prediction(text_id, flag, sentence_id, re.sub(r"\\[\\nr]", lambda m: _UNESCAPES[m[0]], correction))

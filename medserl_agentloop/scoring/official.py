@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.data.intake import first_line
-
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
@@ -87,7 +85,7 @@ def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: st
         except ImportError as error:
             raise _no_package(package, "eval-neural", error) from None
         except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
-            raise NotComputed(f"{model}: {first_line(error)}") from None
+            raise NotComputed(f"{model}: {_first_line(error)}") from None
 
     return clipped
 
@@ -105,9 +103,13 @@ NEURAL_SCORERS: Mapping[str, Scorer] = {
 }
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _no_package(package: str, extra: str, error: ImportError) -> NotComputed:
     install = f"pip install 'medserl-agentloop[{extra}]'"
-    return NotComputed(f"the package {package} cannot be imported ({first_line(error)}): {install}")
+    return NotComputed(f"the package {package} cannot be imported ({_first_line(error)}): {install}")
 
 
 # --- the published script ---
@@ -153,7 +155,7 @@ def _reference(path: Path) -> _Facts:
 
 
 def _submission(path: Path) -> _Facts:
-    found: _Facts = {}
+    lines: _Facts = {}
     for line in path.read_text("utf-8").split("\n"):
         line = line.strip()
         if not _LINE.fullmatch(line):
@@ -164,26 +166,26 @@ def _submission(path: Path) -> _Facts:
         correction = " ".join(words)
         correction = correction.lstrip('"') or correction[-1:]  # the last quote of a text of quotes stays
         correction = correction.rstrip('"') or correction[:1]
-        found[text_id] = flag, sentence, _NA if flag == "0" else correction
-    return found
+        lines[text_id] = flag, sentence, _NA if flag == "0" else correction
+    return lines
 
 
 def _scores(reference: _Facts, submission: _Facts, scorers: Mapping[str, Scorer]) -> dict[str, float | None]:
     from rouge import Rouge
 
     answered = [(right, submission[text_id]) for text_id, right in reference.items() if text_id in submission]
-    pairs = [(right[2], said[2]) for right, said in answered if _NA not in (right[2], said[2])]
-    both_na = sum(right[2] == said[2] == _NA for right, said in answered)
+    pairs = [(right[2], given[2]) for right, given in answered if _NA not in (right[2], given[2])]
+    both_na = sum(right[2] == given[2] == _NA for right, given in answered)
     result: dict[str, float | None] = {
-        "Error Flags Accuracy": sum(right[0] == said[0] for right, said in answered) / len(reference),
-        "Error Sentence Detection Accuracy": sum(right[1] == said[1] for right, said in answered) / len(reference),
+        "Error Flags Accuracy": sum(right[0] == given[0] for right, given in answered) / len(reference),
+        "Error Sentence Detection Accuracy": sum(right[1] == given[1] for right, given in answered) / len(reference),
     }
 
     def add(subset: str, composite: str, values: Any) -> None:
         result[subset] = float(values.mean()) if len(values) else None  # the script prints ``nan``
         result[composite] = float((values.sum() + both_na) / len(reference))
 
-    references, predictions = [right for right, _ in pairs], [said for _, said in pairs]
+    references, predictions = [right for right, _ in pairs], [given for _, given in pairs]
     by_rouge = Rouge().get_scores(predictions, references)
     for short, name in _ROUGE.items():
         add(f"{short}_subset_check", f"{short}C", np.array([scores[name]["f"] for scores in by_rouge]))

@@ -14,15 +14,15 @@ from medserl_agentloop.command_line import plain
 from medserl_agentloop.scoring.metrics import (
     GROUP_MEASURES,
     RESAMPLES,
-    Comparison,
+    Difference,
     Grades,
     Measure,
     Scores,
     compare,
     summarise,
 )
-from medserl_agentloop.scoring.notes import Reference
-from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, Floor, TrainingNotes, floors, floors_above
+from medserl_agentloop.scoring.notes import Reference, ReferenceNote
+from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, floor_value, floors, floors_above
 
 TITLES = {
     "readable": "answers read",
@@ -50,20 +50,24 @@ class Report:
 
     reference: Reference
     scores: dict[str, Scores]  # by the system's name
-    floors: tuple[Floor, ...]
-    comparisons: dict[str, Comparison]  # by the other system's name
+    floors: dict[str, Scores | str]  # by name; why it is not computed
+    comparisons: dict[str, dict[str, Difference]]  # by the other system's name, then by measure
     settings: dict[str, Any]  # what decides the random draws and the classifiers
 
 
 def report_on(
     reference: Reference,
     systems: Mapping[str, Sequence[Grades]],
-    training: TrainingNotes | None = None,
+    training: Sequence[ReferenceNote] = (),
+    training_left_out: int = 0,
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Report:
-    """Score systems, floors and differences; several submissions of a system are pooled."""
+    """Score systems, floors and differences; several submissions of a system are pooled.
+
+    ``training_left_out`` is how many training notes were left out because they are in the reference too.
+    """
     first, *others = systems
     return Report(
         reference=reference,
@@ -73,8 +77,8 @@ def report_on(
         settings={
             "resamples": resamples,
             "seed": seed,
-            "training_notes": len(training.texts) if training else 0,
-            "training_notes_left_out": training.left_out if training else 0,
+            "training_notes": len(training),
+            "training_notes_left_out": training_left_out,
         },
     )
 
@@ -94,12 +98,22 @@ def as_json(report: Report) -> dict[str, Any]:
             for name, scores in report.scores.items()
         },
         "comparisons": [
-            {"first": next(iter(report.scores)), "second": name, **asdict(comparison)}
-            for name, comparison in report.comparisons.items()
+            {"first": next(iter(report.scores)), "second": name, "differences": as_dicts(differences)}
+            for name, differences in report.comparisons.items()
         ],
-        "floors": [asdict(floor) for floor in report.floors],
+        "floors": [
+            {"name": name, "scores": None, "why": floor}
+            if isinstance(floor, str)
+            else {"name": name, "scores": asdict(floor), "why": None}
+            for name, floor in report.floors.items()
+        ],
         "published": [asdict(published) for published in PUBLISHED],
     }
+
+
+def as_dicts(differences: Mapping[str, Difference]) -> dict[str, Any]:
+    """Differences by measure, JSON-able."""
+    return {measure: asdict(difference) for measure, difference in differences.items()}
 
 
 def tables(report: Report) -> Group:
@@ -110,7 +124,7 @@ def tables(report: Report) -> Group:
     heading = f"{', '.join(reference.sha256)}: {len(reference.notes)} notes, {errors} with an error{blank}"
     parts: list[RenderableType] = [plain(heading), _measures(report)]
     parts += [_groups(name, scores, len(report.scores) > 1) for name, scores in report.scores.items()]
-    parts += [_comparison(first, name, found) for name, found in report.comparisons.items()]
+    parts += [_comparison(first, *compared) for compared in report.comparisons.items()]
     parts += _beside(report)
     return Group(*(part for each in parts for part in (each, "")))
 
@@ -151,10 +165,10 @@ def _measures(report: Report) -> Table:
     ):
         table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
     for name, title in TITLES.items():
-        found = [scores.measures.get(name, Measure(None)) for scores in systems]
+        measures = [scores.measures.get(name, Measure(None)) for scores in systems]
         # A composite that is not computed has the reason in the row of its score.
-        if not name.endswith("_composite") or any(measure.value is not None for measure in found):
-            table.add_row(title, *map(_cell, found))
+        if not name.endswith("_composite") or any(measure.value is not None for measure in measures):
+            table.add_row(title, *map(_cell, measures))
     return table
 
 
@@ -170,17 +184,17 @@ def _groups(name: str, scores: Scores, several: bool) -> Table:
     return table
 
 
-def _comparison(first: str, second: str, comparison: Comparison) -> Table:
+def _comparison(first: str, second: str, differences: Mapping[str, Difference]) -> Table:
     title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
     table = table_of(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
     for name, title in TITLES.items():
-        found = comparison.differences.get(name)
-        if found is None or found.value is None:
+        one = differences.get(name)
+        if one is None or one.value is None:
             continue
-        exact = comparison.mcnemar.get(name)
-        cells = (f"{exact.p_value:.2g}", f"{exact.only_first} : {exact.only_second}") if exact else ()
-        p_value = "" if found.p_value is None else f"{found.p_value:.2g}"
-        table.add_row(title, Text(with_interval(found.value, found.low, found.high, "+.3f")), p_value, *cells)
+        tested = one.mcnemar_p is not None
+        exact = (f"{one.mcnemar_p:.2g}", f"{one.only_first} : {one.only_second}") if tested else ()
+        p_value = "" if one.p_value is None else f"{one.p_value:.2g}"
+        table.add_row(title, Text(with_interval(one.value, one.low, one.high, "+.3f")), p_value, *exact)
     return table
 
 
@@ -191,12 +205,11 @@ def _beside(report: Report) -> Iterator[RenderableType]:
         above = floors_above(scores, report.floors)
         values = {m: scores.measures[m].value for m in COMPARED}
         table.add_row(plain(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
-        marks += [plain(f"< {name}, {TITLES[m]}: below {'; '.join(found)}") for m, found in above.items() if found]
+        marks += [plain(f"< {name}, {TITLES[m]}: below {'; '.join(names)}") for m, names in above.items() if names]
     table.add_row()
-    for floor in report.floors:
-        values = {m: floor.scores.measures[m].value for m in COMPARED} if floor.scores else {}
-        title = f"floor: {floor.name}" + ("" if values else f" (not computed: {floor.why})")
-        table.add_row(title, *(with_interval(values.get(m)) for m in COMPARED))
+    for name, floor in report.floors.items():
+        title = f"floor: {name}" + (f" (not computed: {floor})" if isinstance(floor, str) else "")
+        table.add_row(title, *(with_interval(floor_value(floor, m)) for m in COMPARED))
     table.add_row()
     sources = list(dict.fromkeys(f"{published.source}; {published.differs}" for published in PUBLISHED))
     for published in PUBLISHED:

@@ -5,39 +5,15 @@ Nothing here learns from the reference: the two classifiers see the training fil
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.data.pair_jsonl import REQUIRED_KEYS
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.vignettes import Sentence
-from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.scoring.metrics import Scores, score
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, read_reference
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 """The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""
-
-
-@dataclass(frozen=True)
-class Floor:
-    """A system that needs no medicine: its scores without intervals, or why they are not computed."""
-
-    name: str
-    scores: Scores | None = None
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainingNotes:
-    """Notes to train the classifiers on; those that are in the reference too are left out and counted."""
-
-    texts: tuple[str, ...]
-    flags: tuple[bool, ...]
-    left_out: int
 
 
 @dataclass(frozen=True)
@@ -79,57 +55,42 @@ PUBLISHED = (
 # fmt: on
 
 
-def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> TrainingNotes:
-    """The notes of MEDEC's CSV or of pair files, as they stand there, without those of the reference.
+def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:
+    """Every floor by name: its scores on the reference without intervals, or why it is not computed.
 
-    A ValueError says that a file is not right, holds neither, or that no notes are left.
+    Without training notes the two classifiers are not computed.
     """
-    rows: list[tuple[str, bool]] = []
-    for path in paths:
-        if path.suffix.lower() == ".csv":
-            rows += [(note.text, note.flag) for note in read_reference([path]).notes]
-        else:
-            read_files([path])  # refuses whatever is wrong, but strips the white space that gives labels away
-            pairs = [json.loads(line) for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
-            if any(not pair.keys() >= set(REQUIRED_KEYS) for pair in pairs):
-                raise ValueError(f"{path}: holds no pairs; give --train MEDEC's CSV or a .jsonl file of pairs.")
-            rows += [(pair[key], key == "incorrect_note") for pair in pairs for key in REQUIRED_KEYS[1:]]
-    seen = {one_line(note.text).casefold() for note in reference}
-    kept = [(text, flag) for text, flag in rows if one_line(text).casefold() not in seen]
-    if not kept:
-        raise ValueError("every note of the training file is in the reference too; give --train another file.")
-    texts, flags = zip(*kept, strict=True)
-    return TrainingNotes(texts, flags, len(rows) - len(kept))
-
-
-def floors(reference: Sequence[ReferenceNote], training: TrainingNotes | None) -> tuple[Floor, ...]:
-    """Score every floor on the reference; without training notes the classifiers are not computed."""
     no_error = [Prediction(note.text_id) for note in reference]
-    first = [_copied(note, min) for note in reference]
-    last = [_copied(note, max) for note in reference]
+    first, last = ([_copied(note, which) for note in reference] for which in (min, max))
     given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
-    absent = []
+    absent: dict[str, str] = {}
     for name in ("bag of words", "white space and length"):
-        if training is None:
-            absent.append(Floor(name, why="--train names no training set"))
+        if not training:
+            absent[name] = "--train names no training set"
             continue
         try:
-            flags = _classifier(name).fit(training.texts, training.flags).predict([note.text for note in reference])
+            classifier = _classifier(name).fit([note.text for note in training], [note.flag for note in training])
+            flags = classifier.predict([note.text for note in reference])
         except ImportError:
-            absent.append(Floor(name, why="scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"))
+            absent[name] = "scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"
         except ValueError as error:
-            absent.append(Floor(name, why=str(error).splitlines()[0]))
+            absent[name] = str(error).splitlines()[0]
         else:
             given[name] = [wrong if flag else right for flag, wrong, right in zip(flags, last, no_error, strict=True)]
-    return (*(Floor(name, score(reference, said, resamples=0)) for name, said in given.items()), *absent)
+    return {name: score(reference, predictions, resamples=0) for name, predictions in given.items()} | absent
 
 
-def floors_above(scores: Scores, found: Sequence[Floor]) -> dict[str, tuple[str, ...]]:
+def floor_value(floor: Scores | str, measure: str) -> float | None:
+    """A measure of a floor; None if it is not computed."""
+    return None if isinstance(floor, str) else floor.measures[measure].value
+
+
+def floors_above(scores: Scores, bounds: Mapping[str, Scores | str]) -> dict[str, tuple[str, ...]]:
     """For each measure that a floor bounds, the floors that a system stays below."""
 
-    def above(name: str, value: float) -> tuple[str, ...]:
-        theirs = [(floor.name, floor.scores.measures[name].value) for floor in found if floor.scores]
-        return tuple(floor for floor, other in theirs if other is not None and value < other)
+    def above(measure: str, value: float) -> tuple[str, ...]:
+        theirs = ((name, floor_value(floor, measure)) for name, floor in bounds.items())
+        return tuple(name for name, other in theirs if other is not None and value < other)
 
     values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
     return {name: above(name, value) for name, value in values.items() if value is not None}
@@ -137,8 +98,8 @@ def floors_above(scores: Scores, found: Sequence[Floor]) -> dict[str, tuple[str,
 
 def _copied(note: ReferenceNote, which: Any) -> Prediction:
     """An error in the first or last sentence (``min`` or ``max``), which is "corrected" to what it already says."""
-    sentence = which(note.sentences, key=lambda sentence: sentence.id, default=Sentence(0, ""))
-    return Prediction(note.text_id, True, sentence.id, sentence.text or None)
+    number = which(note.sentences, default=0)
+    return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
 
 
 def _classifier(name: str) -> Any:

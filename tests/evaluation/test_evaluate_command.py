@@ -21,10 +21,11 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.evaluation.medec import read_reference
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.scoring.notes import read_reference, read_submission
+from medserl_agentloop.scoring.notes import read_submission
 from medserl_agentloop.testing.tiny import tiny_model
 
 CASES = 8
@@ -105,9 +106,9 @@ def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path
     assert found["prompts"]["profile"] == "medserl" and len(found["prompts"]["sha256"]) == 64
     assert found["sampling"] == {"temperature": 0.0, "samples": 1, "max_tokens": 1024, "seed": 0}
     assert {"python", "verl", "medserl-agentloop"} <= found["versions"].keys()
-    submission = read_submission(tmp_path / "submission.txt", [note.text_id for note in reference.notes])
-    assert not submission.problems and len(submission.predictions) == 2 * CASES
-    assert submission.predictions["toy-val-4"].correction == "He was given amoxicillin 2 mg for it."
+    predictions, problems = read_submission(tmp_path / "submission.txt", [note.text_id for note in reference.notes])
+    assert not problems and len(predictions) == 2 * CASES
+    assert predictions["toy-val-4"].correction == "He was given amoxicillin 2 mg for it."
     answers = lines(tmp_path / "answers.jsonl")
     assert [answer["text_id"] for answer in answers] == [note.text_id for note in reference.notes]
     assert answers[0] | {"response": ""} == {
@@ -292,7 +293,7 @@ def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tm
         "sentences renumbered": -1.0,
         "last sentence moved": -1.0,
     }
-    assert found["last sentence moved"]["mcnemar"]["flag_accuracy"]["p_value"] < 1e-4
+    assert found["last sentence moved"]["differences"]["flag_accuracy"]["mcnemar_p"] < 1e-4
     numbered = [note_of(prompt) for prompt in server.asked if note_of(prompt)[0].isdigit()]
     assert {"0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home."} < {
         *numbered

@@ -28,7 +28,7 @@ from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learn
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.table import TEXTS
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.scoring.validation import validation_facts
+from medserl_agentloop.games.medical.validation import validation_numbers
 
 TERMS = MedserlTerms()
 WORST_HONEST = -TERMS.win + TERMS.largest_edit + TERMS.unrealistic
@@ -186,7 +186,7 @@ def test_accuracy_and_parse_rate_count_all_answers() -> None:
     assert found["selfplay/assessor/parse_rate"] == 0.75
     assert found["selfplay/attacker/turns"] == 1
     assert found["selfplay/attacker/success_rate"] == pytest.approx(1 / 3)
-    facts = validation_facts(assessed(True, True, False, None))
+    facts = validation_numbers(assessed(True, True, False, None))
     assert (facts["acc"], facts["undetected"]) == (0.5, 0.25)
 
 

@@ -10,11 +10,11 @@ import pytest
 from game.builders import ERROR_NOTE, ERROR_SENTENCE, finished
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.evaluation.medec import read_reference
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, metrics, scores, turns
 from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
-from medserl_agentloop.scoring.notes import read_reference
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"
@@ -154,4 +154,4 @@ def test_undetected_errors_are_written_as_notes_of_medec(quickstart: Path) -> No
     StepFile(quickstart / GAMES_FILE).append(missed.to_json() for _ in range(2))
     exec(example("undetected.csv"), {})
     (row,) = read_reference([quickstart / "undetected.csv"]).notes
-    assert row.flag and row.sentences[row.sentence_id].text == ERROR_SENTENCE
+    assert row.flag and row.sentences[row.sentence_id] == ERROR_SENTENCE

@@ -1,7 +1,5 @@
 """References and predictions to score, small ones made up."""
 
-from __future__ import annotations
-
 import csv
 import random
 from functools import cache
@@ -13,9 +11,9 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.data.vignettes import Sentence
+from medserl_agentloop.evaluation.medec import read_reference
 from medserl_agentloop.games.medical.types import ErrorType
-from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, read_reference
+from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote
 
 WORDS = ["aspirin", "was", "given", "for", "gout", "5", "mg"]
 CORRECTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
@@ -27,12 +25,12 @@ def validation(path: Path) -> Reference:
 
 
 def note(n: int, flag: bool, correction: str | None = None, *, case: str = "", sentences: int = 3) -> ReferenceNote:
-    numbered = tuple(Sentence(i, f"Sentence {i} of note {n}.") for i in range(sentences))
+    numbered = {i: f"Sentence {i} of note {n}." for i in range(sentences)}
     return ReferenceNote(
         text_id=f"ms-test-{n}",
-        text=" ".join(sentence.text for sentence in numbered),
+        text=" ".join(numbered.values()),
         flag=flag,
-        error_type=list(ErrorType)[n % len(ErrorType)] if flag else None,
+        error_type=list(ErrorType)[n % len(ErrorType)].value if flag else None,
         sentence_id=n % sentences if flag else -1,
         correction=correction,
         sentences=numbered,
@@ -53,9 +51,9 @@ def guesses(notes: Any, seed: int, *, copied: float = 0.5) -> list[Prediction]:
     def one(of: ReferenceNote) -> Prediction:
         if draw.random() < 0.4:
             return Prediction(of.text_id)
-        sentence = draw.choice(of.sentences)
-        text = sentence.text if draw.random() < copied else " ".join(draw.choices(WORDS, k=5))
-        return Prediction(of.text_id, True, sentence.id, text)
+        number = draw.choice(list(of.sentences))
+        text = of.sentences[number] if draw.random() < copied else " ".join(draw.choices(WORDS, k=5))
+        return Prediction(of.text_id, True, number, text)
 
     return [one(of) for of in notes]
 
@@ -87,9 +85,9 @@ def write_reference(path: Path, notes: Any, blank: int = 0) -> Path:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for of in notes:
-            numbered = "\n".join(f"{sentence.id} {sentence.text}" for sentence in of.sentences)
-            wrong = of.sentences[of.sentence_id].text if of.flag else "NA"
-            kind = of.error_type.value if of.error_type else "NA"
+            numbered = "\n".join(f"{number} {text}" for number, text in of.sentences.items())
+            wrong = of.sentences[of.sentence_id] if of.flag else "NA"
+            kind = of.error_type or "NA"
             right = of.correction or "NA"
             corrected = of.text.replace(wrong, right) if of.flag and of.correction else "NA"
             writer.writerow(

@@ -1,23 +1,23 @@
 """The floors and the published results that every score stands beside."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, note, validation, write_reference
 
+from medserl_agentloop.evaluation.medec import read_training
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
-from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, TrainingNotes, floors, floors_above, read_training
+from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, floors, floors_above
 
 
-def values(notes: list[ReferenceNote], training: TrainingNotes | None = None) -> dict[str, dict[str, float | None]]:
+def values(notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, dict[str, float | None]]:
     return {
-        floor.name: {name: measure.value for name, measure in floor.scores.measures.items()} if floor.scores else {}
-        for floor in floors(notes, training)
+        name: {} if isinstance(floor, str) else {measure: m.value for measure, m in floor.measures.items()}
+        for name, floor in floors(notes, training).items()
     }
 
 
@@ -34,14 +34,16 @@ def test_constant_answers_are_floors() -> None:
     assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
 
 
-def test_without_training_notes_the_classifiers_are_not_computed() -> None:
-    absent = {f.name: f.why for f in floors([note(0, True), note(1, False)], None) if f.scores is None}
+def test_what_keeps_a_classifier_from_being_computed_is_said() -> None:
+    notes = [note(0, True), note(1, False)]
+    absent = {name: floor for name, floor in floors(notes).items() if isinstance(floor, str)}
     assert absent == dict.fromkeys(("bag of words", "white space and length"), "--train names no training set")
+    assert "class" in str(floors(notes, [note(2, True), note(3, True)])["bag of words"])  # one kind of note
 
 
 def test_each_classifier_sees_what_it_is_meant_to_see() -> None:
-    def training(errors: str, clean: str) -> TrainingNotes:
-        return TrainingNotes((errors, clean) * 20, (True, False) * 20, 0)
+    def training(errors: str, clean: str) -> list[ReferenceNote]:
+        return [ReferenceNote("", errors, True), ReferenceNote("", clean, False)] * 20
 
     notes = [note(n, n % 2 == 0) for n in range(8)]
     words = [ReferenceNote(n.text_id, "warfarin" if n.flag else "aspirin", n.flag) for n in notes]
@@ -53,23 +55,15 @@ def test_each_classifier_sees_what_it_is_meant_to_see() -> None:
     assert found["bag of words"]["flag_accuracy"] == 0.5
 
 
-def test_training_on_one_kind_of_note_is_said_to_be_impossible() -> None:
-    found = {
-        f.name: f.why
-        for f in floors([note(0, True), note(1, False)], TrainingNotes(("one note", "another note"), (True, True), 0))
-    }
-    assert "class" in (found["bag of words"] or "")
-
-
 def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_path: Path) -> None:
     reference = [note(0, True), note(1, False)]
     csv_file = write_reference(tmp_path / "train.csv", [note(1, False), note(2, False)])
     pairs = tmp_path / "pairs.jsonl"
     pair = {"note_id": "ms-train-8", "incorrect_note": "He took warfarin. ", "correct_note": "He took aspirin.\n"}
     pairs.write_text(json.dumps(pair) + "\n")
-    found = read_training([csv_file, pairs], reference)
-    assert found.texts == (note(2, False).text, "He took warfarin. ", "He took aspirin.\n")
-    assert found.flags == (False, True, False) and found.left_out == 1
+    notes, left_out = read_training([csv_file, pairs], reference)
+    expected = [(note(2, False).text, False), ("He took warfarin. ", True), ("He took aspirin.\n", False)]
+    assert [(one.text, one.flag) for one in notes] == expected and left_out == 1
     with pytest.raises(ValueError, match="every note of the training file is in the reference too"):
         read_training([write_reference(tmp_path / "same.csv", reference)], reference)
     game = tmp_path / "game.jsonl"
@@ -82,7 +76,7 @@ def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_p
 
 def test_a_system_below_a_floor_is_marked() -> None:
     notes = [note(n, n < 6, "A correction." if n < 6 else None) for n in range(10)]
-    computed = floors(notes, None)
+    computed = floors(notes)
     assert not any(floors_above(score(notes, gold(notes), resamples=0), computed).values())
     silent = score(notes, [Prediction(n.text_id) for n in notes], resamples=0)
     assert floors_above(silent, computed)["flag_accuracy"] == (
@@ -102,8 +96,8 @@ def test_published_results_name_their_source_and_what_differs() -> None:
 
 def test_floors_of_the_validation_set() -> None:
     notes = validation(medec_file(OFFICIAL)).notes
-    training = read_training([medec_file(PAIRS)], notes)
-    assert len(training.texts) == 2438
+    training, _ = read_training([medec_file(PAIRS)], notes)
+    assert len(training) == 2438
     found = values(list(notes), training)
     assert found["always error (first sentence)"]["flag_accuracy"] == pytest.approx(319 / 574)
     assert found["last sentence is wrong"]["sentence_accuracy"] == pytest.approx(197 / 574)

@@ -1,6 +1,5 @@
 """verl's validation is scored as MEDEC's shared task scores it, on the evaluation rows alone."""
 
-import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +9,20 @@ from game.builders import game, spec
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
+from medserl_agentloop.evaluation.medec import read_reference
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.validation import (
+    TEXTS,
+    UNREADABLE,
+    official_notes,
+    official_scores,
+    prediction,
+    quoted_sentence,
+    validation_numbers,
+)
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import Prediction, read_reference
-from medserl_agentloop.scoring.validation import ANSWER, TEXT_ID, official_notes, official_scores, validation_facts
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 
 ROWS = build_eval_rows([SAMPLE])[0]
 NOTES = read_reference([SAMPLE]).notes
@@ -24,28 +32,29 @@ def dataset(rows: list[dict[str, Any]]) -> Any:
     return SimpleNamespace(dataframe={name: [row[name] for row in rows] for name in ("data_source", "extra_info")})
 
 
-def said(verdict: str | None, sentence: str | None = None) -> str:
-    return json.dumps({"verdict": verdict, "sentence": sentence, "correction": None})
+Answer = tuple[str | None, str | None]
+"""Verdict and quoted sentence; no verdict is no answer."""
 
 
-def scored(rows: list[dict[str, Any]], answers: list[str | None]) -> tuple[dict[str, float], str]:
+def scored(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[str, float], str]:
     """All metrics and the last line of a validation in which each row was answered so."""
     sources, ids = [row["data_source"] for row in rows], [row["extra_info"]["text_id"] for row in rows]
-    found = list(official_scores(official_notes(dataset(rows)), sources, {TEXT_ID: ids, ANSWER: answers}))
+    verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
+    facts = dict(zip(TEXTS, (ids, verdicts, sentences, [None] * len(rows)), strict=True))
+    found = list(official_scores(official_notes(dataset(rows)), sources, facts))
     return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][1] if found else ""
 
 
 def test_the_numbers_are_those_of_the_scorer() -> None:
-    answers: list[str | None] = []
+    answers: list[Answer] = []
     predictions = []
     for n, note in enumerate(NOTES):
         flag = n % 3 == 0
-        first = note.sentences[0]
-        answers.append(
-            None if n == 5 else said(None) if n == 7 else said("harmful", first.text) if flag else said("safe")
-        )
+        number, first = next(iter(note.sentences.items()))
+        verdict = None if n == 5 else UNREADABLE if n == 7 else "harmful" if flag else "safe"
+        answers.append((verdict, first if verdict == "harmful" else None))
         if n != 5:
-            predictions.append(Prediction(note.text_id, flag, first.id if flag else -1, parsed=n != 7))
+            predictions.append(Prediction(note.text_id, flag, number if flag else -1, parsed=n != 7))
     metrics, line = scored(ROWS, answers)
     expected = score(NOTES, predictions, resamples=0)
     for name in ("flag_accuracy", "sentence_accuracy", "f1"):
@@ -62,8 +71,8 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
 
 
 def test_several_samples_of_a_note_are_a_vote() -> None:
-    right = [said(Label.HARMFUL.value if note.flag else Label.SAFE.value) for note in NOTES]
-    wrong = [said(Label.SAFE.value if note.flag else Label.HARMFUL.value) for note in NOTES]
+    right: list[Answer] = [("harmful" if note.flag else "safe", None) for note in NOTES]
+    wrong: list[Answer] = [("safe" if note.flag else "harmful", None) for note in NOTES]
     metrics, _ = scored(ROWS * 3, right + wrong + right)
     assert metrics["val-core/toy_eval/flag_accuracy"] == 1.0
     metrics, _ = scored(ROWS * 3, right + wrong + wrong)
@@ -72,20 +81,61 @@ def test_several_samples_of_a_note_are_a_vote() -> None:
 
 def test_rows_of_games_are_not_scored() -> None:
     rows = [{**row, "extra_info": {**row["extra_info"], "split": "val"}} for row in ROWS]
-    assert scored(rows, [said("safe")] * len(rows)) == ({}, "")
+    assert scored(rows, [("safe", None)] * len(rows)) == ({}, "")
 
 
-@pytest.mark.parametrize("text", ["<answer>\nverdict: safe\n</answer>", "no answer at all"])
-def test_the_facts_of_a_game_survive_verl(text: str) -> None:
-    """Texts: a number would become a metric of verl's, a list would break its metrics."""
+@pytest.mark.parametrize(
+    ("text", "verdict"), [("<answer>\nverdict: safe\n</answer>", "safe"), ("no answer at all", UNREADABLE)]
+)
+def test_an_answer_travels_as_texts_that_verl_leaves_alone(text: str, verdict: str) -> None:
     played = game("vanilla_harmful")
     played.play(text)
-    facts = validation_facts(played.record)
-    assert facts[TEXT_ID] == played.record.spec.text_id
-    answer = facts[ANSWER]
-    assert isinstance(answer, str) and json.loads(answer)["verdict"] == ("safe" if "safe" in text else None)
+    numbers = validation_numbers(played.record)
+    assert [numbers[name] for name in TEXTS] == [played.record.spec.text_id, verdict, None, None]
 
 
 def test_a_void_game_has_no_answer() -> None:
     record = MedicalRecord(spec=spec("vanilla_benign"), void="assessor: generation aborted")
-    assert validation_facts(record)[ANSWER] is None
+    assert validation_numbers(record)["verdict"] is None
+
+
+SENTENCES = {
+    0: "A 40-year-old man has fever.",
+    1: "Culture grew candida,\nand the blood count was normal.",
+    3: "He receives fluconazole 150 mg.",
+    4: "He receives fluconazole 450 mg.",
+    5: "Well.",
+}
+
+
+@pytest.mark.parametrize(
+    ("quote", "number"),
+    [
+        ("Culture grew candida, and the blood count was normal.", 1),
+        ("culture grew  candida and the blood count was normal", 1),  # slips of copying
+        ("He receives fluconazole 450 mg.", 4),  # a copy of one that another is much like
+        ("Culture grew candida", 1),  # a part
+        ("1 Culture grew candida, and the blood count was normal. It was a swab.", 1),  # more than the sentence
+        ("fever", -1),  # too short to stand for a sentence
+        ("receives fluconazole", -1),  # a part of two
+        ("The patient has malaria.", -1),
+        ("", -1),
+        (None, -1),
+        ("Well.", 5),
+    ],
+)
+def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: int) -> None:
+    assert quoted_sentence(quote, SENTENCES) == number
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        (Label.HARMFUL, Prediction("toy-1", True, 5, "Ill.")),
+        (Label.SAFE, Prediction("toy-1")),
+        (None, Prediction("toy-1", parsed=False)),
+    ],
+)
+def test_an_answer_is_a_prediction(verdict: Label | None, expected: Prediction) -> None:
+    note = ReferenceNote("toy-1", "...", flag=True, sentence_id=1, sentences=SENTENCES)
+    assert prediction(note, verdict, "Well.", "Ill.") == expected

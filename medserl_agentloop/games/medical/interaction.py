@@ -24,13 +24,12 @@ from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, loa
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.table import table_to_read
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
-from medserl_agentloop.scoring.validation import (
-    ANSWER,
-    TEXT_ID,
+from medserl_agentloop.games.medical.validation import (
+    TEXTS,
     Notes,
     official_notes,
     official_scores,
-    validation_facts,
+    validation_numbers,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         return trained_role_won(record)
 
     def validation_numbers(self, record: MedicalRecord) -> dict[str, float | str | None]:
-        return validation_facts(record)
+        return validation_numbers(record)
 
     def read_validation_set(self, dataset: Any) -> None:
         self._notes = official_notes(dataset)
@@ -188,7 +187,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        return official_scores(self._notes, sources, facts) if facts.keys() >= {TEXT_ID, ANSWER} else ()
+        return official_scores(self._notes, sources, facts) if facts.keys() >= set(TEXTS) else ()
 
     def table(self, records: Sequence[MedicalRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
         return table_to_read(records, count)
