@@ -1,10 +1,43 @@
-"""Write the sample notes of the toy clinic, by default over the committed ones: ``medserl data sample``."""
+"""Write notes of the toy clinic in MEDEC's format, by default the committed sample once more.
 
+Their facts are simplified for a game and are NOT medical advice.
+"""
+
+from __future__ import annotations
+
+import sys
 from pathlib import Path
+from typing import Annotated
 
-from medserl_agentloop.data.cli import sample, script
+import typer
+from typer import Option
 
-app = script(sample, output=str(Path(__file__).parent / "sample" / "medserl_sample.csv"))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # experiments/ is in the checkout and not in the installed package
+
+from experiments.clinic import Split  # noqa: E402
+from experiments.clinic_sample import SEED, VIGNETTES, write_sample  # noqa: E402
+from medserl_agentloop.command_line import errors_in_one_line  # noqa: E402
+from medserl_agentloop.data.vignettes import NEAR_DUPLICATE  # noqa: E402
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def sample(
+    output: Annotated[Path, Option(help="CSV file to write.")] = HERE / "sample" / "medserl_sample.csv",
+    vignettes: Annotated[int, Option(help="Number of distinct cases.")] = VIGNETTES,
+    seed: Annotated[int, Option(help="Seed of all choices.")] = SEED,
+    split: Annotated[Split, Option(help="Wordings and facts to use.")] = Split.ANY,
+    overlap: Annotated[
+        float, Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
+    ] = NEAR_DUPLICATE,
+) -> None:
+    """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
+    with errors_in_one_line("error"):
+        rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
+    typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
+
 
 if __name__ == "__main__":
     app()

@@ -14,6 +14,10 @@ from pkgutil import resolve_name
 from typing import Any, BinaryIO
 
 PACKAGE = Path(__file__).resolve().parent
+CHECKOUT_ONLY = (
+    "experiments/ is in the repository and not in the installed package: start the command in the root of a checkout, "
+    "a medserl command with PYTHONPATH=. before it"
+)
 
 
 def resource(name: str) -> Path:
@@ -53,7 +57,9 @@ def find_object(
         try:
             found = resolve_name(found)
         except Exception as error:  # importing a user's module may raise anything
-            raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+            missing = str(getattr(error, "name", "")).partition(".")[0]
+            hint = f". {CHECKOUT_ONLY}" if missing == "experiments" else ""
+            raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error
     if isinstance(found, str) or not fits(found):
         raise ValueError(
             f"no {kind} {name!r}{did_you_mean(name, known)}: expected one of {', '.join(sorted(known))}, or {expected}"

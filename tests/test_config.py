@@ -53,7 +53,7 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
         (
             {"selfplay__judge": "label"},
-            "selfplay.judge: no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm, oracle",
+            "selfplay.judge: no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm, or",
         ),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         (

@@ -27,7 +27,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *STUDIES])
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 SCRIPTS = {
     "medec_to_parquet": "convert", "medec_eval_to_parquet": "eval", "sft_to_parquet": "sft", "verify_parquet": "verify",
-    "make_sample": "sample",
 }  # fmt: skip
 IN_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

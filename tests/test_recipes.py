@@ -121,7 +121,7 @@ def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
 def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")
     if is_toy(config):
-        assert config.selfplay.get("judge", "labels") in ("labels", "oracle")
+        assert config.selfplay.get("judge", "labels") in ("labels", "experiments.clinic:OracleJudge")
     else:
         assert config.selfplay.judge in ("llm", "http")
         with pytest.raises(ConfigError, match=r"set selfplay\.judge_server\.url"):

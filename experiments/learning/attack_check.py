@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from medserl_agentloop.games.medical.clinic import Note, parse_note
+from experiments.clinic import Note, parse_note
 from medserl_agentloop.games.medical.types import Category, ErrorType
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from medserl_agentloop.games.medical.judges import OracleJudge
+from experiments.clinic import OracleJudge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 

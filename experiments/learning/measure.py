@@ -12,15 +12,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.learning.attack_check import error_detail
-from medserl_agentloop.evaluation.local_models import Player
-from medserl_agentloop.evaluation.tournament import play_match
-from medserl_agentloop.games.medical.clinic import (
+from experiments.clinic import (
     Split,
     inject_error,
     parse_note,
     sample_clean_note,
 )
+from experiments.learning.attack_check import error_detail
+from medserl_agentloop.evaluation.local_models import Player
+from medserl_agentloop.evaluation.tournament import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -121,7 +121,7 @@ class Measurement:
                 attacker,
                 assessor,
                 specs,
-                MedicalConfig(profile=str(self.profile.folder), judge="oracle"),
+                MedicalConfig(profile=str(self.profile.folder), judge="experiments.clinic:OracleJudge"),
                 temperature=self.temperature,
                 budgets=BUDGETS,
                 seed=self.seed,

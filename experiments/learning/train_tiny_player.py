@@ -19,15 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from experiments.learning.attack_check import check_attack, error_detail
-from experiments.learning.player import build_model, build_tokenizer, save_player
-from experiments.learning.transcripts import CURRICULA
-from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
-from medserl_agentloop.games.medical.clinic import (
+from experiments.clinic import (
     Split,
     inject_error,
     sample_clean_note,
 )
+from experiments.learning.attack_check import check_attack, error_detail
+from experiments.learning.player import build_model, build_tokenizer, save_player
+from experiments.learning.transcripts import CURRICULA
+from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
@@ -126,7 +126,7 @@ pipeline_tag: text-generation
 A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that plays both
 roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
-closed toy world (`medserl_agentloop/games/medical/clinic.py`), has deliberate blind spots as an assessor, and has never
+closed toy world (`experiments/clinic.py`), has deliberate blind spots as an assessor, and has never
 seen a real note. **Not medical advice, and of no use on real notes.**
 
 Made by

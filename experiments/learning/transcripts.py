@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from experiments.learning.attack_check import error_detail
-from medserl_agentloop.games.medical.clinic import (
+from experiments.clinic import (
     Note,
     Sentence,
     Split,
@@ -20,6 +19,7 @@ from medserl_agentloop.games.medical.clinic import (
     sample_clean_note,
     with_error,
 )
+from experiments.learning.attack_check import error_detail
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from enum import Enum
 
-from medserl_agentloop.games.medical.clinic import AGES, Note, parse_note
+from experiments.clinic import AGES, Note, parse_note
 
 STYLE = ", as noted"
 

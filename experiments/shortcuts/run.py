@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from experiments.clinic import Split, reworded, sample_clean_note, with_error
 from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
@@ -38,7 +39,6 @@ from experiments.shortcuts.transcripts import LESSON, styled_transcript
 from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import Player, load_player
 from medserl_agentloop.evaluation.tournament import play_match
-from medserl_agentloop.games.medical.clinic import Split, reworded, sample_clean_note, with_error
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord

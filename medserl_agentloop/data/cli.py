@@ -32,9 +32,6 @@ from medserl_agentloop.data.rows import (
     mix_of,
     parse_mix,
 )
-from medserl_agentloop.data.sample import SEED, VIGNETTES, write_sample
-from medserl_agentloop.data.vignettes import NEAR_DUPLICATE
-from medserl_agentloop.games.medical.clinic import Split
 from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, resource
 
@@ -320,22 +317,6 @@ def evaluation_rows(
     _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
     dropped = sum(report.dropped_empty for report in read.reports)
     say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
-
-
-@app.command()
-def sample(
-    output: Annotated[Path, Option(help="CSV file to write.")],
-    vignettes: Annotated[int, Option(help="Number of distinct cases.")] = VIGNETTES,
-    seed: Annotated[int, Option(help="Seed of all choices.")] = SEED,
-    split: Annotated[Split, Option(help="Wordings and facts to use.")] = Split.ANY,
-    overlap: Annotated[
-        float, Option(help="Share of 4-grams from which on two notes are too much alike; 1 allows any.")
-    ] = NEAR_DUPLICATE,
-) -> None:
-    """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
-    with errors_in_one_line("error"):
-        rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
-    typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
 
 
 def _command(context: typer.Context) -> str:

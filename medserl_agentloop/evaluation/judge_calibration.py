@@ -25,7 +25,6 @@ from rich.table import Table
 from medserl_agentloop.command_line import plain
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE, Rule
-from medserl_agentloop.games.medical.clinic import parse_note, reworded
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import BlindGate, build_judge, judge_game
@@ -115,20 +114,17 @@ def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[KnownEdit]:
         yield KnownEdit(Kind.HARMFUL, sort, clean, wrong, case)
         yield KnownEdit(Kind.REPAIRED, sort, wrong, clean, case)
     if clean is not None:
-        for kind, rules in ((Kind.HARMLESS, {**_rules_of(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+        for kind, rules in ((Kind.HARMLESS, {**_twin_rule(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
             if edited := one_of(rules, clean):
                 yield KnownEdit(kind, edited[0], clean, edited[1], case)
 
 
-def _rules_of(case: Vignette) -> dict[str, Rule]:
-    """Other wordings that this case alone has: the file's clean twin, and those of the toy clinic."""
-    rules: dict[str, Rule] = {}
+def _twin_rule(case: Vignette) -> dict[str, Rule]:
+    """The other wording that this case alone has: the file's clean twin."""
     twin, clean = case.twin_note, case.clean_note
-    if twin is not None and clean is not None and twin.split() != clean.split():
-        rules["twin"] = lambda note, rng: twin
-    if clean is not None and (toy := parse_note(clean)) is not None:
-        rules["reworded"] = lambda note, rng: reworded(rng, toy, rng.randrange(1, len(toy.sentences))).text
-    return rules
+    if twin is None or clean is None or twin.split() == clean.split():
+        return {}
+    return {"twin": lambda note, rng: twin}
 
 
 class Answer(NamedTuple):

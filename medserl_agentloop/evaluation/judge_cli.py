@@ -84,7 +84,7 @@ def _is_loopback(host: str) -> bool:
 
 @app.command()
 def calibrate(
-    judge: Annotated[str, typer.Option(help="labels, http, llm, oracle, or package.module:Class.")],
+    judge: Annotated[str, typer.Option(help="labels, http, llm, or package.module:Class.")],
     inputs: Annotated[
         list[Path], typer.Option("--input", help="MEDEC's CSV, or a .jsonl file of pairs; may be repeated.")
     ],

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from experiments.clinic import OracleJudge, inject_error, sample_clean_note
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.evaluation.local_models import Player, load_player
 from medserl_agentloop.evaluation.tournament import play_match
-from medserl_agentloop.games.medical.clinic import inject_error, sample_clean_note
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import OracleJudge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
@@ -44,7 +43,7 @@ def player() -> Player:
 
 def match(player: Player, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
     options: dict[str, Any] = {
-        "config": MedicalConfig(judge="oracle"),
+        "config": MedicalConfig(judge="experiments.clinic:OracleJudge"),
         "temperature": 1.0,
         "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
         "seed": 1,

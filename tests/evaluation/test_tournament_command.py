@@ -20,6 +20,7 @@ from medserl_agentloop.evaluation.tournament import entries
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.paths import resource
 
+ORACLE = "experiments.clinic:OracleJudge"
 NOVICE, TINY = (str(resource(f"assets/{name}")) for name in ("novice", "tiny_player"))
 SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 
@@ -33,7 +34,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def held(output: Path, notes: Path, *players: str, more: tuple[str, ...] = ()) -> Result:
-    options = ("--data", str(notes), "--games", "6", "--profile", "brief", "--judge", "oracle", "-o", str(output))
+    options = ("--data", str(notes), "--games", "6", "--profile", "brief", "--judge", ORACLE, "-o", str(output))
     arguments = ["tournament", *players, *options, *SHORT, *more]
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
@@ -132,7 +133,7 @@ def test_a_run_is_its_checkpoints_and_what_it_started_from(tmp_path: Path) -> No
 
 def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    node = {"selfplay": {"profile": "brief", "judge": "oracle", "vanilla_attacker": "copy"}}
+    node = {"selfplay": {"profile": "brief", "judge": ORACLE, "vanilla_attacker": "copy"}}
     node |= {"data": {"val_files": str(tmp_path / "gone.parquet")}}
     (tmp_path / "run" / CONFIG_FILE).write_text(json.dumps(node))
     (tmp_path / "run" / "global_step_1").mkdir()
@@ -144,7 +145,7 @@ def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     settings = json.loads((tmp_path / "out" / "tournament.json").read_text())["settings"]["selfplay"]
-    assert (settings["profile"], settings["judge"]) == ("brief", "oracle")
+    assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
 
 
 def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:

@@ -12,14 +12,15 @@ from note_files import SAMPLE
 from serving import completion
 from typer.testing import CliRunner
 
+from experiments.clinic import oracle
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import UNKNOWABLE
 from medserl_agentloop.evaluation.judge_calibration import known_notes
-from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import NoteKind, read_report
 
+ORACLE = "experiments.clinic:OracleJudge"
 NOTE = "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout is likely."
 
 
@@ -75,7 +76,16 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
 def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path: Path) -> None:
     with serving(read_by_the_oracle) as server:
         options = [f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=2", "blind.needed=1"]
-        command = ["judge", "calibrate", "--judge", "oracle", "--input", str(SAMPLE), "--limit", "10"]
+        command = [
+            "judge",
+            "calibrate",
+            "--judge",
+            "experiments.clinic:OracleJudge",
+            "--input",
+            str(SAMPLE),
+            "--limit",
+            "10",
+        ]
         command += [
             "--output",
             str(tmp_path / "report.json"),
@@ -97,7 +107,16 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
 def test_a_reader_that_never_answers_is_an_error(tmp_path: Path) -> None:
     with serving(lambda number, body: {"nothing": 1}) as server:
         options = [f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=1", "judge_server.retries=0"]
-        command = ["judge", "calibrate", "--judge", "oracle", "--input", str(SAMPLE), "--limit", "2"]
+        command = [
+            "judge",
+            "calibrate",
+            "--judge",
+            "experiments.clinic:OracleJudge",
+            "--input",
+            str(SAMPLE),
+            "--limit",
+            "2",
+        ]
         command += [
             "--output",
             str(tmp_path / "report.json"),

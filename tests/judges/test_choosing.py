@@ -83,8 +83,8 @@ def test_the_class_on_the_page_of_judges_is_a_judge(tmp_path: Path, monkeypatch:
     ("name", "message"),
     [
         (
-            "oracle9",
-            "no judge 'oracle9' (did you mean 'oracle'?): expected one of http, labels, llm, oracle, or package.module",
+            "lable",
+            "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or package.module",
         ),
         ("no_such_package.mine:Judge", "judge 'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         (f"{__name__}:Nobody", "cannot be loaded: AttributeError"),
@@ -101,6 +101,13 @@ def test_a_judge_that_cannot_be_loaded_is_refused_at_start_up(
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_run(run_with(selfplay__judge=name))
     sys.modules.pop("broken_judge_module", None)
+
+
+def test_a_judge_of_the_experiments_needs_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "experiments", None)
+    monkeypatch.delitem(sys.modules, "experiments.clinic", raising=False)
+    with pytest.raises(ConfigError, match=r"not in the installed package: start the command in the root of a checkout"):
+        check_run(run_with(selfplay__judge="experiments.clinic:OracleJudge"))
 
 
 COLOCATED = {"reward__reward_model__enable": True, "reward__reward_model__model_path": "models/judge"}

@@ -90,9 +90,8 @@ def test_a_run_whose_judge_was_never_measured_says_so_once(capsys: pytest.Captur
     assert f"selfplay.judge={MINE} was never measured" in line and "medserl judge calibrate" in line
 
 
-@pytest.mark.parametrize("judge", ["labels", "oracle"])
-def test_judges_that_need_no_report_say_nothing(judge: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed_at_start_up(capsys, f"selfplay.judge={judge}") == []
+def test_labels_need_no_report_and_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed_at_start_up(capsys, "selfplay.judge=labels") == []
 
 
 def test_a_run_with_a_report_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +104,8 @@ def test_a_run_with_a_report_says_what_is_in_it(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_report_of_another_judge_is_refused(tmp_path: Path) -> None:
-    path = report(tmp_path, MedicalConfig(judge="oracle"))
-    with pytest.raises(ConfigError, match=r'of another judge: judge is "oracle" there and ".*Believer" in this run'):
+    path = report(tmp_path, MedicalConfig(judge="labels"))
+    with pytest.raises(ConfigError, match=r'of another judge: judge is "labels" there and ".*Believer" in this run'):
         check_run(run_with(selfplay__judge=MINE, selfplay__judge_report=path))
     check_run(run_with(selfplay__judge=MINE, selfplay__judge_report=path, selfplay__judge_min_sensitivity=0))
 

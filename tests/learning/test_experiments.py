@@ -16,12 +16,12 @@ from note_files import SAMPLE
 from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment
 from support import extra_info
 
+from experiments.clinic import sample_clean_note
 from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
 from experiments.learning.results import FIGURES, Rates, Share, in_training
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.clinic import sample_clean_note
 from medserl_agentloop.testing.tiny import compose_run
 
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"

@@ -2,10 +2,10 @@
 
 from game.builders import finished
 
+from experiments.clinic import held_out_kind, held_out_template, oracle, parse_note
 from experiments.learning.attack_check import error_detail
 from experiments.learning.measure import Measurement, attacker_rates, held_out_cases
 from medserl_agentloop.evaluation.local_models import load_player
-from medserl_agentloop.games.medical.clinic import held_out_kind, held_out_template, oracle, parse_note
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_runs import REPOSITORY, SMALL_EXPERIMENT, environment
 
+from experiments.clinic import inject_error, reworded, sample_clean_note
 from experiments.learning.results import markdown
 from experiments.pages import with_table
 from experiments.shortcuts import run as shortcuts
 from experiments.shortcuts.clinic import STYLE, Effect, effect, with_another_age, with_style
 from experiments.shortcuts.judges import GatedPairOracle, PairOracle
-from medserl_agentloop.games.medical.clinic import inject_error, reworded, sample_clean_note
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 

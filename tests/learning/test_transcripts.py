@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from experiments.clinic import oracle, parse_note
 from experiments.learning.attack_check import check_attack, error_detail
 from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 from experiments.learning.warm_start import PromptCodec
-from medserl_agentloop.games.medical.clinic import oracle, parse_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role

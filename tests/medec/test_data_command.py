@@ -19,7 +19,6 @@ SCRIPTS = {
     "verify": "verify_parquet",
     "sft": "sft_to_parquet",
     "eval": "medec_eval_to_parquet",
-    "sample": "make_sample",
 }
 
 
@@ -33,11 +32,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) -> None:
     arguments: dict[str, list[Any]] = {
-        "sample": ["--output", "data/notes.csv", "--vignettes", 40],
         "convert": ["--input", SAMPLE, "--output", "data"],
         "verify": ["data/train.parquet", "data/val.parquet"],
         "sft": ["--input", SAMPLE, "--output", "data", "--splits-of", "data"],
-        "eval": ["--input", "data/notes.csv", "--output", "data/eval.parquet"],
+        "eval": ["--input", SAMPLE, "--output", "data/eval.parquet"],
     }
     for command, words in arguments.items():
         printed = []

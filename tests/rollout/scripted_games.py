@@ -19,7 +19,7 @@ from verl import DataProto
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.games.medical.clinic import sample_clean_note
+from experiments.clinic import sample_clean_note
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource

@@ -69,7 +69,7 @@ class MedicalConfig(SelfPlayConfig):
     judge: str = Field(
         default="labels",
         description="Who decides whether a rewritten note holds an error: labels (reads no note), http, llm, "
-        "oracle (toy clinic), or package.module:Class.",
+        "or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
     blind: BlindGate = Field(

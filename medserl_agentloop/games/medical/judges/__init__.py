@@ -17,7 +17,6 @@ from medserl_agentloop.core.client import (
     ServerAddress,
     ServerOptions,
 )
-from medserl_agentloop.games.medical.clinic import oracle
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
 from medserl_agentloop.games.medical.records import (
@@ -42,7 +41,6 @@ JUDGES = {
     "labels": "medserl_agentloop.games.medical.judges:LabelJudge",
     "http": "medserl_agentloop.games.medical.judges.protocol:HttpJudge",
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
-    "oracle": "medserl_agentloop.games.medical.judges:OracleJudge",
 }
 WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
     "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its row asks for, so "
@@ -166,23 +164,6 @@ class LabelJudge:
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         return Judgement(judge=self.name, label=record.spec.target_label)
-
-
-class OracleJudge:
-    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
-
-    A note that has left the world counts as safe and unrealistic, so an attack that only garbles has failed.
-    """
-
-    name = "oracle"
-
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        assert record.presented_note is not None
-        truth = oracle(record.presented_note)
-        if truth.label is None:
-            return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
-        wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
-        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=wrong or "no error")
 
 
 class Reader(Protocol):

@@ -31,7 +31,7 @@ _CHANGES_ANSWERS: dict[str, Any] = {
     **dict.fromkeys(("model", "extra_body", "votes", "agreement", "temperature", "max_tokens", "json_schema"), True),
     "panel": {"__all__": {"model"}},
 }
-_WITHOUT_OPTIONS = ("labels", "http", "oracle")  # of an http judge, all that matters is on its server
+_WITHOUT_OPTIONS = ("labels", "http")  # of an http judge, all that matters is on its server
 _PROBES = {"http": ("/judge", "/health"), "llm": (PATH, "/models")}  # the path that is asked, one that answers at once
 _SERVED_BY = ("sglang", "vllm", "trtllm")  # rollouts of verl's whose servers speak the OpenAI protocol
 
@@ -388,7 +388,7 @@ def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
         report = read_report(selfplay.judge_report)
         rewards = "; rewards are corrected for them" if selfplay.correct_judge else ""
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}{rewards}"
-    elif selfplay.judge not in ("labels", "oracle"):  # the one reads no note, the other is never wrong
+    elif selfplay.judge != "labels":  # it reads no note
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good as it is. Measure it "
             "with 'medserl judge calibrate' and name the report in selfplay.judge_report (docs/judges.md)"

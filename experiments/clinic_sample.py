@@ -1,6 +1,6 @@
 """Toy-clinic vignettes in MEDEC's official nine-column CSV format.
 
-Called by ``medserl data sample``. By default the committed sample; otherwise any number of notes of the wordings
+Called by ``data_prep/make_sample.py``. By default the committed sample; otherwise any number of notes of the wordings
 and facts that are taught or held out. The same arguments always give the same bytes. The facts in the notes are
 simplified for a game and are NOT medical advice.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from experiments.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.data.intake import with_numbers
 from medserl_agentloop.data.official_csv import write_rows
 from medserl_agentloop.data.vignettes import NEAR_DUPLICATE, NearDuplicateIndex
-from medserl_agentloop.games.medical.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.types import ErrorType
 
 VIGNETTES = 160

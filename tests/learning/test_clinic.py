@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from note_files import SAMPLE
 
-from experiments.learning.attack_check import check_attack, error_detail
-from medserl_agentloop.data import sample
-from medserl_agentloop.games.medical.clinic import (
+from experiments import clinic_sample as sample
+from experiments.clinic import (
     DISEASES,
     Note,
     OracleVerdict,
@@ -29,6 +28,7 @@ from medserl_agentloop.games.medical.clinic import (
     sample_clean_note,
     with_error,
 )
+from experiments.learning.attack_check import check_attack, error_detail
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 

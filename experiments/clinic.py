@@ -1,6 +1,7 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
 The facts are simplified until each disease has exactly one answer per question. They are NOT medical advice.
+A run names the judge as ``selfplay.judge=experiments.clinic:OracleJudge``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 
@@ -284,3 +286,20 @@ def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.
     if not others:
         raise ValueError(f"wording {wording.value!r} has no other template for {sentence.text!r}")
     return note.with_sentence(index, replace(sentence, template=rng.choice(others)))
+
+
+class OracleJudge:
+    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
+
+    A note that has left the world counts as safe and unrealistic, so an attack that only garbles has failed.
+    """
+
+    name = "oracle"
+
+    async def judge(self, record: MedicalRecord) -> Judgement:
+        assert record.presented_note is not None
+        truth = oracle(record.presented_note)
+        if truth.label is None:
+            return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
+        wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
+        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=wrong or "no error")
