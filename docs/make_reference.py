@@ -6,11 +6,13 @@ built. ``python docs/make_reference.py NAME`` prints one.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
 
 MORE = {
@@ -108,7 +111,27 @@ def columns() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"keys": keys, "columns": columns}
+METRICS = Path(__file__).with_name("metrics.csv")
+
+
+def metrics() -> str:
+    """Every metric of a run with its unit and its meaning."""
+    lines = ["| name | unit | meaning |", "|---|---|---|"]
+    with METRICS.open(encoding="utf-8", newline="") as file:
+        lines += [f"| `{row['name']}` | {row['unit']} | {row['meaning']} |" for row in csv.DictReader(file)]
+    return "\n".join(lines)
+
+
+def alarms() -> str:
+    """The alarms of the medical game: their limits, numbers and advice."""
+    lines = ["| alarm | fires | its number | look at first |", "|---|---|---|---|"]
+    for rule in MedicalGameInteraction.rules():
+        limit = f"{'above' if rule.above else 'below'} {rule.limit:g}"
+        lines.append(f"| `{rule.name}` | {limit} | `{rule.metric}` | {rule.advice} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"keys": keys, "columns": columns, "metrics": metrics, "alarms": alarms}
 """The tables that a page may ask for, by name."""
 
 REFERENCE = re.compile(r"^<!-- reference: (\w+) -->$", re.MULTILINE)

@@ -1,6 +1,6 @@
 """What a training step reports of any game: metrics from its records, a line on the screen, a table in W&B.
 
-docs/metrics.md explains every name.
+docs/metrics.csv explains every name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""docs/metrics.md has every metric the code can produce, and none that it cannot."""
+"""docs/metrics.csv has every metric the code can produce, and none that it cannot."""
 
+import csv
 import re
 from functools import cache
 
 import pytest
 import torch
 from game.builders import finished
+from make_reference import METRICS
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.alarms import METRIC_PREFIX
@@ -25,12 +27,9 @@ from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report.terminal import HEADLINE_METRICS
 
 RULES = MedicalGameInteraction.rules()
-TEXT = (PACKAGE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-TABLES = [
-    [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
-    for block in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE)
-]
-METRIC_ROWS, ALARM_ROWS = TABLES
+PAGE = PACKAGE.parent / "docs" / "metrics.md"
+with METRICS.open(encoding="utf-8", newline="") as file:
+    MEANINGS = {row["name"]: row["meaning"] for row in csv.DictReader(file)}
 PLACEHOLDERS = {
     "<role>": "(?:attacker|assessor)",
     "<component>": "(?!std$)[a-z_]+",
@@ -53,10 +52,9 @@ VOTES = [Vote(model="m", edited_first=first, label=Label.HARMFUL) for first in (
 @cache
 def documented() -> dict[str, re.Pattern[str]]:
     """Each name of the table, a row of a role twice, with the names it stands for."""
-    names = [row[0].strip("`") for row in METRIC_ROWS]
-    per_role = [n.replace("<role>", role.value) for n in names if "<role>" in n for role in Role]
+    per_role = [n.replace("<role>", role.value) for n in MEANINGS if "<role>" in n for role in Role]
     patterns = {}
-    for name in [*per_role, *(n for n in names if "<role>" not in n)]:
+    for name in [*per_role, *(n for n in MEANINGS if "<role>" not in n)]:
         pattern = re.sub("<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})", name)
         patterns[name] = re.compile(pattern)
     return patterns
@@ -141,18 +139,22 @@ def test_a_row_of_the_table_is_a_metric(row: str, pattern: re.Pattern[str]) -> N
     assert any(pattern.fullmatch(name) for name in produced())
 
 
-def test_the_table_names_nothing_twice() -> None:
-    assert len({row[0] for row in METRIC_ROWS}) == len(METRIC_ROWS)
+def test_a_metric_is_listed_once() -> None:
+    names = [line.partition(",")[0] for line in METRICS.read_text(encoding="utf-8").splitlines()[1:]]
+    assert len(names) == len(set(names)) == len(MEANINGS)
 
 
 def test_the_classes_of_void_games_are_all_named() -> None:
-    row = next(r for r in METRIC_ROWS if "/void/" in r[0])
-    assert set(PLACEHOLDERS["<class>"].split("|")) <= set(re.findall(r"`(\w+)`", row[2]))
+    assert set(PLACEHOLDERS["<class>"].split("|")) <= set(re.findall(r"`(\w+)`", MEANINGS["selfplay/void/<class>"]))
 
 
-def test_the_alarms_stand_there_with_their_limits() -> None:
-    rows = [(name.strip("`"), fires, number.strip("`")) for name, fires, number in ALARM_ROWS]
-    assert sorted(rows) == sorted((r.name, f"{'above' if r.above else 'below'} {r.limit:g}", r.metric) for r in RULES)
+def test_the_page_says_which_metrics_to_watch_by_names_that_exist() -> None:
+    first = PAGE.read_text(encoding="utf-8").partition("Always saying")[0]
+    names = [
+        name for row in re.findall(r"^\|.*", first, re.M) for name in re.findall(r"`([\w/<>]+)`", row.split("|")[2])
+    ]
+    ours = {f"selfplay/{name}" for name in names if not name.startswith(("actor/", "training/"))}
+    assert len(ours) > 12 and ours <= MEANINGS.keys()
 
 
 def test_the_rules_read_metrics_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""Role metrics of a batch of games, from nothing but their records. docs/metrics.md explains every name."""
+"""Role metrics of a batch of games, from nothing but their records. docs/metrics.csv explains every name."""
 
 from __future__ import annotations
 
