@@ -29,31 +29,18 @@ _SIDE = (
     "several."
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_show_locals=False,  # they may hold API keys
-    help="Play games, look at runs, score predictions on MEDEC.",
-)
-for _command in (play, probe, evaluate, score, tournament, plan):
-    app.command()(_command)
-app.add_typer(judge_app, name="judge")
-app.add_typer(data_app, name="data")
 
-
-@app.command()
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
     game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
-    """Print one game of a run, and the metrics of its first and last step."""
+    """Print a game of a run, and metrics of its first and last step."""
     from medserl_agentloop.report.terminal import show_run
 
     with errors_in_one_line():
         show_run(run, Console(), game=game)
 
 
-@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
@@ -62,7 +49,7 @@ def report(
         typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
     ] = None,
 ) -> None:
-    """Write the games of one or several runs as a page for the browser, in one file that needs no network."""
+    """Write the games of runs as a page for the browser, in one file."""
     from medserl_agentloop.report.page import run_names, write_figures, write_page
 
     with errors_in_one_line():
@@ -74,7 +61,6 @@ def report(
                     typer.echo(f"curves: {file}")
 
 
-@app.command()
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
@@ -97,7 +83,6 @@ def compare(
         typer.echo(f"comparison: {output}")
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
 def certify(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, e.g. quickstart.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
@@ -120,13 +105,15 @@ def certify(
     raise typer.Exit(1 if run.returncode else 0)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
 def config(
     recipe: Annotated[str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")] = False,
 ) -> None:
-    """Print what a run is set to and where each value comes from, and what its start would refuse."""
+    """Print the settings of a run, and what its start would refuse.
+
+    Each setting stands behind the file, or the command line, that it comes from.
+    """
     from medserl_agentloop.core.run_check.composition import compose_recipe, problems
 
     with errors_in_one_line():
@@ -143,22 +130,24 @@ def config(
     raise typer.Exit(1 if refused else 0)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
 def doctor(
     recipe: Annotated[str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
     ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
 ) -> None:
-    """Check whether a run can start and last here, with a remedy for each problem; exit code 1 if one blocks it."""
+    """Check whether a run can start and last on this machine.
+
+    Every problem comes with a remedy. The exit code is 1 if one blocks the run.
+    """
     from medserl_agentloop.core.run_check.composition import compose_recipe
     from medserl_agentloop.doctor import Finding, diagnose
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
-    console, found = Console(), list[Finding]()
+    console, findings = Console(), list[Finding]()
     for finding in diagnose(composed, ray=ray):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
             console.print(
@@ -168,5 +157,24 @@ def doctor(
                 soft_wrap=True,
             )
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
-    raise typer.Exit(1 if any(finding.status == "fail" for finding in found) else 0)
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # they may hold API keys
+    help="Play games, look at runs, score predictions on MEDEC.",
+)
+_PANELS = {
+    "Before a run": (config, doctor, plan, probe, certify),
+    "Look at a run": (show, report, compare),
+    "Play and measure": (play, evaluate, score, tournament),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        _settings = {"ignore_unknown_options": _command in (certify, config, doctor)}  # verl's overrides
+        app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
+app.add_typer(data_app, name="data", rich_help_panel="Data and judges")
+app.add_typer(judge_app, name="judge", rich_help_panel="Data and judges")

@@ -14,6 +14,7 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.run_check import check_run, unknown_keys
@@ -128,6 +129,12 @@ def check_medserl(words: list[str]) -> None:
     command.make_context("medserl", words, resilient_parsing=not whole)
     context = click.Context(command, ignore_unknown_options=command.ignore_unknown_options)
     command.make_parser(context).parse_args(words)  # with resilient_parsing an unknown option is no error
+
+
+def test_the_list_of_commands_fits_a_screen_and_every_command_has_its_panel() -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).output
+    assert len(shown.splitlines()) <= 40
+    assert "─ Commands ─" not in shown and "─ Before a run ─" in shown
 
 
 @cache

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # ids in a line of the summary
 
-app = typer.Typer(no_args_is_help=True, help="Make training and evaluation files from MEDEC's notes, and check them.")
+app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
 Profile = Annotated[str, Option(help="Prompt profile: a name, or the path of a folder.")]
 UwAgreement = Annotated[
