@@ -88,11 +88,11 @@ class RoleTokens:
         self.batch, self.where, self.role, self.how = batch, where, role, how
         number = torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
         owners = torch.stack([where.nonzero()[:, 0], number[where]])  # (2, n) each token's row and conversation
-        found, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
+        keys, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
         self.lengths: list[int] = lengths.tolist()
         self.rewards = batch.rewards[where].double()
         self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
-        games = found[0].tolist()
+        games = keys[0].tolist()
         self.groups = [batch.groups[game] for game in games]
         # In the certificate's batch every game has one, and its claim on credit is about whole prompt groups then.
         if role in batch.repeated_roles and len(set(games)) < len(games):
@@ -106,10 +106,10 @@ class RoleTokens:
 
     def alike(self, *keys: Sequence[str]) -> list[list[int]]:
         """The numbers of the conversations that agree in all ``keys``, a list for each of their values."""
-        found: dict[tuple[str, ...], list[int]] = {}
+        members: dict[tuple[str, ...], list[int]] = {}
         for number, key in enumerate(zip(*keys, strict=True)):
-            found.setdefault(key, []).append(number)
-        return list(found.values())
+            members.setdefault(key, []).append(number)
+        return list(members.values())
 
     def comparable(self) -> list[list[int]]:
         """The conversations of each prompt group and kind whose rewards differ: these carry a signal."""

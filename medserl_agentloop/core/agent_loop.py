@@ -173,11 +173,11 @@ class _Seats:
         opponent = OpponentRecord(role=turn.role, kind=player.config.kind, version=None)
         self._record.opponent = opponent
         try:
-            said, opponent.version = await player.play(turn, messages)
+            answer, opponent.version = await player.play(turn, messages)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None
-        return Reply(said.text, said.tokens, said.truncated, turn.prefix)
+        return Reply(answer.text, answer.tokens, answer.truncated, turn.prefix)
 
     def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
         """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""

@@ -266,7 +266,7 @@ def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]],
         trainer.credit.baselines.load_dict(baselines)
         if controller is not None:
             trainer.kl_ctrl_in_reward = controller
-        found = read_columns(batch, *CREDITED)
-        return {name: list(found[name].unbind()) for name in found.keys()}  # noqa: SIM118  # a TensorDict
+        written = read_columns(batch, *CREDITED)
+        return {name: list(written[name].unbind()) for name in written.keys()}  # noqa: SIM118  # a TensorDict
 
     return credit(trainer.config.algorithm.adv_estimator, assign, [row["role_ids"] for row in rows], roles)

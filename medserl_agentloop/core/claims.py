@@ -114,8 +114,8 @@ def probe_loss(
         with torch.enable_grad():
             output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}
             loss, _ = selfplay_loss(config, output, probe)
-            (found,) = torch.autograd.grad(loss, leaf)
-        by_row: torch.Tensor = no_padding_2_padding(found, data)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        by_row: torch.Tensor = no_padding_2_padding(gradient, data)
         return by_row
 
     def largest(column: torch.Tensor, where: torch.Tensor) -> float:

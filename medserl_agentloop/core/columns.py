@@ -58,10 +58,10 @@ def write_token_roles(batch: KVBatchMeta) -> None:
     games = without_padding(batch)
     columns = read_columns(games, "context_lengths", "role_ids")
     roles = map(token_roles, columns["context_lengths"].unbind(), columns["role_ids"].unbind())
-    found = dict(zip(games.keys, roles, strict=True))
+    roles_by_key = dict(zip(games.keys, roles, strict=True))
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        found.setdefault(key, torch.zeros(tag["seq_len"], dtype=torch.int64))
-    every = torch.nested.as_nested_tensor([found[key] for key in batch.keys], layout=torch.jagged)
+        roles_by_key.setdefault(key, torch.zeros(tag["seq_len"], dtype=torch.int64))
+    every = torch.nested.as_nested_tensor([roles_by_key[key] for key in batch.keys], layout=torch.jagged)
     write_columns(batch, {TOKEN_ROLES: every})
 
 
@@ -94,11 +94,11 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
 
     A row that verl added as padding holds the numbers of another row; its mask is all 0, so that does not matter.
     """
-    found = torch.zeros_like(response_mask, dtype=torch.int64)
+    columns = torch.zeros_like(response_mask, dtype=torch.int64)
     width = response_mask.shape[1]
     for number, row in enumerate(rows):
-        found[number, : min(len(row), width)] = row[:width]
-    return found
+        columns[number, : min(len(row), width)] = row[:width]
+    return columns
 
 
 def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:

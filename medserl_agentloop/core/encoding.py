@@ -131,8 +131,8 @@ class ChatEncoder(PlainText):
         with ``rollout.skip_tokenizer_init=False``.
         """
         ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
-        tokens = [found[0] for found in ids.values() if len(found) == 1]
-        fields = {"stop_token_ids": tokens, "stop": [string for string, found in ids.items() if len(found) != 1]}
+        tokens = [own[0] for own in ids.values() if len(own) == 1]
+        fields = {"stop_token_ids": tokens, "stop": [string for string, own in ids.items() if len(own) != 1]}
         return {name: values for name, values in fields.items() if values}
 
     def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:

@@ -60,7 +60,7 @@ class Prompt:
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
         """The messages with the texts in their places, each as it is ``shown``: for a chat server."""
         return [
-            {**message, "content": _PLACE.sub(lambda found: shown(self.data[found[1]]), message["content"])}
+            {**message, "content": _PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"])}
             for message in self.messages
         ]
 

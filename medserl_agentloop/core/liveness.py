@@ -86,15 +86,15 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
     """One line per process that is gone, with what Ray knows of its end; all together have some seconds to answer."""
     signs_of_life = {actor.__ray_ready__.remote(): name for name, actor in processes}
     answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
-    found = []
+    dead = []
     for sign in answered:
         try:
             ray.get(sign)
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
         except RayActorError as error:
-            found.append(f"{signs_of_life[sign]} died ({_identity(error)})")
-    return found
+            dead.append(f"{signs_of_life[sign]} died ({_identity(error)})")
+    return dead
 
 
 def nodes_alive() -> set[str]:

@@ -120,12 +120,12 @@ class StepFile:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    found = from_line(line)
+                    row = from_line(line)
                 except ValueError as error:
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
-                if not isinstance(found, dict):
+                if not isinstance(row, dict):
                     raise ValueError(f"{self.path}, line {number} is no JSON object")
-                yield found
+                yield row
 
 
 def to_line(values: dict[str, Any]) -> bytes:

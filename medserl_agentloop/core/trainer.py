@@ -218,9 +218,9 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             write_token_roles(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
-        found = read_columns(batch, *fields)
-        if self.on_policy and "rollout_log_probs" in found:
-            columns = found.to_padded_tensor(0)
+        log_probs = read_columns(batch, *fields)
+        if self.on_policy and "rollout_log_probs" in log_probs:
+            columns = log_probs.to_padded_tensor(0)
             metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
         return batch
 

@@ -63,10 +63,10 @@ class Trajectory:
     @property
     def conversations(self) -> list[list[TrajectoryTurn]]:
         """The turns of each context, in the order in which the contexts began."""
-        found: dict[Any, list[TrajectoryTurn]] = {}
+        contexts: dict[Any, list[TrajectoryTurn]] = {}
         for turn in self.turns:
-            found.setdefault((turn.role, turn.conversation) if self.isolated else None, []).append(turn)
-        return list(found.values())
+            contexts.setdefault((turn.role, turn.conversation) if self.isolated else None, []).append(turn)
+        return list(contexts.values())
 
     def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:
         """The turns that the next turn of ``role`` continues; none where it opens a context."""
