@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from medserl_agentloop.core.records import GameRecord
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
     "generation failed": "failed",  # first: the server's own words follow it
@@ -139,6 +136,9 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 TABLE_NAME = "selfplay/games_table"
 
+GamesTable = tuple[Sequence[str], list[list[Any]]]
+"""Columns and rows of games to read in W&B."""
+
 _FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 _LAST = (
     ("grad norm", "actor/grad_norm"),
@@ -164,7 +164,7 @@ def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) 
 
 
 def log_games(
-    game: Interaction[Any, Any],
+    table: Callable[[Sequence[Any], int], GamesTable | None],
     records: Sequence[GameRecord],
     step: int,
     count: int,
@@ -172,16 +172,15 @@ def log_games(
 ) -> None:
     """Log up to ``count`` games of one step as ``selfplay/games_table``, to the W&B run that verl opened.
 
-    ``loggers`` is ``trainer.logger``; without ``wandb`` in it nothing happens.
+    ``table`` is the game's; ``loggers`` is ``trainer.logger``, and without ``wandb`` in it nothing happens.
     """
     if not count or not records or "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
         return
     import wandb  # slow to import, and only runs that log to it need it
 
-    table = game.table(records, count)
-    if wandb.run is None or table is None:
+    if wandb.run is None or (games := table(records, count)) is None:
         return
-    columns, rows = table
+    columns, rows = games
     data = [[storable(cell) for cell in row] for row in rows]
     # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
     # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.

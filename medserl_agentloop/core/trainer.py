@@ -259,7 +259,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
         metrics.update(lost_games_metrics(expected, len(records)))
-        log_games(self.interaction, records, self.global_steps, self.selfplay.wandb_games, self.config.trainer.logger)
+        wandb_games, loggers = self.selfplay.wandb_games, self.config.trainer.logger
+        log_games(self.interaction.table, records, self.global_steps, wandb_games, loggers)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:

@@ -63,7 +63,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
     tracking.log({"val-core/acc": 0.5}, step=0)
     for step in (1, 2, 3):
-        log_games(GAME, games(step), step, 5, ["console", "wandb"])
+        log_games(GAME.table, games(step), step, 5, ["console", "wandb"])
         tracking.log({"selfplay/games": 21.0}, step=step)
     tracking.finish()
     wandb.teardown()  # W&B writes its file in another process, which has ended then
@@ -83,7 +83,7 @@ def test_a_lone_surrogate_and_a_missing_reward_do_not_lose_the_table(offline: Pa
     tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
     odd = finished(Outcome.MISSED_ERROR, step=1, attack={"note": "a \ud800 note", "reasoning": "\x1b[31m"})
     rewarded = finished(Outcome.MISSED_ERROR, step=1, rewards={Role.ATTACKER: {"game": 1.0}})
-    log_games(GAME, [odd, rewarded], 1, 8, "wandb")
+    log_games(GAME.table, [odd, rewarded], 1, 8, "wandb")
     tracking.finish()
     (path,) = offline.glob("wandb/offline-run-*/files/media/table/selfplay/*.json")
     assert len(json.loads(path.read_text())["data"]) == 2
@@ -94,11 +94,11 @@ def test_without_wandb_among_the_loggers_it_is_not_even_imported(
     count: int, loggers: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    log_games(GAME, games(1), 1, count, loggers)
+    log_games(GAME.table, games(1), 1, count, loggers)
 
 
 def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
-    log_games(GAME, games(1), 1, 8, ["wandb"])
+    log_games(GAME.table, games(1), 1, 8, ["wandb"])
     assert not list(offline.iterdir())
 
 
