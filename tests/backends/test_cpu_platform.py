@@ -13,10 +13,15 @@ import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
 from verl.plugin.platform import PlatformRegistry
 from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import register
+from medserl_agentloop.backends import packed_attention, register
 from medserl_agentloop.backends.cpu_platform import GROUP_BACKEND, PlatformCPU, register_gloo
+from medserl_agentloop.backends.role_adapters import RoleAdapters
+from medserl_agentloop.testing.tiny import tiny_model
 
 CHECKOUT = str(Path(backends.__file__).parents[2])
 
@@ -108,3 +113,16 @@ def test_torch_starts_gloo_under_the_name_that_verl_asks_for(monkeypatch: pytest
         assert ones.tolist() == [1, 1]
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends.register_adapters()
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    engine = EngineRegistry.get_engine_cls("language_model", "fsdp2")
+    assert issubclass(engine, RoleAdapters) and issubclass(engine, FSDPEngineWithLMHead)
+    for attention, expected in (("sdpa", packed_attention.NAME), ("eager", "eager")):
+        model = tiny_model(100, attention=attention)
+        monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
+        assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected
+    assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"

@@ -16,16 +16,11 @@ from real_runs import AGREEMENT, environment
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
-from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from medserl_agentloop import backends
-from medserl_agentloop.backends import packed_attention
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, RoleAdapters
-from medserl_agentloop.core.columns import token_roles
+from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 FIRST = sum(LENGTHS[:2])
 
@@ -62,16 +57,12 @@ def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = 
     return largest
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_exported_adapters_give_the_engine_s_log_probs_in_plain_peft(folder: Path, found: dict[str, Any]) -> None:
     attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor"))
     assert apart(found, (attacker, assessor)) < AGREEMENT
     assert apart(found, (assessor, attacker)) > 100 * AGREEMENT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_one_adapter_of_both_roles_gives_the_engine_s_log_probs_in_plain_peft(
     folder: Path, found: dict[str, Any]
 ) -> None:
@@ -80,8 +71,6 @@ def test_the_one_adapter_of_both_roles_gives_the_engine_s_log_probs_in_plain_pef
     assert apart(found, (one, one)) > 100 * AGREEMENT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]) -> None:
     ids, packed = torch.tensor(found["ids"]), torch.tensor(found["of_base"])
     base = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
@@ -89,8 +78,6 @@ def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]
         assert (packed[part][:-1] - log_probs(base, ids[part])).abs().max() < AGREEMENT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_stays_bit_for_bit(
     found: dict[str, Any],
 ) -> None:
@@ -99,16 +86,12 @@ def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_st
     assert found["frozen"]["default"] > 0 == found["frozen"]["assessor"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, Any]) -> None:
     alone, beside = found["gradients"], found["gradients_beside_a_huge_one"]
     assert beside["assessor"] > 5 * alone["assessor"]  # it is at the limit of clip_grad
     assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_every_role_starts_from_the_adapter_of_a_warm_start(folder: Path, found: dict[str, Any]) -> None:
     warm = load_file(folder / "actor" / ADAPTERS_FOLDER / "attacker" / "adapter_model.safetensors")
     started = load_file(folder / "started.safetensors")
@@ -117,8 +100,6 @@ def test_every_role_starts_from_the_adapter_of_a_warm_start(folder: Path, found:
         assert torch.equal(tensor, warm[name.partition(":")[2]])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str, Any]) -> None:
     answers = found["answers"]
     assert answers["None"][0] == answers["None"][1]  # to the last bit of every log-prob
@@ -126,27 +107,8 @@ def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str,
         assert answers[adapter][0] != answers[adapter][1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.long
 def test_the_benchmark_of_adapters_runs_to_its_end() -> None:
     command = [sys.executable, adapters.__file__, "--rounds", "1", "--games", "2"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert re.search(r"^one adapter .* 1.00 of one adapter .* 327,680 trained", done.stdout, re.M), done.stderr[-3000:]
-
-
-def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    backends.register_adapters()
-    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
-    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
-    found = EngineRegistry.get_engine_cls("language_model", "fsdp2")
-    assert issubclass(found, RoleAdapters) and issubclass(found, FSDPEngineWithLMHead)
-    for attention, expected in (("sdpa", packed_attention.NAME), ("eager", "eager")):
-        model = tiny_model(100, attention=attention)
-        monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
-        assert found._build_module(object.__new__(found)).config._attn_implementation == expected
-    assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
-
-
-def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:
-    roles = token_roles(torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0]))
-    assert roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]

@@ -31,44 +31,40 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sglang_cpu.SWITCH, "1")
 
 
-def shim_folders() -> list[str]:
-    return [Path(path).name for path in sys.path if "shim" in path]
+CHOSEN, NOT_CHOSEN = "1", ""
 
 
-def test_chosen_it_replaces_the_push_and_puts_stand_ins_around_what_is_installed(untouched: None) -> None:
-    sglang_cpu.register()
-    sglang_cpu.register()
-    assert _ROLLOUT_REGISTRY[KEY] == OURS
-    assert shim_folders() == ["first", "last"]
-    assert (Path(sys.path[0]).name, Path(sys.path[-1]).name) == ("first", "last")
-
-
-def test_with_a_gpu_nothing_is_active_even_if_chosen(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    sglang_cpu.register()
-    assert _ROLLOUT_REGISTRY[KEY] == VERLS
-    assert shim_folders() == []
-
-
-def test_not_chosen_verls_own_push_stays(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(sglang_cpu.SWITCH)
-    sglang_cpu.register()
-    assert _ROLLOUT_REGISTRY[KEY] == VERLS
-
-
-def test_a_gpu_build_of_torch_without_a_gpu_sees_no_stand_ins_unless_chosen(
-    untouched: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("switch", "gpu", "gpu_build", "installed", "push", "shim"),
+    [
+        (CHOSEN, False, False, True, OURS, ["first", "last"]),
+        (CHOSEN, False, True, True, OURS, ["first", "last"]),
+        (CHOSEN, False, False, False, OURS, []),
+        (CHOSEN, True, True, True, VERLS, []),
+        (NOT_CHOSEN, False, False, True, VERLS, ["first", "last"]),  # Transformers imports torchvision all the same
+        (NOT_CHOSEN, False, True, True, VERLS, []),  # the head node of a GPU cluster
+    ],
+)
+def test_what_is_put_in_the_place_of_verls_push_and_around_what_is_installed(
+    untouched: None,
+    monkeypatch: pytest.MonkeyPatch,
+    switch: str,
+    gpu: bool,
+    gpu_build: bool,
+    installed: bool,
+    push: str,
+    shim: list[str],
 ) -> None:
-    monkeypatch.delenv(sglang_cpu.SWITCH)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")  # the head node of a GPU cluster
-    sglang_cpu.register()
-    assert shim_folders() == []
-
-
-def test_where_sglang_is_not_installed_there_are_no_stand_ins(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: False)
-    sglang_cpu.register()
-    assert shim_folders() == []
+    monkeypatch.setenv(sglang_cpu.SWITCH, switch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu_build else None)
+    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: installed)
+    for _ in range(2):
+        sglang_cpu.register()
+    assert _ROLLOUT_REGISTRY[KEY] == push
+    assert [Path(path).name for path in sys.path if "shim" in path] == shim
+    if shim:
+        assert [Path(sys.path[place]).name for place in (0, -1)] == shim
 
 
 def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(

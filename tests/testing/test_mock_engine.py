@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,13 +46,43 @@ def test_generate_accepts_what_verls_client_accepts() -> None:
     assert all(ours[n].kind is verls[n].kind for n in ("request_id", "prompt_ids", "sampling_params"))
 
 
-def test_a_string_is_tokenised_and_ended() -> None:
-    output = generate(MockSGLangEngine(["yes"], TOKENIZER))
+STEPS = {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+YES = [*map(ord, "yes"), EOS]
+
+
+@pytest.mark.parametrize(
+    ("reply", "params", "token_ids", "log_probs", "stop_reason"),
+    [
+        ("yes", {}, YES, [-1.0] * 4, "stop"),
+        ("yes", {"max_tokens": 4}, YES, [-1.0] * 4, "stop"),
+        ("yes", {"max_tokens": 2}, YES[:2], [-1.0] * 2, "length"),
+        ("yes", {"max_new_tokens": 2}, YES[:2], [-1.0] * 2, "length"),
+        ([7, 8], {}, [7, 8], [-1.0] * 2, "stop"),
+        ([7, 8], {"max_tokens": 2}, [7, 8], [-1.0] * 2, "length"),
+        (
+            MockReply("yes", log_probs=[-0.1, -0.2, -0.3], stop_reason="odd"),
+            {"max_tokens": 2},
+            YES[:2],
+            [-0.1, -0.2],
+            "odd",
+        ),
+        (MockReply("yes", stop_reason="abort"), {}, YES[:3], [-1.0] * 3, "abort"),  # as verl's SGLang server has it
+        (MockReply("", stop_reason="abort"), {}, [], [], "abort"),
+    ],
+)
+def test_a_reply_is_answered_as_verls_server_would(
+    reply: Any, params: dict[str, Any], token_ids: list[int], log_probs: list[float], stop_reason: str
+) -> None:
+    engine = MockSGLangEngine([reply], TOKENIZER)
+    output = generate(engine, "hello", "game-7", **params)
     assert isinstance(output, TokenOutput)
-    assert output.token_ids == [*map(ord, "yes"), EOS]
-    assert output.log_probs == [-1.0] * 4
-    assert output.stop_reason == "stop"
-    assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+    assert (output.token_ids, output.log_probs, output.stop_reason) == (token_ids, log_probs, stop_reason)
+    assert output.extra_fields == STEPS
+    output.token_ids.append(99)  # does not reach the record
+    (call,) = engine.calls
+    assert (call.request_id, call.sampling_params) == ("game-7", params)
+    assert call.prompt_ids == [*map(ord, "hello")]
+    assert call.output is not None and call.output.token_ids == token_ids
 
 
 def test_an_engine_without_a_log_prob_gives_those_of_its_replies_only() -> None:
@@ -62,22 +91,7 @@ def test_an_engine_without_a_log_prob_gives_those_of_its_replies_only() -> None:
     assert generate(engine, max_tokens=1).log_probs == [-2.0]
 
 
-def test_token_ids_are_used_as_they_are() -> None:
-    output = generate(MockSGLangEngine([[7, 8]], TOKENIZER))
-    assert output.token_ids == [7, 8]
-    assert output.stop_reason == "stop"
-
-
-def test_replies_come_from_a_generator_in_order() -> None:
-    def script() -> Iterator[str]:
-        yield "a"
-        yield "b"
-
-    engine = MockSGLangEngine(script(), TOKENIZER)
-    assert [generate(engine).token_ids[0] for _ in range(2)] == [ord("a"), ord("b")]
-
-
-def test_replies_come_from_a_function_or_an_async_function() -> None:
+def test_replies_come_from_a_generator_a_function_or_an_async_function() -> None:
     def echo(prompt_ids: list[int], sampling_params: dict[str, Any]) -> list[int]:
         return [*prompt_ids, int(sampling_params["temperature"])]
 
@@ -85,37 +99,8 @@ def test_replies_come_from_a_function_or_an_async_function() -> None:
         await asyncio.sleep(0)
         return echo(prompt_ids, sampling_params)
 
-    for function in (echo, slow_echo):
-        assert generate(MockSGLangEngine(function, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
-def test_a_reply_over_the_budget_is_truncated(name: str) -> None:
-    output = generate(MockSGLangEngine(["abcdef"], TOKENIZER), **{name: 3})
-    assert output.token_ids == [*map(ord, "abc")]
-    assert output.log_probs is not None
-    assert len(output.log_probs) == 3
-    assert output.stop_reason == "length"
-
-
-def test_a_reply_whose_end_token_just_fits_is_complete() -> None:
-    assert generate(MockSGLangEngine(["ab"], TOKENIZER), max_tokens=3).stop_reason == "stop"
-    assert generate(MockSGLangEngine([[1, 2, 3]], TOKENIZER), max_tokens=3).stop_reason == "length"
-
-
-def test_a_mock_reply_sets_what_it_names() -> None:
-    reply = MockReply(text="abc", log_probs=[-0.1, -0.2, -0.3], stop_reason="odd")
-    output = generate(MockSGLangEngine([reply], TOKENIZER), max_tokens=2)
-    assert output.token_ids == [*map(ord, "ab")]
-    assert output.log_probs == [-0.1, -0.2]
-    assert output.stop_reason == "odd"
-
-
-def test_an_abort_is_what_verls_sglang_server_returns() -> None:
-    output = generate(MockSGLangEngine([MockReply("ab", stop_reason="abort")], TOKENIZER))
-    assert output.token_ids == [*map(ord, "ab")]  # no end-of-sequence token
-    assert output.stop_reason == "abort"
-    assert generate(MockSGLangEngine([MockReply("", stop_reason="abort")], TOKENIZER)).token_ids == []
+    for replies in (echo, slow_echo, iter([[ord("x"), 3]])):
+        assert generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
 
 
 def test_an_exception_is_raised_and_recorded() -> None:
@@ -132,26 +117,6 @@ def test_running_out_says_how_many_calls_were_served_and_shows_the_prompt() -> N
     generate(engine)
     with pytest.raises(AssertionError, match=r"2 calls were served.*ends in '.*the last prompt'"):
         generate(engine, "x" * 500 + "the last prompt")
-
-
-def test_every_call_is_recorded() -> None:
-    engine = MockSGLangEngine(["a"], TOKENIZER)
-    output = generate(engine, "hello", "game-7", max_tokens=9)
-    (call,) = engine.calls
-    assert call.request_id == "game-7"
-    assert call.prompt_ids == [*map(ord, "hello")]
-    assert call.sampling_params == {"max_tokens": 9}
-    assert call.output == output
-
-
-def test_what_a_caller_changes_afterwards_does_not_reach_the_records() -> None:
-    engine = MockSGLangEngine(["a"], TOKENIZER)
-    output = generate(engine)
-    output.token_ids.append(99)
-    output.extra_fields["seen"] = True
-    assert engine.calls[0].output is not None
-    assert engine.calls[0].output.token_ids == [ord("a"), EOS]
-    assert "seen" not in engine.calls[0].output.extra_fields
 
 
 def test_the_weights_version_can_change_between_calls() -> None:
