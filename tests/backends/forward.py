@@ -7,6 +7,8 @@ import torch
 
 from medserl_agentloop.backends.cpu_sampling import Completion, SamplingSettings, processed_log_probs
 
+PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
+
 
 @torch.no_grad()
 def forward_log_probs(

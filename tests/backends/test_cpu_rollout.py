@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.forward import forward_log_probs
+from backends.forward import PROMPTS, forward_log_probs
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout, get_rollout_class
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
@@ -24,19 +24,10 @@ from medserl_agentloop.backends.cpu_sampling import (
     sample_batch,
 )
 
-CONTEXT = 128
-NO_EOS: frozenset[int] = frozenset()
-# Different lengths and different budgets: rows leave the batch at different steps.
-PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
-BUDGETS = [4, 17, 1, 9, 30]
-
-
-# --- server -----------------------------------------------------------------------------------
-
 
 def make_server(model_path: Path, model: Any = None, *, steps: int | None = 3, **config: Any) -> CpuRolloutServer:
     """A server outside Ray, with weights pushed if a model is given."""
-    settings = {"prompt_length": 16, "response_length": 24, "dtype": "float32", **config}
+    settings = {"prompt_length": 16, "response_length": 24, "max_model_len": 128, "dtype": "float32", **config}
     server = CpuRolloutServer(
         RolloutConfig(name="cpu_hf", **settings),
         HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}),
@@ -225,9 +216,6 @@ def test_pushed_weights_are_the_ones_that_answer(model_path: Path, model: Any) -
     first, second = asyncio.run(scenario())
     assert first.log_probs != second.log_probs
     assert (first.extra_fields["global_steps"], second.extra_fields["global_steps"]) == (3, 9)
-
-
-# --- verl's registries ------------------------------------------------------------------------
 
 
 def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.forward import forward_log_probs
+from backends.forward import PROMPTS, forward_log_probs
 
 from medserl_agentloop.backends.cpu_sampling import (
     LayerWithRoom,
@@ -18,9 +18,7 @@ from medserl_agentloop.backends.cpu_sampling import (
 )
 
 NO_EOS: frozenset[int] = frozenset()
-# Different lengths and different budgets: rows leave the batch at different steps.
-PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
-BUDGETS = [4, 17, 1, 9, 30]
+BUDGETS = [4, 17, 1, 9, 30]  # rows leave the batch at different steps
 
 
 def requests(

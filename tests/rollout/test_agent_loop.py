@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 from support import (
     NOTE,
     REWRITTEN,
@@ -63,18 +64,13 @@ def test_a_game_is_one_trajectory_of_two_turns() -> None:
         len(attacker.prompt_ids) + len(attacker.output.token_ids),
         len(assessor.prompt_ids) + len(assessor.output.token_ids),
     ]
+    assert output.response_logprobs == [
+        *attacker.output.log_probs, *[0.0] * len(assessor.prompt_ids), *assessor.output.log_probs,
+    ]  # fmt: skip
     assert output.num_turns == 4
     assert record.presented_note == REWRITTEN
     assert record.assessment is not None and record.assessment.verdict == "harmful"
     assert_well_formed(output)
-
-
-def test_log_probs_are_the_engines_and_zero_on_the_observation() -> None:
-    output, _, engine = play([attack_text(), assessment_text()])
-    attacker, assessor = engine.calls
-    assert output.response_logprobs == [
-        *attacker.output.log_probs, *[0.0] * len(assessor.prompt_ids), *assessor.output.log_probs,
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("log_prob", [None, -1.0])
@@ -244,46 +240,41 @@ def test_an_attack_that_writes_a_special_token_of_the_run_s_tokenizer_is_none() 
 LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward round." for n in range(66))
 
 
+def long_attack(token: str, count: int) -> tuple[MedicalRecord, list[int], DictConfig]:
+    """A long note rewritten with a token many times in it: the record, the budgets after the attacker's, the run."""
+    run = compose_run("+recipes=quickstart")
+    tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
+    if token == "\ufffd":
+        number = next(number for number in range(len(tokenizer)) if tokenizer.decode([number]) == token)
+    else:
+        number = tokenizer.convert_tokens_to_ids(token)
+    before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
+    start, end = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after))
+    attack = [*start, *[number] * count, *end, tokenizer.eos_token_id]
+    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, seed_note=LONG_NOTE)
+    assert record.attack is not None
+    return record, [call.sampling_params["max_tokens"] for call in engine.calls[1:]], run
+
+
 @pytest.mark.parametrize("count", [0, 15, 250])
 @pytest.mark.parametrize("token", ["<|endoftext|>", "<|im_end|>", "</note>"])
 def test_control_tokens_in_a_note_never_take_the_assessor_s_room(token: str, count: int) -> None:
     """As text each is 8 to 11 tokens: 250 of them left the assessor of the quickstart with 364 of its 512 tokens."""
-    run = compose_run("+recipes=quickstart")
-    tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
-    before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
-    attack = [
-        *tokenizer.encode(f"{before}giardia", add_special_tokens=False),
-        *[tokenizer.convert_tokens_to_ids(token)] * count,
-        *tokenizer.encode(after, add_special_tokens=False),
-        tokenizer.eos_token_id,
-    ]
-    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, seed_note=LONG_NOTE)
+    record, budgets, run = long_attack(token, count)
     assert record.void is None and record.attack is not None and not record.attack.truncated
-    if count:
-        assert record.attack.invalid in (InvalidAttack.CONTROL_TOKENS, InvalidAttack.TOO_MANY_WORDS)
-        assert len(engine.calls) == 1
-    else:
-        assert engine.calls[1].sampling_params["max_tokens"] == run.selfplay.budget.assessor
+    invalid = (InvalidAttack.CONTROL_TOKENS, InvalidAttack.TOO_MANY_WORDS) if count else (None,)
+    assert record.attack.invalid in invalid
+    assert budgets == ([] if count else [run.selfplay.budget.assessor])
 
 
-@pytest.mark.parametrize("count", [10, 300])
-def test_a_note_that_has_more_tokens_as_text_than_the_turn_has_room_is_no_attack(count: int) -> None:
+@pytest.mark.parametrize(("count", "invalid"), [(10, None), (300, InvalidAttack.TOO_MANY_TOKENS)])
+def test_a_note_that_has_more_tokens_as_text_than_the_turn_has_room_is_no_attack(
+    count: int, invalid: InvalidAttack | None
+) -> None:
     """A byte that is no text becomes the three of a replacement character."""
-    run = compose_run("+recipes=quickstart")
-    tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
-    byte = next(number for number in range(len(tokenizer)) if tokenizer.decode([number]) == "\ufffd")
-    assert len(tokenizer.encode("\ufffd")) == 3
-    before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
-    attack = [
-        *tokenizer.encode(f"{before}giardia", add_special_tokens=False),
-        *[byte] * count,
-        *tokenizer.encode(after, add_special_tokens=False),
-        tokenizer.eos_token_id,
-    ]
-    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, seed_note=LONG_NOTE)
-    assert record.attack is not None
-    assert record.attack.invalid is (InvalidAttack.TOO_MANY_TOKENS if count == 300 else None)
-    assert [call.sampling_params["max_tokens"] for call in engine.calls[1:]] == ([512] if count == 10 else [])
+    record, budgets, run = long_attack("\ufffd", count)
+    assert record.attack is not None and record.attack.invalid is invalid
+    assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
 
 
 def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:

@@ -159,16 +159,6 @@ def test_a_group_is_the_answers_to_one_note_and_shares_nothing_but_its_baseline(
     assert not moved[~assessors].any()  # neither the attacker's tokens nor the answers to another attack's note
 
 
-def test_with_one_assessment_groups_are_those_of_the_prompt() -> None:
-    assert interaction(assessments=1).repeated_roles == ()
-    batch, _ = two_games()
-    assert batch.conversations is not None
-    first = replace(
-        batch, mask=batch.mask * (batch.conversations <= 1), rewards=batch.rewards * torch.tensor([[1], [2]])
-    )
-    assert advantages("role_rloo", "none", first)[first.role_ids == Role.ASSESSOR.id].any()
-
-
 @pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_harmful"])
 @pytest.mark.parametrize("trained", ["both", "attacker", "assessor"])
 def test_the_plan_has_room_for_all_assessments(category: str, trained: str) -> None:

@@ -90,6 +90,13 @@ def stored(server: Any, monkeypatch: pytest.MonkeyPatch, score: Any = None) -> K
     return storage
 
 
+@pytest.fixture(scope="module")
+def whole() -> Kept:
+    """The games of a server that never fails."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
+
+
 async def raises(output: TokenOutput) -> TokenOutput:
     raise RuntimeError("CUDA out of memory")
 
@@ -128,9 +135,8 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
     ],
 )
 def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
-    fault: Fault, reason: str, turn: int, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, reason: str, turn: int, whole: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
     kept = stored(FailingServer(turn, fault), monkeypatch)
     assert not kept.failed and sorted(g.uid for g in kept.games) == sorted(whole.paid)  # each once
     failed, others = kept.of(failed=True), kept.of(failed=False)
@@ -155,9 +161,8 @@ def test_a_turn_that_the_server_cuts_off_is_read_as_cut_off(turn: int, monkeypat
     assert not kept.of(failed=True)
 
 
-def test_answers_in_any_order_make_the_same_games(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ScriptedServer(scripted_games(GAMES))
-    whole = stored(server, monkeypatch)
     generate = server.generate
 
     async def shuffled(*request: Any, **parts: Any) -> TokenOutput:
@@ -189,8 +194,7 @@ def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_no
     assert all(g.void is None and g.rewards for g in kept.games)
 
 
-def test_a_clock_that_is_set_back_changes_no_game_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
+def test_a_clock_that_is_set_back_changes_no_game_and_no_wait(whole: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(GAMES * 2, 0, -1))
 
     class Backwards(interaction.datetime):

@@ -80,11 +80,6 @@ def test_a_record_says_when_its_game_was_finished_and_how_long_each_turn_took() 
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
 
 
-def test_a_turn_without_an_answer_has_its_time_too() -> None:
-    record, _ = play(attack_text(), NoReplyError("the engine is gone"))
-    assert record.finished is not None and len(record.seconds) == 2
-
-
 def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
     interaction, asked = KuhnPoker(None), []
     games = [interaction.new_game({"first": "J", "second": card}) for card in ("Q", "K")]

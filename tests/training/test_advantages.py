@@ -10,11 +10,9 @@ from training.advantage_batches import (
     ASSESSOR,
     ATTACKER,
     FORMS,
-    TENSORS,
     estimate,
     random_batch,
     starting_state,
-    take,
     with_forms,
     written_batch,
 )
@@ -153,40 +151,6 @@ def test_equal_rewards_give_exact_zeros(name: str, how: str, width: int, reward:
     batch = written_batch(role_ids.tolist(), rewards.tolist(), values=torch.zeros(rows, width))
     for lam in (1.0, 0.9) if reward == 0 else (1.0,):
         assert estimate(name, replace(batch, lam=lam), with_forms(how)).advantages.eq(0).all()
-
-
-@forms
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
-@pytest.mark.parametrize(
-    "case", ["void", "no_roles", "no_attacker", "one_row", "one_token", "single_token_turns", "no_rows", "no_tokens"]
-)
-def test_degenerate_batches_give_finite_numbers(name: str, how: str, dense: bool, discount: float, case: str) -> None:
-    batch = random_batch(3, dense=dense, gamma=discount, lam=discount)
-    if case == "void":
-        batch = replace(batch, mask=torch.zeros_like(batch.mask))
-    elif case == "no_roles":
-        batch = replace(batch, role_ids=torch.zeros_like(batch.role_ids))
-    elif case == "no_attacker":
-        batch = replace(batch, role_ids=batch.role_ids * (batch.role_ids != ATTACKER))
-    elif case == "one_row":
-        batch = take(batch, [0])
-    elif case == "no_rows":
-        batch = take(batch, [])
-    elif case == "single_token_turns":
-        only = torch.zeros_like(batch.mask)
-        only[:, 0], only[:, 9] = ATTACKER, ASSESSOR
-        batch = replace(batch, role_ids=only, mask=(only > 0).long())
-    else:
-        width = 1 if case == "one_token" else 0
-        batch = replace(batch, **{tensor: getattr(batch, tensor)[:, :width] for tensor in TENSORS})
-    credited = estimate(name, batch, with_forms(how))
-    for tensor in (credited.advantages, credited.returns):
-        assert tensor.isfinite().all()
-        assert tensor[(batch.mask == 0) | (batch.role_ids == 0)].eq(0).all()
-    assert all(math.isfinite(value) for value in credited.metrics.values())
-    if case == "no_attacker":
-        assert not [metric for metric in credited.metrics if "attacker" in metric]
 
 
 @estimators

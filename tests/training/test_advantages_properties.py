@@ -29,7 +29,7 @@ forms = pytest.mark.parametrize(("name", "how"), FORMS)
 batches = st.builds(
     random_batch,
     seed=st.integers(0, 10_000),
-    rows=st.integers(1, 14),
+    rows=st.integers(0, 14),
     dense=st.booleans(),
     scattered=st.booleans(),
     gamma=st.sampled_from([1.0, 1.0, 0.9]),

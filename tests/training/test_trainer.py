@@ -170,10 +170,7 @@ def test_the_leak_metric_does_not_divide_by_less_than_float32_can_tell() -> None
     actor = torch.zeros(2, 6)
     actor[0, 4] = 5e-7
     assert context_leak_metrics(torch.zeros(2, 6), actor, MASK)["selfplay/context_leak"] < 1
-
-
-def test_without_a_second_context_there_is_no_leak_metric() -> None:
-    assert context_leak_metrics(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:]) == {}
+    assert context_leak_metrics(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:]) == {}  # no second context
 
 
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
