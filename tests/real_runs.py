@@ -1,5 +1,6 @@
 """Real runs of verl's own entry points on the CPU backend, as a user would type them: nothing is faked here."""
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,9 @@ SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)
 # Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
 RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 RAY["RAY_ADDRESS"] = "local"  # or a run would join a cluster that somebody has started on this machine
+# What verl's single controller sets for a training worker, for a world of one.
+WORKER = {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 NO_CHECKPOINT = "trainer.save_freq=-1"
 AGREEMENT = 1e-4
 """Largest difference between rollout and actor that counts as none, in probability and in log-probability: float32
@@ -36,6 +40,18 @@ def environment(*modules: Path, **changes: str) -> dict[str, str]:
     """Environment of a run; its processes find the modules in the given folders."""
     folders = (*modules, Path(__file__).parent / "quick_start", os.environ.get("PYTHONPATH", ""))
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, map(str, folders)))} | RAY | changes
+
+
+def answers_of(program: Path, folder: Path, questions: Any, *modules: Path) -> dict[str, Any]:
+    """What a program answers that uses verl's worker and engine in its own process, without Ray.
+
+    It is a program because verl binds a process to one platform and one process group. It is called with ``folder``,
+    reads ``questions.json`` there and writes ``answers.json``.
+    """
+    (folder / "questions.json").write_text(json.dumps(questions))
+    printed_by(folder, program, folder, **WORKER, PYTHONPATH=environment(*modules)["PYTHONPATH"])
+    answers: dict[str, Any] = json.loads((folder / "answers.json").read_text())
+    return answers
 
 
 def printed_by(folder: Path, *command: Any, **changes: str) -> str:

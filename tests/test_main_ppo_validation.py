@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
-from real_runs import REPOSITORY, printed_by
+from real_runs import REPOSITORY, answers_of, printed_by
 from typer.testing import CliRunner
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
@@ -59,7 +59,7 @@ def steps(folder: Path) -> dict[str, Path]:
     """Sharded checkpoints of changed tiny players, written by verl's engine."""
     steps = {name: folder / name / "global_step_1" for name in CHECKPOINTS}
     overrides = {str(steps[name]): of_checkpoint for name, of_checkpoint in CHECKPOINTS.items()}
-    printed_by(folder, REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", json.dumps(overrides))
+    answers_of(REPOSITORY / "tests" / "evaluation" / "checkpoint_worker.py", folder, overrides)
     return steps
 
 

@@ -1,22 +1,15 @@
 """verl's real worker and engine with an adapter for each role, in this process and without Ray.
 
-    python adapters_worker.py FOLDER
-
-Writes to FOLDER a checkpoint whose adapters are not zero, the log-probs of a packed row and its contexts, what an
+Writes a checkpoint whose adapters are not zero. Answers with the log-probs of a packed row and its contexts, what an
 update for each role alone changed, what one changed that trains the first role only, and what the rollout answers with
 and without adapters before ten updates and after.
 """
 
 import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-# What verl's single controller sets for a worker, for a world of one.
-os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
 from adapters import batch, game
@@ -136,7 +129,7 @@ def main() -> None:
     found["log_probs_of_one"] = one.compute_log_prob(row())["log_probs"].unbind()[0].tolist()
     started = engine(both, start=folder / "actor" / ADAPTERS_FOLDER / "attacker")
     save_file(adapters(started), folder / "started.safetensors")
-    (folder / "found.json").write_text(json.dumps(found))
+    (folder / "answers.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

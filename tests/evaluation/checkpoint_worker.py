@@ -1,17 +1,11 @@
 """Checkpoints by verl's real worker and engine, in this process and without Ray: the tiny player, slightly changed.
 
-A program of its own because verl binds a process to one platform and one process group.
-
-    python checkpoint_worker.py '{"FOLDER": ["OVERRIDE", ...], ...}'
+The questions are ``{"FOLDER": ["OVERRIDE", ...], ...}``; nothing is answered.
 """
 
 import json
-import os
 import sys
-
-# What verl's single controller sets for a worker, for a world of one.
-os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
+from pathlib import Path
 
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -36,8 +30,10 @@ def save(folder: str, overrides: list[str]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for folder, overrides in json.loads(sys.argv[1]).items():
-        save(folder, overrides)
+    folder = Path(sys.argv[1])
+    for checkpoint, overrides in json.loads((folder / "questions.json").read_text()).items():
+        save(checkpoint, overrides)
+    (folder / "answers.json").write_text("{}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,14 @@
 """Isolation and loss measured by the certificate on verl's real worker, in this process and without Ray.
 
-A program of its own because verl binds a process to one platform and one process group. Prints one JSON object: the
-measures of each variant.
-
-    python certify_worker.py VARIANTS.json
-
-A variant is ``{"model": folder, "overrides": [...], "restart": bool, "trained": [roles]}``.
+Answers with the measures of each variant. A variant is ``{"model": folder, "overrides": [...], "restart": bool,
+"trained": [roles]}``.
 """
 
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-# What verl's single controller sets for a worker, for a world of one.
-os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -72,9 +63,11 @@ def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, A
 
 def main() -> None:
     torch.set_num_threads(1)
-    variants = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(sys.argv[1])
+    variants = json.loads((folder / "questions.json").read_text())
     quickstart = compose_run("+recipes=quickstart")
-    print(json.dumps({name: measure(quickstart, variant) for name, variant in variants.items()}))
+    answers = {name: measure(quickstart, variant) for name, variant in variants.items()}
+    (folder / "answers.json").write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

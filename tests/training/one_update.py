@@ -1,24 +1,15 @@
 """One update of the tiny player by verl's real worker and engine, in this process and without Ray.
 
-A program of its own because verl binds a process to one platform and one process group. Prints one
-JSON object: for each variant the SHA-256 of the updated weights, and the gradient norm.
-
-    python one_update.py VARIANTS.json
-
-A variant is ``{"rewards": {"attacker": x, "assessor": y}, "train": ..., "anchor": {...}, "void": bool}``.
+Answers, for each variant, with the SHA-256 of the updated weights and the gradient norm. A variant is
+``{"rewards": {"attacker": x, "assessor": y}, "train": ..., "anchor": {...}, "void": bool}``.
 """
 
 import hashlib
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-# What verl's single controller sets for a worker, for a world of one.
-os.environ |= {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WG_BACKEND": "ray"}
 
 import torch
 from omegaconf import DictConfig
@@ -117,8 +108,10 @@ def main() -> None:
     run = compose_run(
         "+recipes=quickstart", f"actor_rollout_ref.actor.ppo_mini_batch_size={GAMES}", "actor_rollout_ref.rollout.n=1"
     )
-    variants = json.loads(Path(sys.argv[1]).read_text())
-    print(json.dumps({name: update(run, variant) for name, variant in variants.items()}))
+    folder = Path(sys.argv[1])
+    variants = json.loads((folder / "questions.json").read_text())
+    answers = {name: update(run, variant) for name, variant in variants.items()}
+    (folder / "answers.json").write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """The certificate tells runs that keep the roles apart from runs that do not."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from real_runs import environment
+from real_runs import answers_of
 from training.model_families import ISOLATED, LEAKING, save
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
@@ -52,13 +50,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
         name: {"overrides": [], **variant, "model": str(folder / variant.get("model", "qwen3"))}
         for name, variant in VARIANTS.items()
     }
-    (folder / "variants.json").write_text(json.dumps(variants))
-    program = Path(__file__).with_name("certify_worker.py")
-    command = [sys.executable, program, folder / "variants.json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {name: {measure["claim"]: measure for measure in measures} for name, measures in found.items()}
+    answers = answers_of(Path(__file__).with_name("certify_worker.py"), folder, variants)
+    return {name: {measure["claim"]: measure for measure in measures} for name, measures in answers.items()}
 
 
 @pytest.mark.slow

@@ -1,13 +1,10 @@
 """What reaches the weights: one update of verl's real worker and engine, compared bit by bit."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import environment
+from real_runs import answers_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,14 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    variants = tmp_path_factory.mktemp("update") / "variants.json"
-    variants.write_text(json.dumps(VARIANTS))
-    program = Path(__file__).with_name("one_update.py")
-    command = [sys.executable, program, variants]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return answers_of(Path(__file__).with_name("one_update.py"), tmp_path_factory.mktemp("update"), VARIANTS)
 
 
 @pytest.mark.parametrize(
