@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -169,9 +170,14 @@ class RunFiles:
         self.games = StepFile(self.folder / GAMES_FILE)
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
-    def open(self, config: str) -> None:
-        """Lock the folder for this process and write the run's ``config``; ValueError if another process has it."""
-        self._lock = lock_folder(self.folder)
+    def open(self, config: str, checkpoints: str | Path) -> None:
+        """Lock the folder and that of the ``checkpoints`` for this process, and write the run's ``config``.
+
+        Raises:
+            ValueError: Another process has one of them.
+        """
+        folders = {self.folder.resolve(), Path(checkpoints).resolve()}
+        self._locks = [lock_folder(folder) for folder in sorted(folders)]
         with replacing(self.folder / CONFIG_FILE) as file:
             file.write(config.encode())
 
@@ -181,6 +187,24 @@ class RunFiles:
             if removed := file.cut_after(step):
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
+        if missing := self.missing_games(step):
+            print(f"[medserl] warning: {missing}", flush=True)
+
+    def missing_games(self, step: int) -> str:
+        """A sentence if the games file holds fewer games of steps up to ``step`` than the metrics count; else nothing.
+
+        Raises:
+            ValueError: A line of the files is damaged; names it.
+        """
+        played = {row["step"]: int(row["selfplay/games"]) for row in _rows(self.metrics) if "selfplay/games" in row}
+        held = Counter(row.get("step") for row in _rows(self.games))
+        fewer = [f"{held[n]} of {count} of step {n}" for n, count in played.items() if n <= step and held[n] < count]
+        more = ", ..." if len(fewer) > 5 else ""
+        return f"{self.games.path} lacks games that were played: it holds {', '.join(fewer[:5])}{more}" if fewer else ""
+
+
+def _rows(file: StepFile) -> Iterator[dict[str, Any]]:
+    return file.read() if file.path.exists() else iter(())
 
 
 class HasState(Protocol):

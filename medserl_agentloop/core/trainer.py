@@ -77,7 +77,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
         self.files = RunFiles(self.selfplay.records)
         if self.selfplay.certify != "only":
-            self.files.open(config_text(config))
+            self.files.open(config_text(config), config.trainer.default_local_dir)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None

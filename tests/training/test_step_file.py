@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import StepFile, lock_folder, resume_wandb_run
+from medserl_agentloop.core.step_file import RunFiles, StepFile, lock_folder, resume_wandb_run
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
@@ -236,3 +237,38 @@ def test_a_resumed_run_goes_on_in_its_wandb_run_and_a_new_one_begins_another(
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     resume_wandb_run(tmp_path, resumed=True)
     assert os.environ["WANDB_RUN_ID"] == "mine"
+
+
+# --- a run's files ---
+
+
+@pytest.mark.parametrize(
+    ("kept", "warning"),
+    [
+        (raw(1, 1, 2, 2), ""),
+        (raw(1, 1, 2) + b'{"step": 2, "rew', "it holds 1 of 2 of step 2"),
+        (raw(2, 2), "it holds 0 of 2 of step 1"),
+        (None, "it holds 0 of 2 of step 1, 0 of 2 of step 2"),
+    ],
+)
+def test_a_resumed_run_says_which_games_its_file_has_lost(
+    tmp_path: Path, kept: bytes | None, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = RunFiles(tmp_path)
+    files.metrics.append({"step": n, "selfplay/games": 2.0} for n in (1, 2, 3))
+    if kept is not None:
+        files.games.path.write_bytes(kept)
+    files.resume_after(2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(lines) == bool(warning) and all(line.endswith(warning) for line in lines)
+
+
+def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same, second = (RunFiles(tmp_path / name) for name in ("a", "a", "b"))
+    first.open("x: 1", checkpoints=tmp_path / "a")  # one folder for both, as the recipes have it
+    monkeypatch.setattr("medserl_agentloop.core.step_file.lock_folder", partial(lock_folder, wait_s=0.1))
+    for other in (same, second):
+        with pytest.raises(ValueError, match="another process writes to"):
+            other.open("x: 1", checkpoints=tmp_path / "a")
