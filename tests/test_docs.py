@@ -100,7 +100,7 @@ def commands(page: Path) -> list[list[str]]:
 def check(words: list[str]) -> None:
     """An exception says why a command could not be typed as it stands; programs of others are not looked at."""
     program, *rest = words
-    program = program.removeprefix(".venv/bin/").removeprefix(".venv-inspect/bin/").removeprefix(".venv-sglang/bin/")
+    program = program.removeprefix(".venv/bin/").removeprefix(".venv-sglang/bin/")
     if program == "medserl":
         check_medserl(rest)
     elif program == "make":

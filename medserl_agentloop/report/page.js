@@ -137,17 +137,17 @@ async function filter() {
 async function withText(games, phrase, turn) {
   const { chunk: size, games: all } = state.data;
   const left = new Set(games);
-  const found = [];
+  const hits = [];
   const sought = JSON.stringify(phrase).slice(1, -1); // as it stands in the record's JSON
   for (let chunk = 0; chunk * size < all && turn === filtering; chunk++) {
     byId("count").textContent = `searching, ${Math.round((100 * chunk * size) / all)} %`;
     const rows = recent.get(chunk) ?? (await unpack("chunk" + chunk)).split("\n");
     rows.forEach((row, place) => {
       const game = chunk * size + place;
-      if (left.has(game) && row.slice(0, row.indexOf("\t")).toLowerCase().includes(sought)) found.push(game);
+      if (left.has(game) && row.slice(0, row.indexOf("\t")).toLowerCase().includes(sought)) hits.push(game);
     });
   }
-  return found;
+  return hits;
 }
 
 // ---- list ----------------------------------------------------------------------------------------------------------
@@ -212,10 +212,10 @@ function changes(before, after) {
 function withQuote(note, quote, label) {
   // The assessor may quote with other white space.
   const pattern = (quote ?? "").trim().split(/\s+/).map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("\\s+");
-  const found = pattern && note.match(new RegExp(pattern));
-  if (!found) return element("pre", {}, note);
-  const end = found.index + found[0].length;
-  return element("pre", {}, note.slice(0, found.index), element("mark", { title: label }, found[0]), note.slice(end));
+  const match = pattern && note.match(new RegExp(pattern));
+  if (!match) return element("pre", {}, note);
+  const end = match.index + match[0].length;
+  return element("pre", {}, note.slice(0, match.index), element("mark", { title: label }, match[0]), note.slice(end));
 }
 
 function facts(pairs) {
@@ -279,7 +279,7 @@ function judgePart(game) {
       ["asked for", game.spec.target_label], ["wrong in this note", game.error_sentences.join(" | ")], ["reason", judgement.reason],
       ["realistic", judgement.realistic],
       ["found in the note alone", (judgement.readings ?? []).map((r) => (r.failed ? "lost" : r.found === null ? "cannot tell" : r.found ? "yes" : "no")).join(", ")],
-      ["votes", judgement.votes.map((vote) => vote.label ?? "none").join(", ")],
+      ["votes", (judgement.votes ?? []).map((vote) => vote.label ?? "none").join(", ")],
     ]),
   );
 }
@@ -303,10 +303,10 @@ function related(title, games, label) {
 }
 
 function gamesWith(names, game) {
-  const found = [];
+  const games = [];
   for (let other = 0; other < state.data.games; other++)
-    if (names.every((name) => value(name, other) === value(name, game))) found.push(other);
-  return found;
+    if (names.every((name) => value(name, other) === value(name, game))) games.push(other);
+  return games;
 }
 
 async function open(game) {

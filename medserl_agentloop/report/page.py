@@ -50,8 +50,8 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
     shown = [sample(run, min(1.0, MOST_GAMES / played)) for run in runs]
-    records = [(name, game) for name, games in zip(names, shown, strict=True) for game in games]
-    frame = pd.concat([games_frame(games) for games in shown if games], ignore_index=True)
+    records = [(name, game) for name, sampled in zip(names, shown, strict=True) for game in sampled]
+    frame = pd.concat([games_frame(sampled) for sampled in shown if sampled], ignore_index=True)
     columns = {
         "played": played,
         "games": len(records),

@@ -122,9 +122,11 @@ def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
     assert "game 1 of 1" in result.output and f"all games: {file}" in result.output.replace("\n", "")
 
 
-def test_a_chosen_game_is_shown(tmp_path: Path) -> None:
-    text = shown(tmp_path, [game(1), game(2, attack="nothing")], game=2)
-    assert "game 2 of 2" in text and "invalid: unparsed" in text
+@pytest.mark.parametrize(("number", "title"), [(None, "game 2 of 3"), (1, "game 1 of 3"), (3, "game 3 of 3")])
+def test_the_chosen_game_is_shown_or_the_latest_that_was_decided(
+    tmp_path: Path, number: int | None, title: str
+) -> None:
+    assert title in shown(tmp_path, [game(1), game(1), game(2, attack="nothing")], game=number)
 
 
 @pytest.mark.parametrize("number", [0, 3])
