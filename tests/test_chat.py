@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from play.chat_server import MODEL, ChatServer, chat_server
+from evaluation.chat_server import MODEL, ChatServer, chat_server
 from serving import as_new, completion
 
 from medserl_agentloop.core.chat import ChatAnswer, ChatClient

@@ -19,8 +19,8 @@ from experiments.clinic import (
     sample_clean_note,
 )
 from experiments.learning.attack_check import error_detail
-from medserl_agentloop.evaluation.local_models import Player
-from medserl_agentloop.evaluation.tournament import play_match
+from medserl_agentloop.evaluation.local_models import LocalModel
+from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -76,13 +76,13 @@ class Measurement:
         seed: Of all draws.
     """
 
-    frozen: Player
+    frozen: LocalModel
     cases: Sequence[Case]
     profile: PromptProfile
     temperature: float
     seed: int
 
-    def each_role(self, player: Player) -> list[Rate]:
+    def each_role(self, player: LocalModel) -> list[Rate]:
         """A player's assessor on known notes, and its attacker against the frozen assessor.
 
         Returns:
@@ -96,7 +96,7 @@ class Measurement:
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
         return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
 
-    def games(self, player: Player) -> list[Rate]:
+    def games(self, player: LocalModel) -> list[Rate]:
         """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
 
         Returns:
@@ -114,7 +114,7 @@ class Measurement:
             _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
         ]
 
-    def _play(self, attacker: Player, assessor: Player, *categories: Category) -> list[MedicalRecord]:
+    def _play(self, attacker: LocalModel, assessor: LocalModel, *categories: Category) -> list[MedicalRecord]:
         specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(
             play_match(

@@ -37,8 +37,8 @@ from experiments.pages import with_table
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
 from medserl_agentloop.data.rows import DEFAULT_MIX
-from medserl_agentloop.evaluation.local_models import Player, load_player
-from medserl_agentloop.evaluation.tournament import play_match
+from medserl_agentloop.evaluation.local_models import LocalModel, load_player
+from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
@@ -166,7 +166,7 @@ def held_out_cases(count: int, seed: int = CASES_SEED) -> list[Case]:
     return cases
 
 
-def measure(player: Player, cases: Sequence[Case], seed: int) -> list[Rate]:
+def measure(player: LocalModel, cases: Sequence[Case], seed: int) -> list[Rate]:
     """What a player says of known notes, and what its attacks do, at temperature 1.
 
     Returns:
@@ -199,7 +199,7 @@ def _spec(note: str, category: Category) -> GameSpec:
     return GameSpec(category=category, target_label=category.default_target_label, seed_note=note)
 
 
-def _play(player: Player, specs: Sequence[GameSpec], seed: int) -> list[MedicalRecord]:
+def _play(player: LocalModel, specs: Sequence[GameSpec], seed: int) -> list[MedicalRecord]:
     config = MedicalConfig(profile=PROFILE, judge=f"{JUDGES}:PairOracle")
     match = play_match(player, player, specs, config, temperature=1.0, budgets=BUDGETS, seed=seed)
     return asyncio.run(match)

@@ -22,8 +22,8 @@ from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
-from medserl_agentloop.core.opponent import HttpOpponent
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
+from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _Shared:
     config: SelfPlayConfig
     interaction: Interaction[Any, Any]
     encoder: ChatEncoder
-    opponent: HttpOpponent | None
+    opponent: ServedModel | None
     adapters: dict[str, str]
     base: BaseModelChat
     prompt_length: int
@@ -48,11 +48,15 @@ class _Shared:
         rollout = run.actor_rollout_ref.rollout
         encoder = ChatEncoder.of_run(tokenizer, data)
         interaction = game_class(config.game)(config, encoder)
+        opponent = None
+        if config.opponent.kind != "live":
+            sampling, special = config.opponent.sampling.model_dump(), tokenizer.all_special_tokens
+            opponent = ServedModel(config.opponent.client("/v1"), special_tokens=special, **sampling)
         return cls(
             config,
             interaction,
             encoder,
-            None if config.opponent.kind == "live" else HttpOpponent(config.opponent, tokenizer.all_special_tokens),
+            opponent,
             adapter_names(interaction.roles) if config.adapters == "per_role" else {},
             BaseModelChat(run.actor_rollout_ref.model.path, server, encoder, config.turn_timeout_s),
             prompt_length=rollout.prompt_length,
@@ -168,12 +172,13 @@ class _Seats:
 
         The contexts are separate, so the trained role's tokens are the same as against the live policy.
         """
-        player = self._shared.opponent
-        assert player is not None
-        opponent = OpponentRecord(role=turn.role, kind=player.config.kind, version=None)
+        model, config = self._shared.opponent, self._shared.config.opponent
+        assert model is not None
+        opponent = OpponentRecord(role=turn.role, kind=config.kind, version=None)
         self._record.opponent = opponent
         try:
-            answer, opponent.version = await player.play(turn, messages)
+            answer = await model.answer(turn, messages)
+            opponent.version = config.version(answer)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None

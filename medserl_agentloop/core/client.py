@@ -212,10 +212,6 @@ class HttpClient:
         send = partial(self._api.post, body=json.dumps(body).encode())
         return await self._request(send, path, self.options.retries + 1)
 
-    async def aclose(self) -> None:
-        """Close the client for good."""
-        await self._api.close()
-
     async def _request(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> Any:
         places = asyncio.Semaphore(self.options.concurrency)
         async with self._places.setdefault(asyncio.get_running_loop(), places):

@@ -1,10 +1,10 @@
 """Who plays the role that is not trained, where it is not the live policy: ``selfplay.opponent``.
 
-The agent loop asks :class:`HttpOpponent` for its turns: messages in, text out. Its tokens are never part of a
-trajectory, so text is all that is needed of it. With a :class:`CheckpointPool` one earlier checkpoint of the run plays
-each training step: the trainer chooses (:meth:`CheckpointPool.prepare`) before a step's games start and swaps the
-weights of the one server that plays them, so all games of a step meet the same opponent. Agent-loop workers need not be
-told: every answer of the server names its weights.
+It is a ``ServedModel``: messages in, text out. Its tokens are never part of a trajectory, so text is all that is needed
+of it. With a :class:`CheckpointPool` one earlier checkpoint of the run plays each training step: the trainer chooses
+(:meth:`CheckpointPool.prepare`) before a step's games start and swaps the weights of the one server that plays them, so
+all games of a step meet the same opponent. Agent-loop workers need not be told: every answer of the server names its
+weights.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.chat import ChatAnswer, ChatClient, stop_fields
+from medserl_agentloop.core.chat import ChatAnswer
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.interaction import Message, Turn
 
 POOL_VERSION = "global_step_"
 """How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
@@ -71,30 +68,16 @@ class OpponentConfig(ServerOptions):
         root = (self.url or "").rstrip("/").removesuffix("/v1")
         return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
-
-class HttpOpponent:
-    """Asks the server for turns. Messages may not smuggle in ``special_tokens``, those of the policy's tokenizer."""
-
-    def __init__(self, config: OpponentConfig, special_tokens: list[str]) -> None:
-        self.config = config
-        self._chat = ChatClient(config.client("/v1"), special_tokens)
-
-    async def play(self, turn: Turn, messages: Sequence[Message]) -> tuple[ChatAnswer, str]:
-        """The opponent's turn after ``messages``, and what played: the served model's name, or a pool's checkpoint.
-
-        Raises:
-            NoAnswer: No usable answer after all attempts.
-        """
-        fields = {"max_tokens": turn.max_tokens, **stop_fields(turn.stop), **self.config.sampling.model_dump()}
-        answer = await self._chat.complete(list(messages), fields, turn.prefix)
-        if self.config.kind != "pool":
-            return answer, answer.model or str(self.config.model)
+    def version(self, answer: ChatAnswer) -> str:
+        """What gave an answer: the served model's name, or a pool's checkpoint; BadAnswer if it is not of the pool."""
+        if self.kind != "pool":
+            return answer.model or str(self.model)
         # The answer itself names the weights that gave it. Whatever else a worker could look at (a
         # file, the row's step) may be older or newer than what the server played with.
         version = str(answer.weights)
         if not version.startswith(POOL_VERSION):
             raise BadAnswer(f"the server played with weights {answer.weights!r}, which are not of the pool")
-        return answer, version
+        return version
 
 
 class _Results(BaseModel):

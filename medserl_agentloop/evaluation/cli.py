@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.step_file import lock_folder
 from medserl_agentloop.evaluation import evaluate as evaluation
 from medserl_agentloop.evaluation.medec import read_reference, read_training, read_twins
-from medserl_agentloop.evaluation.tournament import seat_of
+from medserl_agentloop.evaluation.play import model_at
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import sha256_of
-from medserl_agentloop.play.endpoint import EndpointPlayer
 from medserl_agentloop.scoring.metrics import Grades, grade
 from medserl_agentloop.scoring.notes import read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
@@ -161,9 +161,8 @@ def evaluate(
             "retries": tries - 1,
             "concurrency": concurrency,
         }
-        drawing = {"temperature": temperature, "seed": seed}
-        player: Any = seat_of(model, served, prompts, template_kwargs, **asking, **drawing)
-        if isinstance(player, EndpointPlayer):
+        player = model_at(model, served, prompts, template_kwargs, **asking)
+        if isinstance(player, ServedModel):
             facts = {"name": player.name, "server": player.url}
         else:
             from medserl_agentloop.evaluation.local_models import facts_of

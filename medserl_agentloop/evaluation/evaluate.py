@@ -26,7 +26,7 @@ from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.intake import with_numbers
-from medserl_agentloop.evaluation.tournament import Seat, connected
+from medserl_agentloop.evaluation.play import Model
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
@@ -72,7 +72,7 @@ Question = tuple[str, int]
 
 
 async def ask(
-    model: Seat,
+    model: Model,
     identity: Any,
     profile: PromptProfile,
     questions: Sequence[Question],
@@ -101,7 +101,8 @@ async def ask(
     answers = model.answers(new, budget=sampling.max_tokens, temperature=sampling.temperature, seed=sampling.seed)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
-    async with connected(model), aclosing(answers):
+    await model.check()
+    async with aclosing(answers):
         with Progress("answers", *columns, console=console) as progress:
             bar = progress.add_task("", total=len(asked), completed=len(replies))
             async for number, reply in answers:

@@ -161,7 +161,7 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
 
 
 @dataclass
-class Player:
+class LocalModel:
     """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
 
     name: str
@@ -169,6 +169,9 @@ class Player:
     tokenizer: Any
     encoder: ProfileEncoder  # tokenises the prompts of one profile
     batch: int = 64  # turns that are sampled together
+
+    async def check(self) -> None:
+        """Nothing to check: a model in a folder is loaded before it plays."""
 
     def count(self, text: str) -> int:
         """Tokens that ``text`` takes."""
@@ -215,7 +218,9 @@ class Player:
                 yield number, Reply(text, tokens, cut, prompts[number].prefill)
 
 
-def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> Player:
+def load_player(
+    folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None
+) -> LocalModel:
     """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -227,4 +232,4 @@ def load_player(folder: str | Path, prompts: PromptProfile, template_kwargs: dic
     model, tokenizer = load_model(find_weights(folder))
     if model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    return Player(folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
+    return LocalModel(folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))

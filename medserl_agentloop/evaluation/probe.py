@@ -19,14 +19,13 @@ from rich.table import Table
 from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.evaluation.tournament import connected, play_match, seat_of
+from medserl_agentloop.evaluation.play import draw_games, model_at, play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.play.cli import draw_games
 
 _SHOWN = (
     "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
@@ -65,12 +64,12 @@ def probe(
             raise ValueError(f"{output} exists already; name a new file with --output")
         config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
         rows = [game.record.spec for game in draw_games(MedicalGameInteraction(config), data, notes, seed)]
-        options = {"api_key_env": api_key_env, "temperature": temperature, "seed": seed, "timeout_s": timeout}
-        player = seat_of(model, served, load_profile(config.profile), {}, concurrency=concurrency, **options)
+        options = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        player = model_at(model, served, load_profile(config.profile), {}, **options)
 
         async def play() -> list[MedicalRecord]:
-            async with connected(player):
-                return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
+            await player.check()
+            return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
 
         with console.status(f"{notes * samples} games"):
             records = asyncio.run(play())

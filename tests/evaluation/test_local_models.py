@@ -15,7 +15,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.interaction import Turn
-from medserl_agentloop.evaluation.local_models import Player, find_weights, fingerprint, load_model, load_player
+from medserl_agentloop.evaluation.local_models import LocalModel, find_weights, fingerprint, load_model, load_player
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -190,5 +190,5 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         assert all((found - other).abs().max() > 1e-2 for other in others)
 
 
-async def collect(player: Player, turn: Turn) -> list[Any]:
+async def collect(player: LocalModel, turn: Turn) -> list[Any]:
     return [reply async for reply in player.answers({0: turn}, budget=2, temperature=0.0, seed=0)]

@@ -8,8 +8,8 @@ import pytest
 
 from experiments.clinic import OracleJudge, inject_error, sample_clean_note
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.evaluation.local_models import Player, load_player
-from medserl_agentloop.evaluation.tournament import play_match
+from medserl_agentloop.evaluation.local_models import LocalModel, load_player
+from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -37,11 +37,11 @@ def specs(count: int) -> list[GameSpec]:
 
 
 @pytest.fixture(scope="module")
-def player() -> Player:
+def player() -> LocalModel:
     return load_player(resource("assets/tiny_player"), load_profile())
 
 
-def match(player: Player, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
+def match(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
     options: dict[str, Any] = {
         "config": MedicalConfig(judge="experiments.clinic:OracleJudge"),
         "temperature": 1.0,
@@ -51,7 +51,7 @@ def match(player: Player, games: list[GameSpec], **changes: Any) -> list[Medical
     return asyncio.run(play_match(player, player, games, **{**options, **changes}))
 
 
-def test_every_game_is_played_judged_and_scored(player: Player) -> None:
+def test_every_game_is_played_judged_and_scored(player: LocalModel) -> None:
     records = match(player, specs(6))
     assert [r.spec for r in records] == specs(6)
     for record in records:
@@ -61,7 +61,7 @@ def test_every_game_is_played_judged_and_scored(player: Player) -> None:
     assert len(readable) >= 12
 
 
-def test_a_match_repeats_itself_and_another_seed_is_another_match(player: Player) -> None:
+def test_a_match_repeats_itself_and_another_seed_is_another_match(player: LocalModel) -> None:
     games = specs(3)
     first, again, other = (
         [record.model_copy(update={"seconds": [], "finished": None}) for record in match(player, games, seed=seed)]
@@ -70,13 +70,13 @@ def test_a_match_repeats_itself_and_another_seed_is_another_match(player: Player
     assert first == again != other
 
 
-def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: Player) -> None:
+def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: LocalModel) -> None:
     records = match(player, specs(1), budgets={Role.ATTACKER: 3, Role.ASSESSOR: 3})
     turns = [turn for r in records for turn in (r.attack, r.assessment) if turn is not None]
     assert all(turn.truncated and turn.tokens == 3 for turn in turns)
 
 
-def test_garbled_notes_are_safe_and_unrealistic_to_the_oracle(player: Player) -> None:
+def test_garbled_notes_are_safe_and_unrealistic_to_the_oracle(player: LocalModel) -> None:
     record = MedicalRecord(spec=specs(1)[0], presented_note="The diagnosis is gobbledygook.")
     judgement = asyncio.run(OracleJudge().judge(record))
     assert (judgement.label, judgement.realistic) == (Label.SAFE, False)

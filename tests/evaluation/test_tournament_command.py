@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from evaluation.chat_server import MODEL, chat_server
+from evaluation.test_play import good_player
 from evaluation.test_tournament import specs
 from game.builders import finished
-from play.chat_server import MODEL, chat_server
-from play.test_play_command import good_player
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app

@@ -1,6 +1,5 @@
 """Games against a frozen model: what it is asked, what stays out of the tensors, what an outage costs."""
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 from rollout.opponent_server import OpponentServer, opponent_server
 from serving import as_new, completion
-from support import ERROR_NOTE, NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
+from support import NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
 
-from medserl_agentloop.core.client import NoAnswer
-from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.metrics import opponent_metrics
-from medserl_agentloop.core.opponent import HttpOpponent, OpponentConfig
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -110,14 +106,6 @@ def test_nothing_but_the_note_crosses_and_no_hidden_reasoning_changes_a_trained_
         assert first[name].equal(second[name]), name
 
 
-def test_reasoning_that_the_server_splits_off_is_put_back(server: OpponentServer) -> None:
-    note_only = f"<note>{REWRITTEN}</note>"
-    server.answer = lambda _: completion(note_only, reasoning_content="the plan")
-    _, record, _ = play([assessment_text()], run=against(server, "assessor"))
-    assert record.attack is not None
-    assert (record.attack.reasoning, record.attack.violations) == ("the plan", [])
-
-
 def test_an_opponents_invalid_attack_ends_the_game_with_nothing_to_train_on(server: OpponentServer) -> None:
     server.answer = lambda _: "no note here"
     run = against(server, "assessor")
@@ -169,18 +157,6 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: di
     }
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server: OpponentServer) -> None:
-    answers: list[Any] = [503, 429, attack_text()]
-    server.answer = lambda _: answers.pop(0)
-    _, record, _ = play([assessment_text()], run=against(server, "assessor", retries=2))
-    assert record.void is None and len(server.chats) == 3
-
-    answers += [400, attack_text()]
-    _, record, _ = play([], run=against(server, "assessor", retries=2))
-    assert record.void is not None and record.void.startswith("opponent failed: HTTP 400: ")
-    assert len(server.chats) == 4
-
-
 def test_a_note_cannot_end_the_opponents_chat_turn(server: OpponentServer) -> None:
     """Or an attacker would learn to answer in the assessor's place."""
     server.answer = lambda _: assessment_text("safe")
@@ -207,28 +183,6 @@ def test_a_note_with_special_tokens_comes_back_unchanged_but_for_the_attack(serv
     assert record.presented_note == seed.replace("candida", "giardia")
 
 
-def test_the_api_key_comes_from_the_environment(server: OpponentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPPONENT_KEY", "s3cret")
-    server.answer = lambda _: attack_text()
-    play([assessment_text()], run=against(server, "assessor", api_key_env="OPPONENT_KEY"))
-    assert server.chats[0]["authorization"] == "Bearer s3cret"
-
-
-TURN = Turn("attacker", Prompt(()), max_tokens=5)
-
-
-def test_no_more_requests_are_in_flight_than_configured(server: OpponentServer) -> None:
-    server.delay_s = 0.2
-    opponent = HttpOpponent(OpponentConfig(kind="endpoint", url=server.url, concurrency=1), [])
-
-    async def seconds() -> float:
-        start = asyncio.get_running_loop().time()
-        await asyncio.gather(*(opponent.play(TURN, [{"role": "user", "content": "x"}]) for _ in range(3)))
-        return asyncio.get_running_loop().time() - start
-
-    assert asyncio.run(seconds()) >= 0.6  # one after another
-
-
 def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
     server.weight_version = "global_step_40"
@@ -238,6 +192,6 @@ def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentSer
 
 
 def test_a_pool_server_with_other_weights_plays_no_game(server: OpponentServer) -> None:
-    opponent = HttpOpponent(OpponentConfig(kind="pool", url=server.url, retries=0), [])
-    with pytest.raises(NoAnswer, match="weights 'default', which are not of the pool"):
-        asyncio.run(opponent.play(TURN, [{"role": "user", "content": ERROR_NOTE}]))
+    server.answer = lambda _: attack_text()
+    _, record, _ = play([], run=against(server, "assessor", kind="pool"))
+    assert record.void == "opponent failed: the server played with weights 'default', which are not of the pool"

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.chat_server import MODEL, ChatServer
+from evaluation.test_play import good_player
 from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
-from play.chat_server import MODEL, ChatServer
-from play.test_play_command import good_player
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app

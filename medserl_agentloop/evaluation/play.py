@@ -1,14 +1,18 @@
-"""``medserl play``: the options, the progress, and what is said at the end."""
+"""Games outside of a run: their rows and players, a match of two, and ``medserl play`` against a served model.
+
+Tournament, probe and evaluation get their models here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import pyarrow.parquet as pq
 import typer
@@ -18,15 +22,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
+from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS
+from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.interaction import Interaction, play_game
+from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game, play_in_step
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
-from medserl_agentloop.games.medical.types import Category
-from medserl_agentloop.play.endpoint import EndpointOptions, EndpointPlayer
+from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+
+if TYPE_CHECKING:
+    from medserl_agentloop.evaluation.local_models import LocalModel
+
+Model: TypeAlias = "ServedModel | LocalModel"
+"""A model that can take either role: behind a server, or on this machine. Its ``name`` goes into the records."""
 
 
 def play(
@@ -59,18 +73,10 @@ def play(
         started = draw_games(interaction, data, games, seed)
         if isinstance(config, MedicalConfig):
             check_judge(config, started)
-        options = EndpointOptions(
-            url=endpoint,
-            model=model,
-            api_key_env=api_key_env,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            timeout_s=timeout,
-            concurrency=concurrency,
-        )
-        served = EndpointPlayer(options)
-        records = asyncio.run(_play(interaction, started, served, StepFile(output), console))
+        options = server_options(endpoint, model, api_key_env=api_key_env, timeout_s=timeout, concurrency=concurrency)
+        # Without a tokenizer no game knows how long its texts are, so the option says the turns' budget.
+        served = ServedModel(options.client(PATH), seed=seed, max_tokens=max_tokens, temperature=temperature)
+        records = asyncio.run(_play(interaction, started, served, concurrency, StepFile(output), console))
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
@@ -82,6 +88,29 @@ def play(
     say(console, f"games: {output}")
     if void.total() == len(records):
         raise typer.Exit(1)
+
+
+def server_options(url: str, model: str, **options: Any) -> ServerOptions:
+    """How a server is asked; ``url`` is the base of its API, and ``/v1`` is added where it has no path."""
+    base = url.strip().rstrip("/")
+    base = base if "/" in base.partition("://")[2] else f"{base}/v1"
+    return ServerOptions(url=base, model=model, **options)
+
+
+def model_at(
+    place: str, served: str | None, prompts: PromptProfile, template_kwargs: dict[str, Any], **options: Any
+) -> Model:
+    """The model in a folder, or the one that the server at ``place`` calls ``served``, asked by these options."""
+    if place.startswith(("http://", "https://")):
+        if served is None:
+            raise ValueError("a server needs --model, the name of the model it serves")
+        extra = {TEMPLATE_KWARGS: template_kwargs} if template_kwargs else {}
+        return ServedModel(server_options(place, served, extra_body=extra, **options).client(PATH))
+    if served is not None:
+        raise ValueError("--model names the model of a server, whose address begins with http:// or https://")
+    from medserl_agentloop.evaluation.local_models import load_player  # loads verl
+
+    return load_player(place, prompts, template_kwargs)
 
 
 def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
@@ -121,10 +150,52 @@ def draw_games(interaction: Interaction[Any, Any], file: Path, count: int, seed:
     return games
 
 
+async def play_match(
+    attacker: Model,
+    assessor: Model,
+    specs: Sequence[GameSpec],
+    config: MedicalConfig,
+    *,
+    temperature: float,
+    budgets: Mapping[Role, int] | None = None,
+    seed: int,
+    attacks: dict[int, Reply | NoReplyError] | None = None,
+) -> list[MedicalRecord]:
+    """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
+
+    ``budgets`` are the most tokens of each role's turn; those of ``config`` if not given. Each game has random numbers
+    of its own, whatever batch it is in, which follow ``seed``. ``attacks`` holds the attacker's turns, by the number of
+    the game, that were played against another assessor; turns that are not in it are played and put there.
+    """
+    interaction = MedicalGameInteraction(config)
+    games = [interaction.new_game(asdict(spec)) for spec in specs]
+    known = {} if attacks is None else attacks
+    if budgets is None:
+        longest = max(attacker.count(spec.seed_note) for spec in specs)
+        budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
+
+    async def answer(name: str, turns: Mapping[int, Turn]) -> list[Reply | NoReplyError]:
+        role = Role(name)
+        model, given = (attacker, known) if role is Role.ATTACKER else (assessor, {})
+        new = {number: turn for number, turn in turns.items() if number not in given}
+        async with aclosing(model.answers(new, budget=budgets[role], temperature=temperature, seed=seed)) as answers:
+            async for number, reply in answers:
+                given[number] = reply
+        return [given[number] for number in turns]
+
+    await play_in_step(interaction, games, answer)
+    await asyncio.gather(*(interaction.score(game.record) for game in games))
+    for game in games:  # who never got a turn is named too: an invalid attack belongs to its pairing
+        names = {Role.ATTACKER.value: attacker.name, Role.ASSESSOR.value: assessor.name}
+        game.record.players = names if game.record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
+    return [game.record for game in games]
+
+
 async def _play(
     interaction: Interaction[Any, Any],
     games: Sequence[Any],
-    served: EndpointPlayer,
+    served: ServedModel,
+    concurrency: int,
     output: StepFile,
     console: Console,
 ) -> list[GameRecord]:
@@ -133,7 +204,7 @@ async def _play(
     progress = Progress(*columns, console=console)
     bar = progress.add_task("", total=len(games))
     players = dict.fromkeys(interaction.roles, served)
-    places = asyncio.Semaphore(served.options.concurrency)
+    places = asyncio.Semaphore(concurrency)
     void = 0
 
     async def one(number: int, game: Any) -> GameRecord:
@@ -148,13 +219,12 @@ async def _play(
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
         return cast(GameRecord, record)
 
-    async with aclosing(served):
-        await served.check()
-        with progress:
-            tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:  # of one that failed, or of Ctrl-C: the others must not go on without a server
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    await served.check()
+    with progress:
+        tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # of one that failed, or of Ctrl-C: the others must not go on
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

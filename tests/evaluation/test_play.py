@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from evaluation.chat_server import MODEL, ChatServer
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from note_files import SAMPLE
-from play.chat_server import MODEL, ChatServer
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app

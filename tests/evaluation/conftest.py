@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from evaluation.chat_server import ChatServer, chat_server
 from game.builders import spec
-from play.chat_server import ChatServer, chat_server
 from serving import as_new
 
 from medserl_agentloop.data.conversion import write_parquet

@@ -1,1 +1,0 @@
-"""Playing games without verl: models behind an OpenAI-compatible server, and people at a terminal."""

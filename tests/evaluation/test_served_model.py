@@ -1,0 +1,121 @@
+"""A served model as a player: what it is asked, and why there may be no reply. tests/test_chat.py has the rest."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from evaluation.chat_server import MODEL, ChatServer
+from evaluation.mock_server import MODEL as ENGINE_MODEL
+from evaluation.mock_server import mock_server
+from game.builders import CLEAN_NOTE
+
+from medserl_agentloop.core.chat import PATH
+from medserl_agentloop.core.interaction import NoReplyError, Reply
+from medserl_agentloop.core.served_model import ServedModel
+from medserl_agentloop.evaluation.play import server_options
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
+
+T = TypeVar("T")
+MESSAGES = load_profile().messages(Role.ASSESSOR, Category.VANILLA_BENIGN, CLEAN_NOTE)
+
+
+def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
+    return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
+
+
+def ask(url: str, use: Callable[[ServedModel], Awaitable[T]], model: str = MODEL, **fields: Any) -> T:
+    async def asked() -> T:
+        http = server_options(url, model, timeout_s=5.0, retries=1).client(PATH)
+        return await use(ServedModel(http, **fields))
+
+    return asyncio.run(asked())
+
+
+def reply(server: ChatServer, note: str = CLEAN_NOTE, **fields: Any) -> Reply:
+    one = turn(note)
+    return ask(server.url, lambda player: player.reply(one, one.prompt.filled()), **fields)
+
+
+def test_the_model_gets_the_profile_s_messages_the_turn_s_budget_and_the_sampling(server: ChatServer) -> None:
+    reply(server, temperature=0.3, seed=5)
+    reply(server, max_tokens=9)
+    first, second = server.requests
+    assert first["messages"] == MESSAGES
+    assert (first["model"], first["temperature"], first["max_tokens"]) == (MODEL, 0.3, 77)
+    assert set(first) == {"model", "messages", "temperature", "max_tokens", "seed"}
+    assert second["max_tokens"] == 9 and "seed" not in second
+
+
+def test_a_turn_s_seed_follows_the_seed_and_the_note_and_the_sample(server: ChatServer) -> None:
+    async def batch(player: ServedModel) -> None:
+        async for _ in player.answers({0: turn(), 1: turn()}, budget=5, temperature=0.5, seed=1):
+            pass
+
+    async def twice(player: ServedModel) -> None:
+        for _ in range(2):
+            await player.reply(turn(), turn().prompt.filled())
+
+    for seed, note in ((1, CLEAN_NOTE), (1, CLEAN_NOTE), (2, CLEAN_NOTE), (1, "b")):
+        reply(server, note, seed=seed)
+    first, again, other_seed, other_note = (body["seed"] for body in server.requests)
+    assert first == again and len({first, other_seed, other_note}) == 3 and 0 <= first < 2**31
+    ask(server.url, twice, seed=1)
+    counted = {body["seed"] for body in server.requests[4:]}
+    ask(server.url, batch)
+    assert counted == {body["seed"] for body in server.requests[6:]} and len(counted) == 2 and first in counted
+    assert {(body["max_tokens"], body["temperature"]) for body in server.requests[6:]} == {(5, 0.5)}
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
+    one = turn(prefix="Sure. ")
+    answer = ask(server.url + suffix, lambda player: player.reply(one, one.prompt.filled()))
+    assert answer == Reply("?", tokens=12, prefill="Sure. ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
+)
+def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
+    async def batch(player: ServedModel) -> list[Any]:
+        return [one async for one in player.answers({3: turn()}, budget=5, temperature=0.0, seed=0)]
+
+    server.answer = lambda role, prompt: answer
+    with pytest.raises(NoReplyError, match=reason):
+        reply(server)
+    [(number, error)] = ask(server.url, batch)
+    assert number == 3 and isinstance(error, NoReplyError)
+
+
+def test_a_turn_ends_where_the_profile_says_stop_and_keeps_the_string() -> None:
+    with mock_server(lambda prompt: "<answer>verdict: safe</answer> and on and on") as engine:
+        whole, stopped = (
+            ask(engine.url, lambda player, one=one: player.reply(one, one.prompt.filled()), ENGINE_MODEL)
+            for one in (turn(), turn(stop=("</answer>",)))
+        )
+    assert whole.text.endswith("and on and on")
+    assert stopped.text == "<answer>verdict: safe</answer>"
+    first, second = engine.bodies
+    assert "stop" not in first and second["stop"] == ["</answer>"]
+
+
+# --- before the first game ---
+
+
+@pytest.mark.parametrize("models", [{"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3}])
+def test_a_server_that_serves_the_model_or_does_not_say_is_accepted(server: ChatServer, models: Any) -> None:
+    server.models = models
+    ask(server.url, ServedModel.check)
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [({"data": [{"id": "other-1b"}]}, "--model is one of other-1b"), (401, "with --api-key-env")],
+)
+def test_a_server_that_cannot_play_is_refused(server: ChatServer, models: Any, says: str) -> None:
+    server.models = models
+    with pytest.raises(ValueError, match=says):
+        ask(server.url, ServedModel.check)
