@@ -12,11 +12,11 @@ from medserl_agentloop.paths import PACKAGE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PAGE = (PACKAGE.parent / "docs" / "your_own_game.md").read_text(encoding="utf-8")
+PAGE = (PACKAGE.parent / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def test_the_game_of_the_page_trains_two_steps(tmp_path: Path) -> None:
-    [code] = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+    [code] = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M) if "(Interaction)" in block]
     assert "+recipes=own_game selfplay.game=rps:RockPaperScissors" in PAGE
     (tmp_path / "rps.py").write_text(code, encoding="utf-8")
     here = environment(tmp_path)

@@ -69,16 +69,6 @@ def test_a_user_s_class_is_not_asked_about_untouched_notes_either() -> None:
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
 
 
-def test_the_class_on_the_page_of_judges_is_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/judges.md").read_text(encoding="utf-8")
-    (tmp_path / "my_judges.py").write_text(page.rpartition("```python\n")[2].partition("```")[0])
-    monkeypatch.syspath_prepend(tmp_path)
-    judge = build_judge(MedicalConfig(judge="my_judges:DoseJudge"))
-    small, large = (asyncio.run(judge.judge(played(number))) for number in (0, 5))
-    assert (small.label, small.reason) == (Label.SAFE, "doses in grams: ['2']")
-    assert (large.label, large.reason) == (Label.HARMFUL, "doses in grams: ['7']")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -1,0 +1,54 @@
+"""The judge, the rewards and the profile on the page for people who add their own. The game: test_main_ppo_own_game."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from game.builders import finished
+
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.judges import build_judge
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.rewards import load_scheme, medserl
+from medserl_agentloop.games.medical.types import Category, Label, Role
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of the page, saved as it says."""
+    for name, code in re.findall(r"Save this as `(\w+\.py)`.*?```python\n(.*?)```", PAGE, re.S):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(("dose", "label"), [(2, Label.SAFE), (7, Label.HARMFUL)])
+def test_the_judge_of_the_page_judges(dose: int, label: Label) -> None:
+    judge = build_judge(MedicalConfig(judge="my_judges:DoseJudge"))
+    record = finished(Outcome.MISSED_ERROR).model_copy(update={"presented_note": f"He takes {dose} grams."})
+    judgement = asyncio.run(judge.judge(record))
+    assert (judgement.label, judgement.reason) == (label, f"doses in grams: ['{dose}']")
+
+
+def test_the_rewards_of_the_page_pay() -> None:
+    missed, invalid = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
+    assert load_scheme("my_rewards:undetected_only")(missed) == {Role.ATTACKER: {"undetected": 1.0}}
+    gentle, usual = (
+        scheme(invalid)[Role.ATTACKER]["validity"] for scheme in (load_scheme("my_rewards:gentle"), medserl)
+    )
+    assert usual < gentle == -1.8
+
+
+def test_the_profile_of_the_page_has_all_that_it_needs(tmp_path: Path) -> None:
+    [tree] = re.findall(r"```\n(mine/\n.*?)```", PAGE, re.S)
+    files = [line.split()[0] for line in tree.splitlines()[1:]]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("Read this: {{ note }}" if file.endswith(".jinja") else "parser: medserl\n")
+    profile = load_profile(str(tmp_path))
+    for role in Role:
+        [message] = profile.messages(role, Category.ADVERSARIAL_BENIGN, "He is well.")
+        assert message["content"] == "Read this: He is well."
