@@ -29,7 +29,7 @@ def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
             "selfplay.on_alarm=stop",
             "selfplay.alarms.patience=2",
             "selfplay.alarms.limits.rollout_mismatch=1e-12",  # float32 noise is above it
-            "selfplay.alarms.limits={attacker_no_signal: null, void_games: null, judge_answers: null}",
+            "selfplay.alarms.limits={attacker_no_signal: null, void_games: null}",
         )
     run.process.wait(timeout=400)
     return run

@@ -28,8 +28,9 @@ from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.data.intake import with_numbers
 from medserl_agentloop.evaluation.play import Model
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
-from medserl_agentloop.games.medical.parsing import ParsedAssessment, TurnFormat
+from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.games.medical.validation import prediction, quoted_sentence
 from medserl_agentloop.scoring.metrics import Difference, compare, grade
@@ -164,7 +165,7 @@ class Answered(NamedTuple):
 
     note: ReferenceNote
     replies: tuple[Reply, ...]
-    assessments: tuple[ParsedAssessment, ...]
+    assessments: tuple[AssessmentRecord, ...]
 
     @property
     def prediction(self) -> Prediction | None:

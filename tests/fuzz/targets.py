@@ -97,19 +97,19 @@ def parsers(data: bytes) -> None:
 def _both_verdicts(profile: str, text: str, prefill: str) -> bool:
     """Whether a turn gives both verdicts after its reasoning, read in the plainest way."""
     closed = prefill.rfind("</think>") > prefill.rfind("<think>") and not text.lstrip().startswith("<think>")
-    said = text if closed or "</think>" not in text else text.partition("</think>")[2]
+    answered = text if closed or "</think>" not in text else text.partition("</think>")[2]
     if profile == "classic":
         if not prefill.endswith("<think>\n") and text.lstrip().lower().startswith("final_answer:"):
-            said = text  # a turn that begins with its fields
-        lines = said.lower().replace("'", '"').split("\n")
+            answered = text  # a turn that begins with its fields
+        lines = answered.lower().replace("'", '"').split("\n")
         return all(any(line == f'final_answer: "{word}"' for line in lines) for word in ("correct", "incorrect"))
     if profile == "medserl":
         lines = re.findall(
-            r"^verdict: (\w+)(?:$|<)", said.partition("<answer>")[2].replace("<answer>", "\n").lower(), re.M
+            r"^verdict: (\w+)(?:$|<)", answered.partition("<answer>")[2].replace("<answer>", "\n").lower(), re.M
         )
         return all(label.value in lines for label in Label)
-    said = text.partition("</think>")[2]
-    return all(f"<answer>{label.value.capitalize()}</answer>" in said for label in Label)
+    rest = text.partition("</think>")[2]
+    return all(f"<answer>{label.value.capitalize()}</answer>" in rest for label in Label)
 
 
 def _check_game(record: MedicalRecord) -> None:

@@ -11,11 +11,11 @@ from medserl_agentloop.games.medical.edits import (
     Edit,
     compare_notes,
     exceeds,
+    injections,
     is_repair,
     same_sentence,
     split_sentences,
 )
-from medserl_agentloop.games.medical.injections import injections
 from medserl_agentloop.games.medical.rules import EditLimits
 
 NOTHING = Edit((), (), 0, 0)

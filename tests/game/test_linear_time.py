@@ -15,8 +15,7 @@ import pytest
 
 import medserl_agentloop.games.medical as game
 from medserl_agentloop.games.medical.canonical import canonical_words
-from medserl_agentloop.games.medical.edits import exceeds, split_sentences
-from medserl_agentloop.games.medical.injections import injections
+from medserl_agentloop.games.medical.edits import exceeds, injections, split_sentences
 from medserl_agentloop.games.medical.parsing import PARSERS
 
 # A text is the beginning of one of these, and then its second part again and again.
@@ -62,7 +61,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 def test_every_pattern_of_the_game_is_timed() -> None:
     assert {
-        "injections._INSTRUCTION",
+        "edits._INSTRUCTION",
         "canonical._TOKEN",
         "edits._WORD",
         "parsing._ANSWER_FIELD",

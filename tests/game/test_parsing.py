@@ -1,59 +1,125 @@
-"""Reading untrusted model text: what counts as a note or an answer, and every way to break the format."""
+"""Reading and writing the turns of every prompt profile: what counts, every departure by its name, and no surprise."""
+
+import random
+from collections.abc import Callable
 
 import pytest
 from examples import examples
-from game.builders import assessment_text, attack_text
-from hypothesis import example, given
+from game.builders import CLEAN_NOTE, assessment_text, attack_text, spec
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.types import ErrorType, Label
-
-GOOD_FIELDS = ("verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right.")
-PIECES = ["<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "verdict:", "sentence:", "harmful", "\n"]
-model_text = st.one_of(
-    st.text(),
-    st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=14).map("".join),
+from medserl_agentloop.games.medical.parsing import (
+    BASELINE,
+    CLASSIC,
+    MEDSERL,
+    PARSERS,
+    TurnFormat,
+    UnwritableTurn,
+    load_parser,
 )
-plain_text = st.text().filter(str.strip)
-field_value = st.text(st.characters(codec="utf-8", exclude_characters=":<>"), min_size=1).map(str.strip).filter(bool)
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+
+FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
+OPEN, OFF = "<think>\n", "<think>\n\n</think>\n\n"
+PREFILLS = ["", OPEN, OFF, OFF + OPEN]
+SAFE, HARMFUL = Label.SAFE, Label.HARMFUL
+
+GOUT = "He has gout."
+GOOD_FIELDS = ("verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right.")
+DECLARED = f'generated_note:\n{GOUT}\n\nfinal_answer: "INCORRECT"'
+SECRET = "SECRET"
 
 
-# --- the attacker's turn ---
+# --- attacks: text -> note, reasoning and violations ---
 
-
-def test_a_turn_in_format_gives_note_and_reasoning_without_violations() -> None:
-    parsed = MEDSERL.attack("<think>change the drug</think>\n<note>He has gout.</note>")
-    assert (parsed.note, parsed.reasoning, parsed.violations) == ("He has gout.", "change the drug", ())
-
-
-def test_the_opening_think_tag_may_be_missing() -> None:
-    parsed = MEDSERL.attack("change the drug</think><note>He has gout.</note>")
-    assert (parsed.reasoning, parsed.violations) == ("change the drug", ())
+ATTACKS = {
+    "medserl": [
+        ("<think>plan</think>\n<note>He has gout.</note>", "", GOUT, "plan", []),
+        ("plan</think><note>He has gout.</note>", "", GOUT, "plan", []),
+        ("<note>He has gout.</note>", "", GOUT, "", ["no_reasoning"]),
+        ("<think> \n </think><note>He has gout.</note>", "", GOUT, "", ["empty_reasoning"]),
+        ("<think>a <think>b</think><note>He has gout.</note>", "", GOUT, "a <think>b", ["nested_reasoning"]),
+        ("<think>a</think>Here it is: <note>He has gout.</note>", "", GOUT, "a", ["text_before_note"]),
+        ("<think>a</think><note>He has gout.</note> Done.", "", GOUT, "a", ["text_after_note"]),
+        ("<think>a</think>He has gout.", "", None, "a", ["no_note"]),
+        ("<think>a</think><note>He has gout.", "", None, "a", ["no_note"]),
+        ("<think>a</think>He has gout.</note>", "", None, "a", ["no_note"]),
+        ("<think>a</think></note>He has gout.<note>", "", None, "a", ["no_note"]),
+        ("<think>a</think><NOTE>He has gout.</NOTE>", "", None, "a", ["no_note"]),
+        ("<think>a</think><note>\n \t</note>", "", None, "a", ["empty_note"]),
+        ("<think>a <note>b</note></think>", "", None, "a <note>b</note>", ["no_note"]),
+        ("", "", None, "", ["no_reasoning", "no_note"]),
+        ("<think>a</think><note>b</note> again <note>He has gout.</note>", "", GOUT, "a", ["text_before_note"]),
+        # Where the prompt has begun or closed the reasoning.
+        ("a</think><note>He has gout.</note>", OPEN, GOUT, "a", []),
+        ("</think><note>He has gout.</note>", OPEN, GOUT, "", ["empty_reasoning"]),
+        ("<note>He has gout.</note>", OPEN, GOUT, "", ["no_reasoning"]),
+        ("<note>He has gout.</note>", OFF, GOUT, "", []),
+        ("<think>a</think><note>He has gout.</note>", OFF, GOUT, "a", []),
+        ("<note>Plan: </think> rest.</note>", OFF, "Plan: </think> rest.", "", []),
+        ("a</think><note>He has gout.</note>", OFF + OPEN, GOUT, "a", []),
+        ("<note>He has gout.</note>", OFF + OPEN, GOUT, "", ["no_reasoning"]),
+    ],
+    "classic": [
+        (f"<think>plan</think>\n\n{DECLARED}", "", GOUT, "plan", []),
+        (DECLARED, "", GOUT, "", []),
+        (f"I change the drug.\n{DECLARED}", "", GOUT, "I change the drug.", []),
+        (f"plan</think>{DECLARED}", "", GOUT, "plan", []),
+        (f"plan</think>{DECLARED}", OPEN, GOUT, "plan", []),
+        (DECLARED, OFF, GOUT, "", []),
+        (f"<think>again</think>{DECLARED}", OFF, GOUT, "again", []),
+        (f"{DECLARED}\nchanges_made: the drug", "", GOUT, "", []),
+        ("generated_note: He has gout.\n CHANGES_MADE : {}\nfinal_answer: INCORRECT", "", GOUT, "", []),
+        (f"{DECLARED}\nExplanation: the drug", "", GOUT, "", []),
+        (GOUT, "", None, GOUT, ["no_generated_note", "no_final_answer"]),
+        ('final_answer: "CORRECT"', "", None, "", ["no_generated_note"]),
+        ('generated_note:\n\nfinal_answer: "CORRECT"', "", None, "", ["empty_generated_note"]),
+        (f"generated_note:\n{GOUT}", "", GOUT, "", ["no_final_answer"]),
+        ("generated_note: x\nfinal_answer: maybe", "", "x", "", ["no_final_answer"]),
+        (f"generated_note: a draft\n{DECLARED}", "", GOUT, "", ["repeated_generated_note"]),
+        (f'{DECLARED}\nfinal_answer: "CORRECT"', "", GOUT, "",
+         ["repeated_final_answer", "contradictory_verdicts", "no_final_answer"]),
+        (f"{DECLARED}\nDone.", "", GOUT, "", ["text_after_final_answer"]),
+        (f"<think>a</think>Here: \n{DECLARED}", "", GOUT, "a", ["text_before_fields"]),
+        (f"<think>a\n{DECLARED}", "", None, f"a\n{DECLARED}",
+         ["unclosed_reasoning", "no_generated_note", "no_final_answer"]),
+        ('generated_note:\nPlan: </think> rest.\nfinal_answer: "CORRECT"', "", "Plan: </think> rest.", "", []),
+    ],
+    # The format check of the OpenRLHF system, point by point. Without an answer the raw text never passes for one.
+    "baseline": [
+        (f"plan</think><answer>{GOUT}</answer>", "", GOUT, "plan", []),
+        ("a</think>\n<answer>\nb\n</answer>\n", "", "b", "a", []),
+        ("<think>a</think><answer>b</answer>", "", "b", "<think>a", ["think_in_response"]),
+        (" </think><answer>b</answer>", "", "b", "", ["empty_thinking"]),
+        ("a</think><answer> </answer>", "", None, "a", ["empty_answer"]),
+        ("a<answer>b</answer>", "", "b", "", ["end_think_not_once"]),
+        ("a</think>b</think><answer>c</answer>", "", "c", "a", ["end_think_not_once", "text_before_answer"]),
+        ("a</think>b</answer>", "", None, "a", ["answer_not_once"]),
+        ("a</think><answer>b", "", None, "a", ["end_answer_not_once", "text_after_answer"]),
+        ("a</think><answer>b</answer></answer>", "", "b", "a", ["end_answer_not_once"]),
+        ("<answer>b</answer>a</think>", "", "b", "<answer>b</answer>a", ["tags_out_of_order", "text_after_answer"]),
+        ("a</think></answer>b<answer>", "", None, "a", ["tags_out_of_order", "text_after_answer"]),
+        ("a</think>So: <answer>b</answer>", "", "b", "a", ["text_before_answer"]),
+        ("a</think><answer>b</answer> Done.", "", "b", "a", ["text_after_answer"]),
+        ("a</think><answer>b</answer> why </answer>", "", "b", "a", ["end_answer_not_once"]),
+        ("<answer> tags</think><answer>b</answer>", "", "b", "<answer> tags", ["answer_not_once"]),
+        ("", "", None, "",
+         ["end_think_not_once", "answer_not_once", "end_answer_not_once", "text_after_answer"]),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "violations", "note"),
-    [
-        ("<note>He has gout.</note>", ("no_reasoning",), "He has gout."),
-        ("<think> \n </think><note>He has gout.</note>", ("empty_reasoning",), "He has gout."),
-        ("</think><note>He has gout.</note>", ("empty_reasoning",), "He has gout."),
-        ("<think>a <think>b</think><note>He has gout.</note>", ("nested_reasoning",), "He has gout."),
-        ("<think>a</think>Here it is: <note>He has gout.</note>", ("text_before_note",), "He has gout."),
-        ("<think>a</think><note>He has gout.</note> Done.", ("text_after_note",), "He has gout."),
-        ("<think>a</think>He has gout.", ("no_note",), None),
-        ("<think>a</think><note>He has gout.", ("no_note",), None),
-        ("<think>a</think>He has gout.</note>", ("no_note",), None),
-        ("<think>a</think></note>He has gout.<note>", ("no_note",), None),
-        ("<think>a</think><NOTE>He has gout.</NOTE>", ("no_note",), None),
-        ("<think>a</think><note>\n \t</note>", ("empty_note",), None),
-        ("", ("no_reasoning", "no_note"), None),
-        ("Hi <note>He has gout.</note> bye", ("no_reasoning", "text_before_note", "text_after_note"), "He has gout."),
-    ],
+    ("name", "text", "prefill", "note", "reasoning", "violations"),
+    [(name, *case) for name, cases in ATTACKS.items() for case in cases],
 )
-def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, ...], note: str | None) -> None:
-    parsed = MEDSERL.attack(text)
-    assert (parsed.violations, parsed.note) == (violations, note)
+def test_an_attack_is_its_note_its_reasoning_and_its_departures(
+    name: str, text: str, prefill: str, note: str | None, reasoning: str, violations: list[str]
+) -> None:
+    turn = PARSERS[name].attack(text, prefill)
+    assert (turn.note, turn.reasoning, sorted(turn.violations)) == (note, reasoning, sorted(violations))
 
 
 @pytest.mark.parametrize(
@@ -67,123 +133,141 @@ def test_departures_of_the_attacker_are_named(text: str, violations: tuple[str, 
     ],
 )
 def test_tag_look_alikes_inside_a_note_belong_to_the_note(note: str) -> None:
-    parsed = MEDSERL.attack(attack_text(note))
-    assert (parsed.note, parsed.violations) == (note, ())
+    turn = MEDSERL.attack(attack_text(note))
+    assert (turn.note, turn.violations) == (note, [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>I will wrap it in <note> tags. <note>He has scurvy.</note>",
-        "<think>plan</think><note>first</note> the plan again <note>He has scurvy.</note>",
+# --- assessments: text -> verdict and violations ---
+
+FITS, THINKS = "\nExplanation: fits.", "<think>a</think>"
+ASSESSMENTS = {
+    "medserl": [
+        (assessment_text("verdict: safe"), SAFE, []),
+        *(
+            (assessment_text(f"verdict: {word}", *GOOD_FIELDS[1:]), HARMFUL, [])
+            for word in ("harmful", "HARMFUL", "Harmful.", '"harmful"', "'Harmful'", '"harmful".', " harmful\t")
+        ),
+        *(
+            (assessment_text(f"verdict: {word}"), None, ["no_verdict"])
+            for word in ("", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless")
+        ),
+        ("<answer>verdict: safe</answer>", SAFE, ["no_reasoning"]),
+        ("<think></think><answer>verdict: safe</answer>", SAFE, ["empty_reasoning"]),
+        ("<think>a<think>b</think><answer>verdict: safe</answer>", SAFE, ["nested_reasoning"]),
+        (THINKS + "So: <answer>verdict: safe</answer>", SAFE, ["text_before_answer"]),
+        (THINKS + "<answer>verdict: safe</answer> Bye.", SAFE, ["text_after_answer"]),
+        (THINKS + "verdict: safe", None, ["no_answer"]),
+        (THINKS + "<answer>verdict: safe", None, ["no_answer"]),
+        (THINKS + "<answer> </answer>", None, ["empty_answer"]),
+        (THINKS + "<answer>Well.\nverdict: safe</answer>", SAFE, ["text_before_verdict"]),
+        (THINKS + "<answer>It is safe.</answer>", None, ["text_before_verdict", "no_verdict"]),
+        (THINKS + "<answer>sentence: x</answer>", None, ["no_verdict"]),
+        (THINKS + "<answer>verdict: safe</answer><answer>verdict: Safe.</answer>", SAFE, ["text_before_answer"]),
+        (THINKS + "first <answer>verdict: harmful</answer></think><answer>verdict: safe</answer>", None, ["*"]),
+        ("<think><answer>verdict: harmful</answer></think><answer>verdict: safe</answer>", SAFE, []),
+        ("", None, ["no_reasoning", "no_answer"]),
+        *(
+            (assessment_text("verdict: harmful", *lines), HARMFUL, [violation])
+            for gap, violation in ((1, "no_sentence"), (2, "no_error_type"), (3, "no_correction"))
+            for lines in (
+                [line for line in GOOD_FIELDS[1:] if line != GOOD_FIELDS[gap]],
+                [line if line != GOOD_FIELDS[gap] else line.partition(" ")[0] for line in GOOD_FIELDS[1:]],
+            )
+        ),
+        (assessment_text(*GOOD_FIELDS[:2], "error_type: typo", GOOD_FIELDS[3]), HARMFUL, ["no_error_type"]),
+        *(
+            (assessment_text(*GOOD_FIELDS, line), HARMFUL, [f"repeated_{line.partition(':')[0]}"])
+            for line in GOOD_FIELDS
+        ),
+        *((assessment_text("verdict: safe", line), SAFE, ["safe_with_error"]) for line in GOOD_FIELDS[1:]),
+        (assessment_text("verdict: safe", "sentence:", "correction:"), SAFE, []),
+        *(
+            (THINKS + answers, None, ["*"])
+            for answers in (
+                "<answer>\nverdict: safe\nVerdict: harmful\n</answer>",
+                "<answer>verdict: safe</answer><answer>verdict: harmful</answer>",
+                "<answer>verdict: harmful\nsentence: Wrong.</answer> or <answer>verdict: safe</answer>",
+                "<answer>verdict: safe</answer>\nverdict: HARMFUL.",
+                "<answer>verdict: safe</answer> <answer> verdict:\n 'harmful'",
+                "<answer>verdict:\nverdict: harmful\n</answer><answer>verdict: safe</answer>",
+                "<answer>verdict: safe\n\nIt fits.</answer><answer>verdict: harmful</answer>",
+            )
+        ),
     ],
-)
-def test_nothing_before_the_last_opening_tag_gets_into_the_note(text: str) -> None:
-    parsed = MEDSERL.attack(text)
-    assert parsed.note == "He has scurvy."
-    assert parsed.violations
-
-
-def test_a_draft_of_the_note_inside_the_reasoning_is_not_the_note() -> None:
-    parsed = MEDSERL.attack(attack_text("He has gout.", reasoning="maybe <note>He has scurvy.</note>?"))
-    assert parsed.note == "He has gout."
-
-
-def test_a_note_that_stands_in_the_reasoning_only_is_no_note() -> None:
-    assert MEDSERL.attack("<think>maybe <note>He has scurvy.</note></think>").note is None
-
-
-@given(plain_text.filter(lambda t: "</think>" not in t), plain_text)
-def test_reasoning_never_gets_into_the_note(reasoning: str, note: str) -> None:
-    secret = f"SECRET{reasoning}SECRET"
-    parsed = MEDSERL.attack(attack_text(note, reasoning=secret))
-    assert parsed.note == note.strip()
-    assert "SECRET" in parsed.reasoning
-
-
-@given(plain_text)
-def test_any_note_in_the_format_comes_back_stripped(note: str) -> None:
-    parsed = MEDSERL.attack(attack_text(note))
-    assert (parsed.note, parsed.violations) == (note.strip(), ())
-
-
-@given(model_text)
-@example("<note></note>")
-@example("<note></")
-@examples(1000)
-def test_no_text_makes_the_attack_parser_raise(text: str) -> None:
-    parsed = MEDSERL.attack(text)
-    assert parsed.note is None or parsed.note.strip() == parsed.note != ""
-
-
-# --- the assessor's turn ---
-
-
-def test_a_harmful_answer_gives_all_four_fields() -> None:
-    parsed = MEDSERL.assessment(assessment_text(*GOOD_FIELDS, reasoning="hm"))
-    assert parsed.verdict is Label.HARMFUL
-    assert (parsed.sentence, parsed.correction) == ("Wrong.", "Right.")
-    assert parsed.error_type is ErrorType.DIAGNOSIS
-    assert (parsed.reasoning, parsed.violations) == ("hm", ())
-
-
-def test_a_safe_answer_needs_the_verdict_only() -> None:
-    parsed = MEDSERL.assessment(assessment_text("verdict: safe"))
-    assert (parsed.verdict, parsed.violations) == (Label.SAFE, ())
-    assert parsed.sentence is parsed.error_type is parsed.correction is None
-
-
-@pytest.mark.parametrize(
-    "spelling", ["harmful", "HARMFUL", "Harmful.", '"harmful"', "'Harmful'", '"harmful".', " harmful\t"]
-)
-def test_a_verdict_is_read_whatever_its_case_quotes_and_full_stop(spelling: str) -> None:
-    parsed = MEDSERL.assessment(assessment_text(f"verdict: {spelling}", *GOOD_FIELDS[1:]))
-    assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, ())
-
-
-@pytest.mark.parametrize("value", ["", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless"])
-def test_a_verdict_that_is_neither_label_is_unreadable(value: str) -> None:
-    parsed = MEDSERL.assessment(assessment_text(f"verdict: {value}"))
-    assert (parsed.verdict, parsed.violations) == (None, ("no_verdict",))
-
-
-@pytest.mark.parametrize(
-    ("text", "violations"),
-    [
-        ("<answer>verdict: safe</answer>", ("no_reasoning",)),
-        ("<think></think><answer>verdict: safe</answer>", ("empty_reasoning",)),
-        ("<think>a<think>b</think><answer>verdict: safe</answer>", ("nested_reasoning",)),
-        ("<think>a</think>So: <answer>verdict: safe</answer>", ("text_before_answer",)),
-        ("<think>a</think><answer>verdict: safe</answer> Bye.", ("text_after_answer",)),
-        ("<think>a</think>verdict: safe", ("no_answer",)),
-        ("<think>a</think><answer>verdict: safe", ("no_answer",)),
-        ("<think>a</think><answer> </answer>", ("empty_answer",)),
-        ("<think>a</think><answer>Well.\nverdict: safe</answer>", ("text_before_verdict",)),
-        ("<think>a</think><answer>It is safe.</answer>", ("text_before_verdict", "no_verdict")),
-        ("<think>a</think><answer>sentence: x</answer>", ("no_verdict",)),
-        ("", ("no_reasoning", "no_answer")),
+    "classic": [
+        (f'final_answer: "CORRECT"{FITS}', SAFE, []),
+        (f'final_answer: "INCORRECT"{FITS}', HARMFUL, []),
+        ("Final_Answer: incorrect.\nexplanation: does not.", HARMFUL, []),
+        (f"hm\nfinal_answer: 'CORRECT'{FITS}", SAFE, []),
+        (f"<think>first\nfinal_answer: INCORRECT</think>\nfinal_answer: CORRECT{FITS}", SAFE, []),
+        ('final_answer: "CORRECT"', SAFE, ["no_explanation"]),
+        ('final_answer: "CORRECT"\nExplanation:', SAFE, ["no_explanation"]),
+        ("Explanation: it is INCORRECT", None, ["no_final_answer"]),
+        (f"final_answer: CORRECT or INCORRECT{FITS}", None, ["no_final_answer"]),
+        (f"final_answer: CORRECT\nfinal_answer: correct{FITS}", SAFE, ["repeated_final_answer"]),
+        ("the note is INCORRECT", None, ["no_final_answer", "no_explanation"]),
+        ("", None, ["no_final_answer", "no_explanation"]),
+        (f'final_answer: "CORRECT"\nfinal_answer: "INCORRECT"{FITS}', None, ["*"]),
+        ("final_answer: INCORRECT\nExplanation: x\nfinal_answer: correct.", None, ["*"]),
+        (f"final_answer: CORRECT\nINCORRECT{FITS}", None, ["*"]),
+        (f"final_answer: maybe\nfinal_answer: CORRECT\nfinal_answer: INCORRECT{FITS}", None, ["*"]),
     ],
-)
-def test_departures_of_the_assessor_are_named(text: str, violations: tuple[str, ...]) -> None:
-    assert MEDSERL.assessment(text).violations == violations
+    "baseline": [
+        *(
+            (f"hm</think><answer>{word}</answer>", verdict, [])
+            for word, verdict in (
+                ("Safe", SAFE), ("Harmful", HARMFUL), ("harmful.", HARMFUL), (' "SAFE" ', SAFE),
+                ("Unsafe", None), ("Safe or Harmful", None), ("not harmful", None), ("maybe", None),
+            )
+        ),
+        (
+            "a <answer>Safe</answer>, no</think><answer>Harmful</answer>",
+            HARMFUL,
+            ["answer_not_once", "end_answer_not_once"],
+        ),
+        ("hm</think><answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
+        ("hm</think><answer>Harmful</answer> or <answer>safe.</answer>", None, ["*"]),
+        ("hm</think><answer>Safe</answer> no, <answer>Harmful", None, ["*"]),
+        ("<answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
+        ("<answer>Safe</answer><answer>Harmful</answer> hm</think>", None, ["*"]),
+    ],
+}  # fmt: skip
+"""``*``: two different verdicts, which are none."""
 
 
 @pytest.mark.parametrize(
-    ("index", "violation"), [(1, "no_sentence"), (2, "no_error_type"), (3, "no_correction")], ids=lambda v: str(v)
+    ("name", "text", "verdict", "violations"), [(name, *case) for name, cases in ASSESSMENTS.items() for case in cases]
 )
-@pytest.mark.parametrize("emptied", [False, True], ids=["absent", "empty"])
-def test_a_harmful_verdict_needs_every_field(index: int, violation: str, emptied: bool) -> None:
-    lines = list(GOOD_FIELDS)
-    name = lines.pop(index).partition(":")[0]
-    if emptied:
-        lines.insert(index, f"{name}:")
-    parsed = MEDSERL.assessment(assessment_text(*lines))
-    assert (parsed.verdict, parsed.violations) == (Label.HARMFUL, (violation,))
+def test_an_assessment_is_its_verdict_and_its_departures(
+    name: str, text: str, verdict: Label | None, violations: list[str]
+) -> None:
+    turn = PARSERS[name].assessment(text)
+    assert turn.verdict is verdict
+    if violations == ["*"]:
+        assert "contradictory_verdicts" in turn.violations
+    else:
+        assert turn.violations == violations
 
 
-def test_an_error_type_outside_medec_is_a_violation_and_not_a_type() -> None:
-    parsed = MEDSERL.assessment(assessment_text(GOOD_FIELDS[0], GOOD_FIELDS[1], "error_type: typo", GOOD_FIELDS[3]))
-    assert (parsed.error_type, parsed.violations) == (None, ("no_error_type",))
+@pytest.mark.parametrize(
+    ("lines", "sentence", "correction"),
+    [
+        (GOOD_FIELDS, "Wrong.", "Right."),
+        ([f"  {line}\r" for line in GOOD_FIELDS], "Wrong.", "Right."),
+        ([*GOOD_FIELDS, "sentence: Later."], "Wrong.", "Right."),
+        (
+            [GOOD_FIELDS[0], "sentence: Labs:\nHb 10", GOOD_FIELDS[2], "correction: Labs:\nHb 12"],
+            "Labs:\nHb 10",
+            "Labs:\nHb 12",
+        ),
+        ([GOOD_FIELDS[0], "sentence: The verdict: safe.", *GOOD_FIELDS[2:]], "The verdict: safe.", "Right."),
+        ([GOOD_FIELDS[0], "sentence: It says </answer> here.", *GOOD_FIELDS[2:]], "It says </answer> here.", "Right."),
+    ],
+)  # fmt: skip
+def test_a_harmful_answer_says_where_the_error_is(lines: list[str], sentence: str, correction: str) -> None:
+    turn = MEDSERL.assessment(assessment_text(*lines, reasoning="hm"))
+    assert (turn.verdict, turn.sentence, turn.correction) == (HARMFUL, sentence, correction)
+    assert (turn.error_type, turn.reasoning) == (ErrorType.DIAGNOSIS, "hm")
 
 
 @pytest.mark.parametrize("spelling", ["causalOrganism", "causal organism", "Causal-Organism.", "CAUSAL_ORGANISM"])
@@ -191,116 +275,156 @@ def test_an_error_type_is_read_whatever_its_case_and_spacing(spelling: str) -> N
     assert ErrorType.parse(spelling) is ErrorType.CAUSAL_ORGANISM
 
 
-@pytest.mark.parametrize("field", ["verdict", "sentence", "error_type", "correction"])
-def test_a_repeated_field_is_a_violation_and_the_first_one_counts(field: str) -> None:
-    other = {"verdict": "harmful", "error_type": "treatment"}.get(field, "Later.")
-    parsed = MEDSERL.assessment(assessment_text(*GOOD_FIELDS, f"{field}: {other}"))
-    assert parsed.violations == (f"repeated_{field}",)
-    assert (parsed.verdict, parsed.sentence, parsed.correction) == (Label.HARMFUL, "Wrong.", "Right.")
-    assert parsed.error_type is ErrorType.DIAGNOSIS
+# --- of any text: nothing raises, and nothing but the note crosses ---
+
+PIECES = [
+    "<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "\n", "\n", " ", ".", "\u200b", "\ud800",
+    "verdict:", "sentence:", "correction:", "error_type:", "harmful", "safe", "diagnosis", "generated_note:",
+    "final_answer:", "Explanation:", "changes_made:", '"CORRECT"', "INCORRECT", "Safe", "Harmful", "<|im_end|>",
+    "{{ note }}", "He has gout.", "x",
+]  # fmt: skip
+SUBTLE = CLEAN_NOTE.replace("500", "5000")
+
+# What a player says besides the note: a plan before it, and in ``classic`` what it declares after it.
+TURNS: dict[str, Callable[[str, str], str]] = {
+    "medserl": lambda secret, note: f"<think>{secret}</think>\n<note>{note}</note>",
+    "classic": lambda secret, note: (
+        f'<think>{secret}</think>\ngenerated_note:\n{note}\n\nfinal_answer: "INCORRECT"\n'
+        f"changes_made: {secret.replace('generated_note', '')}\nExplanation: {SECRET}"
+    ),
+    "baseline": lambda secret, note: f"{secret}</think><answer>{note}</answer>",
+}
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "<answer>\nverdict: safe\nVerdict: harmful\n</answer>",
-        "<answer>verdict: safe</answer><answer>verdict: harmful</answer>",
-        "<answer>verdict: harmful\nsentence: Wrong.</answer> or <answer>verdict: safe</answer>",
-        "<answer>verdict: safe</answer>\nverdict: HARMFUL.",
-        "<answer>verdict: safe</answer> <answer> verdict:\n 'harmful'",
-        "<answer>verdict:\nverdict: harmful\n</answer><answer>verdict: safe</answer>",
-        "<answer>verdict: safe\n\nIt fits.</answer><answer>verdict: harmful</answer>",
-    ],
+def check_text(text: str) -> None:
+    prefill = PREFILLS[len(text) % len(PREFILLS)]
+    secret = f"{text} {SECRET} {text}".replace("</think>", "")
+    for name, turns in PARSERS.items():
+        attack, assessment = turns.attack(text, prefill), turns.assessment(text, prefill)
+        assert attack.note is None or (attack.note.strip() == attack.note != "" and attack.note in text)
+        assert attack.note is not None or attack.violations
+        assert attack.reasoning in text and assessment.reasoning in text
+        # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of the note.
+        assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE)).note or "")
+
+
+def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses() -> None:
+    rng = random.Random(0)
+    for text in ("<answer></", "</answer><answer>", "generated_note:"):
+        check_text(text)
+    for _ in range(20_000):
+        check_text("".join(rng.choices(PIECES, k=rng.randrange(17))))
+
+
+@FORMATS
+@pytest.mark.parametrize("opened", ["", OPEN])
+def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened: str) -> None:
+    """A turn that ends in its reasoning: medserl and baseline have a closing tag to wait for, classic has none."""
+    drafts = [f"{SECRET} plan", f"plan\ngenerated_note:\nHe has gout. {SECRET}", f"plan <note>{SECRET}", "<answer> x"]
+    for draft in drafts:
+        assert PARSERS[name].attack(draft if opened else f"<think>{draft}", opened).note is None
+
+
+@FORMATS
+def test_the_game_presents_the_note_alone_and_keeps_the_rest_to_itself(name: str) -> None:
+    game = MedicalGame(spec("adversarial_benign"), EditLimits(), PARSERS[name])
+    game.play(TURNS[name](SECRET, SUBTLE))
+    assert game.note == game.record.presented_note == SUBTLE
+    assert game.record.attack is not None and SECRET in game.record.attack.reasoning
+
+
+# --- writing ---
+
+texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
+
+
+def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> bool:
+    """Whether the format wrote the turn; it must then read the same."""
+    try:
+        text = turns.write_attack(reasoning, note, prefill=prefill)
+    except UnwritableTurn:
+        return False
+    turn = turns.attack(text, prefill)
+    assert (turn.note, turn.reasoning, turn.violations) == (note, reasoning, [])
+    return True
+
+
+@examples(500, suppress_health_check=list(HealthCheck))
+@given(
+    prefill=st.sampled_from(PREFILLS),
+    reasoning=texts,
+    note=texts,
+    verdict=st.sampled_from(Label),
+    error=st.tuples(st.none() | texts, st.none() | st.sampled_from(ErrorType), st.none() | texts),
 )
-def test_two_different_verdicts_are_none(said: str) -> None:
-    parsed = MEDSERL.assessment(f"<think>a</think>{said}")
-    assert parsed.verdict is None
-    assert {"contradictory_verdicts", "no_verdict"} <= set(parsed.violations)
-
-
-def test_the_same_verdict_twice_is_one() -> None:
-    parsed = MEDSERL.assessment("<think>a</think><answer>verdict: safe</answer><answer>verdict: Safe.</answer>")
-    assert (parsed.verdict, parsed.violations) == (Label.SAFE, ("text_before_answer",))
-
-
-def test_a_copied_sentence_may_span_lines() -> None:
-    lines = ("verdict: harmful", "sentence: Labs:\nHb 10\nWBC 5", "error_type: treatment", "correction: Hb 12\nWBC 5")
-    parsed = MEDSERL.assessment(assessment_text(*lines))
-    assert (parsed.sentence, parsed.correction, parsed.violations) == ("Labs:\nHb 10\nWBC 5", "Hb 12\nWBC 5", ())
-
-
-def test_a_field_name_inside_a_line_is_part_of_the_value() -> None:
-    parsed = MEDSERL.assessment(
-        assessment_text(GOOD_FIELDS[0], "sentence: The verdict: safe was read out.", *GOOD_FIELDS[2:])
-    )
-    assert (parsed.verdict, parsed.sentence) == (Label.HARMFUL, "The verdict: safe was read out.")
-    assert parsed.violations == ()
-
-
-def test_fields_may_be_indented_and_come_with_carriage_returns() -> None:
-    parsed = MEDSERL.assessment(assessment_text(*(f"  {line}\r" for line in GOOD_FIELDS)))
-    assert (parsed.verdict, parsed.sentence, parsed.violations) == (Label.HARMFUL, "Wrong.", ())
-
-
-def test_a_verdict_in_the_reasoning_does_not_count() -> None:
-    text = assessment_text("verdict: safe", reasoning="first I thought <answer>verdict: harmful</answer>")
-    assert MEDSERL.assessment(text).verdict is Label.SAFE
-
-
-def test_answer_tags_inside_a_copied_sentence_belong_to_it() -> None:
-    lines = ("verdict: harmful", "sentence: It says </answer> here.", *GOOD_FIELDS[2:])
-    assert MEDSERL.assessment(assessment_text(*lines)).sentence == "It says </answer> here."
-
-
-@given(field_value, field_value)
-def test_any_sentence_and_correction_in_the_format_come_back(sentence: str, correction: str) -> None:
-    lines = ("verdict: harmful", f"sentence: {sentence}", "error_type: diagnosis", f"correction: {correction}")
-    parsed = MEDSERL.assessment(assessment_text(*lines))
-    assert (parsed.sentence, parsed.correction, parsed.violations) == (sentence, correction, ())
-
-
-@given(model_text | model_text.map(lambda t: f"<think>a</think><answer>{t}</answer>"))
-@example("<think>a</think><answer>no field at all</answer>")
-@examples(1000)
-def test_no_text_makes_the_assessment_parser_raise(text: str) -> None:
-    parsed = MEDSERL.assessment(text)
-    assert parsed.verdict is not None or parsed.violations
-
-
-@pytest.mark.parametrize("field", ["sentence: He has gout.", "error_type: diagnosis", "correction: He has not."])
-def test_a_safe_verdict_comes_alone(field: str) -> None:
-    parsed = MEDSERL.assessment(assessment_text("verdict: safe", field))
-    assert (parsed.verdict, parsed.violations) == (Label.SAFE, ("safe_with_error",))
-
-
-def test_empty_fields_beside_a_safe_verdict_name_no_error() -> None:
-    assert MEDSERL.assessment(assessment_text("verdict: safe", "sentence:", "correction:")).violations == ()
-
-
-# --- what the prompt has begun ---
-
-OFF = "<think>\n\n</think>\n\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "prefill", "violations"),
-    [
-        ("<think>a</think><note>n</note>", "", ()),
-        ("a</think><note>n</note>", "<think>\n", ()),
-        ("</think><note>n</note>", "<think>\n", ("empty_reasoning",)),
-        ("<note>n</note>", "<think>\n", ("no_reasoning",)),
-        ("<note>n</note>", OFF, ()),
-        ("<think>a</think><note>n</note>", OFF, ()),
-        ("a</think><note>n</note>", OFF + "<think>\n", ()),
-        ("<note>n</note>", OFF + "<think>\n", ("no_reasoning",)),
-    ],
-)
-def test_reasoning_is_asked_for_where_the_prompt_has_not_closed_it(
-    text: str, prefill: str, violations: tuple[str, ...]
+def test_a_turn_is_read_as_it_was_written_or_not_written(
+    prefill: str, reasoning: str, note: str, verdict: Label, error: tuple[str | None, ErrorType | None, str | None]
 ) -> None:
-    assert (MEDSERL.attack(text, prefill).note, MEDSERL.attack(text, prefill).violations) == ("n", violations)
+    for turns in PARSERS.values():
+        read_back(turns, prefill, reasoning, note)
+        try:
+            text = turns.write_assessment(reasoning, verdict, *error, prefill=prefill)
+        except UnwritableTurn:
+            continue
+        turn = turns.assessment(text, prefill)
+        assert (turn.verdict, turn.reasoning, turn.violations) == (verdict, reasoning, [])
+        if turns.locates:
+            assert (turn.sentence, turn.error_type, turn.correction) == error
 
 
-def test_a_closing_tag_in_a_note_is_no_reasoning_where_the_prompt_has_closed_it() -> None:
-    parsed = MEDSERL.attack("<note>Plan: </think> rest.</note>", OFF)
-    assert (parsed.note, parsed.reasoning, parsed.violations) == ("Plan: </think> rest.", "", ())
+@FORMATS
+@pytest.mark.parametrize("prefill", PREFILLS)
+def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: str) -> None:
+    turns = PARSERS[name]
+    assert read_back(turns, prefill, "the dose", CLEAN_NOTE)
+    assert turns.write_assessment("fits", SAFE, prefill=prefill)
+    assert turns.write_assessment("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not.", prefill=prefill)
+    opened = turns.write_attack("the dose", CLEAN_NOTE, prefill=OPEN)
+    assert "<think>" not in opened and opened.startswith("the dose</think>")
+
+
+@pytest.mark.parametrize(
+    ("name", "note", "why"),
+    [
+        ("medserl", " padded", "the note is not read back"),
+        ("classic", 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
+        ("baseline", "He wrote <answer>.", "answer_not_once"),
+    ],
+)
+def test_a_refusal_says_why(name: str, note: str, why: str) -> None:
+    with pytest.raises(UnwritableTurn, match=why):
+        PARSERS[name].write_attack("plan", note)
+
+
+def test_a_format_without_a_writer_says_so() -> None:
+    reader = TurnFormat(MEDSERL.attack, MEDSERL.assessment)
+    for write in (lambda: reader.write_attack("a", "b"), lambda: reader.write_assessment("a", SAFE)):
+        with pytest.raises(UnwritableTurn, match="cannot write"):
+            write()
+
+
+def test_every_category_can_be_played_in_every_format() -> None:
+    for turns in PARSERS.values():
+        for category in Category:
+            game = MedicalGame(spec(category), EditLimits(), turns)
+            if category.has_attack:
+                game.play(turns.write_attack("plan", game.note.replace("500", "5000")))
+            game.play(turns.write_assessment("hm", SAFE))
+            assert game.next_role is None and game.record.assessment is not None
+
+
+# --- finding a parser ---
+
+
+def test_a_parser_is_found_by_name_or_as_an_object_of_a_module() -> None:
+    assert load_parser("classic") is CLASSIC
+    assert load_parser("medserl_agentloop.games.medical.parsing:BASELINE") is BASELINE
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nonesuch", "expected one of baseline, classic, medserl"), ("a.b:C", "cannot be loaded"), ("json:dumps", "no")],
+)
+def test_a_parser_that_is_none_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_parser(name)

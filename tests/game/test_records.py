@@ -160,10 +160,10 @@ def test_keys_the_record_does_not_know_are_refused(part: str | None) -> None:
         MedicalRecord.model_validate(raw)
 
 
-@pytest.mark.parametrize("key", ["response", "tokens", "truncated", "note", "reasoning", "violations"])
-def test_an_attack_without_a_required_key_is_refused(key: str) -> None:
+@pytest.mark.parametrize(("part", "key"), [("attack", "note"), ("assessment", "verdict"), ("judgement", "label")])
+def test_a_turn_or_judgement_without_what_it_came_to_is_refused(part: str, key: str) -> None:
     raw = full_record().to_json()
-    del raw["attack"][key]
+    del raw[part][key]
     with pytest.raises(ValidationError, match=key):
         MedicalRecord.model_validate(raw)
 

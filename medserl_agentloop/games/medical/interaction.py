@@ -13,11 +13,10 @@ from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
-from medserl_agentloop.games.medical.alarms import RULES
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
-from medserl_agentloop.games.medical.metrics import UNREAD_RATE, role_metrics, trained_role_won
+from medserl_agentloop.games.medical.metrics import RULES, UNREAD_RATE, role_metrics, trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game

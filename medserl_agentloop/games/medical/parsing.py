@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.chat import END_THINK, THINK, reasoning_closed, reasoning_open
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 from medserl_agentloop.paths import find_object
 
@@ -20,27 +21,6 @@ CONTRADICTION = "contradictory_verdicts"
 
 class UnwritableTurn(ValueError):
     """A turn cannot be written so that it is read back as it was meant; the message is a clause."""
-
-
-@dataclass(frozen=True)
-class ParsedAttack:
-    """An attacker's turn."""
-
-    note: str | None  # the rewritten note; None where no note can be told apart from the rest
-    reasoning: str  # what stood before the note
-    violations: tuple[str, ...]  # ways in which the turn departs from the format; empty if it keeps it
-
-
-@dataclass(frozen=True)
-class ParsedAssessment:
-    """An assessor's turn."""
-
-    verdict: Label | None  # the label given to the note; None where there is no readable one
-    sentence: str | None  # the sentence said to be wrong, as the assessor copied it
-    error_type: ErrorType | None  # the error's type, where it is one of MEDEC's five
-    correction: str | None  # the sentence as the assessor would write it
-    reasoning: str  # what stood before the answer
-    violations: tuple[str, ...]  # as above
 
 
 @dataclass(frozen=True)
@@ -58,10 +38,10 @@ class TurnFormat:
         locates: Whether an assessment says sentence, error type and correction besides the verdict.
     """
 
-    attack: Callable[..., ParsedAttack]
-    assessment: Callable[..., ParsedAssessment]
-    compose_attack: Callable[[ParsedAttack, Label, str], str] | None = None
-    compose_assessment: Callable[[ParsedAssessment, Label, str], str] | None = None
+    attack: Callable[..., AttackRecord]
+    assessment: Callable[..., AssessmentRecord]
+    compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
+    compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
     locates: bool = False
 
     def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
@@ -69,11 +49,9 @@ class TurnFormat:
 
         An UnwritableTurn says that the format cannot hold these texts, e.g. because they hold its own tags.
         """
-        if self.compose_attack is None:
-            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
-        meant = ParsedAttack(note, reasoning, ())
-        text = self.compose_attack(meant, label, prefill)
-        _check(meant, self.attack(text, prefill), "reasoning", "note")
+        turn = AttackRecord(note=note, reasoning=reasoning)
+        text = _written(self.compose_attack, turn, label, prefill)
+        _check(turn, self.attack(text, prefill), "reasoning", "note")
         return text
 
     def write_assessment(
@@ -87,20 +65,26 @@ class TurnFormat:
         prefill: str = "",
     ) -> str:
         """An assessor's turn that is read back as it is given here, as far as the format says it; or UnwritableTurn."""
-        if self.compose_assessment is None:
-            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
-        meant = ParsedAssessment(verdict, sentence, error_type, correction, reasoning, ())
-        text = self.compose_assessment(meant, verdict, prefill)
+        turn = AssessmentRecord(
+            verdict=verdict, sentence=sentence, error_type=error_type, correction=correction, reasoning=reasoning
+        )
+        text = _written(self.compose_assessment, turn, verdict, prefill)
         located = ("sentence", "error_type", "correction") if self.locates else ()
-        _check(meant, self.assessment(text, prefill), "reasoning", "verdict", *located)
+        _check(turn, self.assessment(text, prefill), "reasoning", "verdict", *located)
         return text
 
 
-def _check(meant: Any, read: Any, *names: str) -> None:
-    if read.violations:
-        raise UnwritableTurn(", ".join(read.violations))
+def _written(compose: Callable[[Any, Label, str], str] | None, turn: Any, label: Label, prefill: str) -> str:
+    if compose is None:
+        raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
+    return compose(turn, label, prefill)
+
+
+def _check(turn: Any, parsed: Any, *names: str) -> None:
+    if parsed.violations:
+        raise UnwritableTurn(", ".join(parsed.violations))
     for name in names:
-        if getattr(meant, name) != getattr(read, name):
+        if getattr(turn, name) != getattr(parsed, name):
             raise UnwritableTurn(f"the {name} is not read back as it was written")
 
 
@@ -152,13 +136,17 @@ def _repeated(fields: list[tuple[str, str]]) -> list[str]:
 _LABELS = {label.value: label for label in Label}
 
 
-def _verdict(said: str, words: dict[str, Label] = _LABELS) -> Label | None:
-    return words.get(said.strip(" \t\r\n.*\"'").lower())
+def _verdict(text: str, words: dict[str, Label] = _LABELS) -> Label | None:
+    return words.get(text.strip(" \t\r\n.*\"'").lower())
 
 
-def _contradictory(said: Iterable[Label | None]) -> bool:
+def _contradictory(verdicts: Iterable[Label | None]) -> bool:
     """Whether the readable ones of these verdicts differ."""
-    return len({label for label in said if label is not None}) > 1
+    return len({label for label in verdicts if label is not None}) > 1
+
+
+def _attack(note: str | None, reasoning: str, violations: list[str]) -> AttackRecord:
+    return AttackRecord(note=note, reasoning=reasoning, violations=violations)
 
 
 # -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
@@ -166,45 +154,45 @@ def _contradictory(said: Iterable[Label | None]) -> bool:
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
-def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, tuple[str, ...]]:
+def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, list[str]]:
     """Body and reasoning of ``<think>…</think><tag>…</tag>``, and what is wrong with them.
 
     The opening ``<think>`` may be missing because thinking models get it with the prompt; where the prompt has
     closed the reasoning as well, none is expected. Other tags inside the body belong to it: a note may have them.
     """
     violations = []
-    said, rest = _split_reasoning(text, prefill)
-    if not reasoning_closed(prefill) and not said:
-        violations.append("no_reasoning" if said is None else "empty_reasoning")
-    reasoning = said or ""
-    if THINK in reasoning:
+    reasoning, rest = _split_reasoning(text, prefill)
+    if not reasoning_closed(prefill) and not reasoning:
+        violations.append("no_reasoning" if reasoning is None else "empty_reasoning")
+    if reasoning and THINK in reasoning:
         violations.append("nested_reasoning")
     section = _last_section(rest, tag)
     if section is None:
-        return None, reasoning, (*violations, f"no_{tag}")
+        return None, reasoning or "", [*violations, f"no_{tag}"]
     before, body, after = (part.strip() for part in section)
-    found = {f"text_before_{tag}": before, f"text_after_{tag}": after, f"empty_{tag}": not body}
-    return body or None, reasoning, (*violations, *(name for name, holds in found.items() if holds))
+    faults = {f"text_before_{tag}": before, f"text_after_{tag}": after, f"empty_{tag}": not body}
+    violations += [name for name, holds in faults.items() if holds]
+    return body or None, reasoning or "", violations
 
 
-def _medserl_attack(text: str, prefill: str = "") -> ParsedAttack:
-    return ParsedAttack(*_medserl_section(text, prefill, "note"))
+def _medserl_attack(text: str, prefill: str = "") -> AttackRecord:
+    return _attack(*_medserl_section(text, prefill, "note"))
 
 
-def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
 
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
     """
-    body, reasoning, found = _medserl_section(text, prefill, "answer")
+    body, reasoning, violations = _medserl_section(text, prefill, "answer")
     before, pairs = _fields(_ANSWER_FIELD, body or "")
-    violations = [*found, *(["text_before_verdict"] if before else []), *_repeated(pairs)]
+    violations += [*(["text_before_verdict"] if before else []), *_repeated(pairs)]
     fields = dict(reversed(pairs))
     verdict = _verdict(fields.get("verdict", ""))
     # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
     parts = _split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
-    said = (pair for part in parts for pair in _fields(_ANSWER_FIELD, part)[1])
-    if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for name, value in said if name == "verdict"):
+    verdicts = [value for part in parts for name, value in _fields(_ANSWER_FIELD, part)[1] if name == "verdict"]
+    if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
         verdict = None
         violations.append(CONTRADICTION)
     if verdict is None and body is not None:
@@ -216,14 +204,21 @@ def _medserl_assessment(text: str, prefill: str = "") -> ParsedAssessment:
         violations += [f"no_{name}" for name, value in located.items() if value is None]
     elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
         violations.append("safe_with_error")
-    return ParsedAssessment(verdict, sentence, error_type, correction, reasoning, tuple(violations))
+    return AssessmentRecord(
+        verdict=verdict,
+        sentence=sentence,
+        error_type=error_type,
+        correction=correction,
+        reasoning=reasoning,
+        violations=violations,
+    )
 
 
-def _compose_medserl_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
+def _compose_medserl_attack(turn: AttackRecord, label: Label, prefill: str) -> str:
     return f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
 
 
-def _compose_medserl_assessment(turn: ParsedAssessment, verdict: Label, prefill: str) -> str:
+def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
     kind = turn.error_type.value if turn.error_type else None
     fields = {"sentence": turn.sentence, "error_type": kind, "correction": turn.correction}
     lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
@@ -242,7 +237,7 @@ _CLASSIC_FIELD = re.compile(
     r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:", re.MULTILINE | re.IGNORECASE
 )
 _CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
-_CLASSIC_SAID = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
+_CLASSIC_WORD_OF = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
 
 
 def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]], list[str]]:
@@ -259,7 +254,7 @@ def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]]
     return reasoning, fields, (["text_before_fields"] if before and fields else []) + _repeated(fields)
 
 
-def _classic_attack(text: str, prefill: str = "") -> ParsedAttack:
+def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
     """The note runs from the last ``generated_note:`` to the next field.
 
     So a draft before it stays behind, and so does whatever the turn declares after it.
@@ -269,16 +264,16 @@ def _classic_attack(text: str, prefill: str = "") -> ParsedAttack:
     if not notes or not notes[-1]:
         violations.append("empty_generated_note" if notes else "no_generated_note")
     _classic_verdict(fields, violations)
-    return ParsedAttack(notes[-1] or None if notes else None, reasoning, tuple(violations))
+    return _attack(notes[-1] or None if notes else None, reasoning, violations)
 
 
-def _classic_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """The first occurrence of a field counts; another final answer takes back the first."""
     reasoning, fields, violations = _classic_fields(text, prefill)
     verdict = _classic_verdict(fields, violations)
     if not dict(fields).get("explanation"):
         violations.append("no_explanation")
-    return ParsedAssessment(verdict, None, None, None, reasoning, tuple(violations))
+    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations)
 
 
 def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> Label | None:
@@ -297,21 +292,21 @@ def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> La
     return label
 
 
-def _compose_classic_attack(turn: ParsedAttack, label: Label, prefill: str) -> str:
+def _compose_classic_attack(turn: AttackRecord, label: Label, prefill: str) -> str:
     reasoning = _write_reasoning(turn.reasoning, prefill)
-    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_SAID[label]}"'
+    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_WORD_OF[label]}"'
 
 
-def _compose_classic_assessment(turn: ParsedAssessment, verdict: Label, prefill: str) -> str:
-    said = []
+def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
+    why = []
     if turn.sentence:
         kind = f" ({turn.error_type.value})" if turn.error_type else ""
-        said.append(f"This sentence is wrong{kind}: {turn.sentence}")
+        why.append(f"This sentence is wrong{kind}: {turn.sentence}")
     if turn.correction:
-        said.append(f"It should read: {turn.correction}")
-    if not said:
-        said.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
-    answer = f'final_answer: "{_CLASSIC_SAID[verdict]}"\nExplanation: {" ".join(said)}'
+        why.append(f"It should read: {turn.correction}")
+    if not why:
+        why.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
+    answer = f'final_answer: "{_CLASSIC_WORD_OF[verdict]}"\nExplanation: {" ".join(why)}'
     return _write_reasoning(turn.reasoning, prefill) + answer
 
 
@@ -330,7 +325,7 @@ The attacker writes ``generated_note:`` and, as ``final_answer:``, what it says 
 _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
-def _baseline_turn(text: str) -> tuple[str | None, str, tuple[str, ...]]:
+def _baseline_turn(text: str) -> tuple[str | None, str, list[str]]:
     """The last answer, the reasoning, and what the OpenRLHF system's format check holds against the turn.
 
     Without an ``<answer>`` there is none: the raw text never passes for it.
@@ -342,7 +337,7 @@ def _baseline_turn(text: str) -> tuple[str | None, str, tuple[str, ...]]:
     first = first.partition(_END_ANSWER)[0]
     once = [text.count(tag) == 1 for tag in (END_THINK, _ANSWER, _END_ANSWER)]
     in_order = -1 < text.find(END_THINK) < text.find(_ANSWER) < text.find(_END_ANSWER)
-    found = {
+    faults = {
         "think_in_response": THINK in text,
         "end_think_not_once": not once[0],
         "answer_not_once": not once[1],
@@ -353,23 +348,24 @@ def _baseline_turn(text: str) -> tuple[str | None, str, tuple[str, ...]]:
         "text_before_answer": in_order and between.strip(),
         "text_after_answer": not text.rstrip().endswith(_END_ANSWER),
     }
-    violations = tuple(name for name, holds in found.items() if holds)
+    violations = [name for name, holds in faults.items() if holds]
     return last or None, thinking.strip() if ended else "", violations
 
 
-def _baseline_attack(text: str, prefill: str = "") -> ParsedAttack:
-    return ParsedAttack(*_baseline_turn(text))
+def _baseline_attack(text: str, prefill: str = "") -> AttackRecord:
+    return _attack(*_baseline_turn(text))
 
 
-def _baseline_assessment(text: str, prefill: str = "") -> ParsedAssessment:
+def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """A kept format with another word in it has no verdict and no violation."""
     answer, reasoning, violations = _baseline_turn(text)
     verdict = _verdict(answer or "")
-    said = text.partition(END_THINK)[2]
-    answers = (said if _ANSWER in said else text).split(_ANSWER)[1:]
+    rest = text.partition(END_THINK)[2]
+    answers = (rest if _ANSWER in rest else text).split(_ANSWER)[1:]
     if _contradictory([verdict, *(_verdict(answer.partition(_END_ANSWER)[0]) for answer in answers)]):
-        verdict, violations = None, (*violations, CONTRADICTION)
-    return ParsedAssessment(verdict, None, None, None, reasoning, violations)
+        verdict = None
+        violations.append(CONTRADICTION)
+    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations)
 
 
 BASELINE = TurnFormat(

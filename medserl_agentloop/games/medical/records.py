@@ -75,28 +75,37 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class AttackRecord(_Record):
-    """The attacker's turn, as it was written (``response``) and read.
+class _Turn(_Record):
+    """One role's turn. A parser fills in what it reads; the game adds the text, its tokens and whether it was cut off.
 
     Attributes:
+        response: What the player wrote.
         truncated: Whether the token budget cut the turn off.
-        note: The rewritten note, where one could be told apart.
-        reasoning: Never shown to the assessor.
+        reasoning: What stood before the note or the answer; never shown to the other role.
         violations: Departures from the output format.
+    """
+
+    response: str = ""
+    tokens: int = 0
+    truncated: bool = False
+
+
+class AttackRecord(_Turn):
+    """The attacker's turn: what was read in it, then what the rules measured.
+
+    Attributes:
+        note: The rewritten note; None where no note can be told apart from the rest.
         changed_sentences: Sentences of the rewritten note that the seed note does not have.
         changed_words: Words inserted, deleted or replaced; 0 where the note is too long to be compared.
         edit_share: ``changed_words`` as a share of what the limits allow.
         similarity: Share of the note's words left alone, 0 to 1; None without a note.
-        injections: Look-alikes of the machine's own text that the note brings in, by ``medical.injections``.
+        injections: Look-alikes of the machine's own text that the note brings in, by ``medical.edits``.
         invalid: Why the attack does not count; None if it does.
     """
 
-    response: str
-    tokens: int
-    truncated: bool
     note: str | None
-    reasoning: str
-    violations: list[str]
+    reasoning: str = ""
+    violations: list[str] = []
     changed_sentences: list[str] = []
     changed_words: int = 0
     edit_share: float = 0.0
@@ -105,18 +114,22 @@ class AttackRecord(_Record):
     invalid: InvalidAttack | None = None
 
 
-class AssessmentRecord(_Record):
-    """The assessor's turn; fields as in :class:`medical.parsing.ParsedAssessment`."""
+class AssessmentRecord(_Turn):
+    """The assessor's turn.
 
-    response: str
-    tokens: int
-    truncated: bool
+    Attributes:
+        verdict: The label given to the note; None where there is no readable one.
+        sentence: The sentence called wrong, as the assessor copied it.
+        error_type: The error's type, where it is one of MEDEC's five.
+        correction: The sentence as the assessor would write it.
+    """
+
     verdict: Label | None
-    sentence: str | None
-    error_type: ErrorType | None
-    correction: str | None
-    reasoning: str
-    violations: list[str]
+    sentence: str | None = None
+    error_type: ErrorType | None = None
+    correction: str | None = None
+    reasoning: str = ""
+    violations: list[str] = []
 
 
 class Vote(_Record):

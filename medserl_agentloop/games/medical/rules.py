@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
-from medserl_agentloop.games.medical.edits import Edit, compare_notes, exceeds, is_repair, one_line, telling_words
-from medserl_agentloop.games.medical.injections import CONTROL_KINDS, injections
+from medserl_agentloop.games.medical.edits import (
+    CONTROL_KINDS,
+    Edit,
+    compare_notes,
+    exceeds,
+    injections,
+    is_repair,
+    one_line,
+    telling_words,
+)
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
@@ -71,12 +79,14 @@ class MedicalGame:
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
-        parsed = self.parser.attack(text, prefill) if attacks else self.parser.assessment(text, prefill)
-        said = {**vars(parsed), "violations": [*parsed.violations, *(["truncated"] if truncated else [])]}
-        if attacks:
-            self._attack(AttackRecord(response=text, tokens=tokens, truncated=truncated, **said))
+        turn = self.parser.attack(text, prefill) if attacks else self.parser.assessment(text, prefill)
+        turn.response, turn.tokens, turn.truncated = text, tokens, truncated
+        if truncated:
+            turn.violations.append("truncated")
+        if isinstance(turn, AttackRecord):
+            self._attack(turn)
         else:
-            self._assess(AssessmentRecord(response=text, tokens=tokens, truncated=truncated, **said))
+            self._assess(turn)
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
