@@ -39,8 +39,8 @@ MEMORY = {
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
 
-_OF_ROLES = (f"{role.value}_{what}" for role in Role for what in ("reward", "tokens"))
-_GAMES, _TURNS = ["step", "outcome", "right", "invalid", *_OF_ROLES], ["role", "violations", "readable", "truncated"]
+_OF_GAMES = ["step", "outcome", "invalid", *(f"{role.value}_{what}" for role in Role for what in ("reward", "tokens"))]
+_OF_TURNS = ["role", "violations", "readable", "truncated"]
 """The columns that are compared. Texts are not held: a run may have a million games."""
 
 
@@ -90,8 +90,8 @@ def _read(path: Path) -> MeasuredRun:
                 return MeasuredRun(str(path), "", *read_log(path), whole=False)
     games, turns, schemes = [], [], set()
     for part in parts(read_run(path)):
-        games.append(games_frame(part)[_GAMES])
-        turns.append(turns_frame(part)[_TURNS])
+        games.append(games_frame(part)[_OF_GAMES])
+        turns.append(turns_frame(part)[_OF_TURNS])
         schemes |= {record.scheme for record in part}
     return MeasuredRun(
         str(path),
@@ -155,7 +155,7 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     for name in turn.game_outcomes:
         player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
-            columns |= {"outcome": Outcome(outcome).value, "right": Outcome(outcome).is_right}
+            columns["outcome"] = Outcome(outcome).value
     return columns
 
 
