@@ -11,8 +11,6 @@ from medec.builders import run as in_this_process
 from note_files import SAMPLE
 from real_runs import REPOSITORY, answers_of, printed_by
 from typer.testing import CliRunner
-from verl.model_merger.base_model_merger import ModelMergerConfig
-from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.games.medical.validation import metric_name
@@ -99,24 +97,6 @@ def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, steps: dict[str,
 
     untrained, _ = evaluated(UNTRAINED, folder)
     assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
-
-
-def test_the_checkpoint_merged_by_verl_answers_alike(folder: Path, steps: dict[str, Path]) -> None:
-    step = steps["full"]
-    merged = folder / "merged" / "model"
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(step / "actor"),
-        hf_model_config_path=str(step / "actor" / "huggingface"),
-        target_dir=str(merged),
-    )
-    FSDPModelMerger(config).merge_and_save()
-    sharded, _ = evaluated(step, folder)
-    rounded, results = evaluated(merged, folder)
-    assert results["model"]["checkpoint"] == "."
-    alike = sum(sharded[text_id]["verdict"] == answer["verdict"] for text_id, answer in rounded.items())
-    assert alike >= 0.9 * NOTES  # verl's merger rounds to bf16
 
 
 def test_a_lora_checkpoint_is_evaluated_with_its_adapter(folder: Path, steps: dict[str, Path]) -> None:
