@@ -76,39 +76,38 @@ def _remember_commands() -> None:
 
 
 LONGEST = (
-    "test_main_ppo_certificate.py",
-    "test_gpu.py",
     "test_main_ppo.py",
-    "test_main_ppo_waiting.py",
     "test_main_ppo_async.py",
-    "test_main_ppo_validation.py",
-    "test_main_ppo_nodes.py",
     "test_main_ppo_adapters.py",
-    "test_role_adapters.py",
-    "test_shortcuts.py",
-    "test_experiments.py",
-    "test_warm_start.py",
-    "test_main_ppo_credit.py",
+    "benchmarks/test_gpu.py",
+    "test_main_ppo_certificate.py",
+    "test_main_ppo_nodes.py",
+    "test_main_ppo_waiting.py",
+    "test_main_ppo_validation.py",
+    "learning/test_shortcuts.py",
+    "learning/test_experiments.py",
     "test_main_ppo_health.py",
     "test_main_ppo_own_game.py",
-    "test_certificate.py",
-    "test_update.py",
+    "test_warm_start.py",
+    "training/test_certificate.py",
+    "backends/test_role_adapters.py",
+    "benchmarks/test_short_forms.py",
+    "test_recipes.py",
+    "test_docs.py",
+    "planning/test_plan.py",
+    "evaluation/test_evaluate_command.py",
 )
-"""Files with runs, the longest first: one of them begun last would keep one process busy alone."""
+"""The files that take longest, in this order: one of them begun last would keep one process busy alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, then those that start other processes, then the rest."""
+    """The longest files first, then those that start other processes, then the rest."""
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    with_runs = {item.path for item in items if item.get_closest_marker("slow")}
-
-    def place(item: pytest.Item) -> int:
-        first = item.path in with_runs and item.path.name in LONGEST
-        return LONGEST.index(item.path.name) if first else len(LONGEST) + (item.path not in with_runs)
-
-    items.sort(key=place)
+    folder, with_runs = Path(__file__).parent, {item.path for item in items if item.get_closest_marker("slow")}
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in with_runs)))
 
 
 @pytest.fixture(scope="session")
