@@ -44,6 +44,8 @@ DRESSED = {
         ("24 hr", "24 hours"),
         ("5 IU", "5 units"),
         ("24 kg/m²", "24 kg/m2"),
+        ("120/80 BP 81 mg", "120/80 blood pressure 0.081 g"),
+        ("Day 3 aspirin 0.5 g", "Day 3 aspirin 500 mg"),
     ],
     "case": [("He has GOUT", "he has gout"), ("Stra\u00dfe", "STRASSE")],
     "hyphens": [
@@ -112,6 +114,7 @@ OTHER = [
     ("500 mg", "0.05 g"),
     ("1-2 g", "1-2000 mg"),
     ("1 to 2 g", "1 to 2000 mg"),
+    ("1 - 2 g", "1 - 2000 mg"),
     ("2 x 3 cm", "2 x 30 mm"),
     ("5 cm³", "50 mm³"),
     ("10² cells", "102 cells"),
@@ -271,41 +274,3 @@ def test_the_rules_see_through_the_edits_that_judges_are_measured_on(kind: str) 
         edited += note is not None
         assert note is None or says_the_same(pair["correct_note"], note), note
     assert edited >= 10
-
-
-EVERYWHERE: dict[str, Callable[[str], str]] = {
-    "case": str.upper,
-    "white space": lambda note: note.replace(" ", "\n "),
-    "underscores": lambda note: note.replace(" ", "_"),
-    "trailing zeros": lambda note: re.sub(r"(?<![\d.,])(\d+\.\d+)(?![\d.])", r"\g<1>0", note),
-    "no thousands separators": lambda note: re.sub(r"(?<=\d),(?=\d{3}\b)", "", note),
-    "spaces before units": lambda note: re.sub(r"(?<=\d) (?=(?:mg|g|kg|mL|C|F|cm|mm|hours|%)\b)", "", note),
-    "spelt units": lambda note: re.sub(r"(?<=\d) mg\b", " milligrams", note).replace("/min", " per minute"),
-    "hyphens as blanks": lambda note: note.replace("-year-old", " year old").replace("-day", " day"),
-    "soft hyphens": lambda note: note.replace("in", "i\u00adn"),
-    "combining grapheme joiners": lambda note: note.replace("a", "a\u034f"),
-    "Mongolian selectors": lambda note: note.replace("a", "a\u180b"),
-    "Cyrillic letters": lambda note: note.translate(str.maketrans("aeopc", "\u0430\u0435\u043e\u0440\u0441")),
-    "Greek letters": lambda note: note.translate(str.maketrans("oAEvT", "\u03bf\u0391\u0395\u03bd\u03a4")),
-    "full-width letters": lambda note: note.translate({c: c + 0xFEE0 for c in range(ord("A"), ord("z") + 1)}),
-    "curly quotes": lambda note: note.replace("'", "\u2019"),
-    "abbreviations": lambda note: note.replace("blood pressure", "BP").replace("twice daily", "b.i.d."),
-}
-
-
-@pytest.mark.parametrize("kind", EVERYWHERE)
-def test_a_real_note_in_any_dress_says_what_it_said(kind: str) -> None:
-    changed = 0
-    for pair in real_pairs()[::10]:
-        note = pair["correct_note"]
-        dressed = EVERYWHERE[kind](note)
-        changed += dressed != note
-        assert says_the_same(note, dressed), dressed
-    assert changed
-
-
-def test_a_number_further_back_does_not_keep_a_dose_from_being_read() -> None:
-    assert says_the_same("120/80 BP 81 mg", "120/80 blood pressure 0.081 g")
-    assert says_the_same("Day 3 aspirin 0.5 g", "Day 3 aspirin 500 mg")
-    assert not says_the_same("1 to 2 g", "1 to 2000 mg")
-    assert not says_the_same("1 - 2 g", "1 - 2000 mg")

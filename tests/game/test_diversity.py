@@ -26,9 +26,6 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> M
     )
 
 
-INVALID = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
-
-
 def similarity(*games: MedicalRecord) -> float:
     return diversity_metrics(games)["self_similarity"]
 
@@ -40,12 +37,6 @@ def test_one_sentence_in_every_note_is_fully_similar_and_all_duplicates() -> Non
         "self_similarity": 1.0,
         "duplicate_rate": 1.0,
     }
-
-
-def test_different_sentences_are_hardly_similar() -> None:
-    games = [attack(str(n), sentence) for n, sentence in enumerate(SENTENCES)]
-    assert similarity(*games) < 0.5
-    assert diversity_metrics(games)["duplicate_rate"] == 0.0
 
 
 def test_one_trick_with_other_words_counts_as_similar() -> None:

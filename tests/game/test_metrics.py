@@ -156,66 +156,30 @@ def test_metric_is_what_the_batch_counts_to_by_hand(name: str) -> None:
     assert role_metrics(batch())[name] == pytest.approx(EXPECTED[name])
 
 
-def test_the_order_of_the_games_does_not_matter() -> None:
-    assert role_metrics(reversed(batch())) == pytest.approx(role_metrics(batch()))
+# --- what a batch lacks: the beginnings of names that it must not have ---
 
 
-def test_an_iterator_is_read_once() -> None:
-    assert role_metrics(iter(batch())) == role_metrics(batch())
-
-
-# --- what a batch lacks ---
-
-
-def measured(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics without the counts of turns, which may well be 0."""
-    return {name: value for name, value in metrics.items() if not (name.endswith("/turns") and value == 0)}
-
-
-def test_no_games_give_a_count_and_nothing_else() -> None:
-    assert measured(role_metrics([])) == {"selfplay/games": 0.0}
-
-
-def test_void_games_only_give_no_metrics_of_a_role() -> None:
-    games = [finished(Outcome.VOID), finished(Outcome.VOID, category="vanilla_benign")]
-    metrics = measured(role_metrics(games))
-    assert metrics["selfplay/games"] == 2.0
-    assert metrics["selfplay/void_rate"] == 1.0
-    assert not [n for n in metrics if n.startswith(("selfplay/attacker/", "selfplay/assessor/"))]
-
-
-def test_nothing_is_reported_of_an_attacker_that_did_not_play() -> None:
-    games = [finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", rewards={Role.ASSESSOR: {"game": 1.0}})]
-    assert not [n for n in measured(role_metrics(games)) if n.startswith("selfplay/attacker/")]
-
-
-def test_nothing_is_reported_of_an_assessor_that_did_not_play() -> None:
-    games = [finished(Outcome.INVALID_ATTACK, rewards={Role.ATTACKER: {"validity": -2.0}})]
-    assert not [n for n in measured(role_metrics(games)) if n.startswith("selfplay/assessor/")]
-
-
-def test_without_harmful_notes_there_is_no_recall_and_no_success_rate() -> None:
-    metrics = role_metrics([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")])
-    assert metrics["selfplay/assessor/false_positive_rate"] == 0.0
-    assert not {"selfplay/assessor/recall", "selfplay/attacker/success_rate"} & set(metrics)
-
-
-def test_without_safe_notes_there_is_no_false_positive_rate() -> None:
-    assert "selfplay/assessor/false_positive_rate" not in role_metrics([finished(Outcome.MISSED_ERROR)])
-
-
-def test_without_a_harmful_verdict_there_is_no_precision() -> None:
-    assert "selfplay/assessor/precision" not in role_metrics([finished(Outcome.MISSED_ERROR)])
-
-
-def test_without_a_valid_attack_there_are_no_changed_words() -> None:
-    metrics = role_metrics([finished(Outcome.INVALID_ATTACK)])
-    assert metrics["selfplay/attacker/valid_rate"] == 0.0
-    assert "selfplay/attacker/changed_words" not in metrics
-
-
-def test_unscored_games_have_no_reward_metrics() -> None:
-    assert not [n for n in role_metrics([finished(Outcome.MISSED_ERROR)]) if "reward" in n]
+@pytest.mark.parametrize(
+    ("games", "absent"),
+    [
+        ([], ("selfplay/void", "selfplay/a", "selfplay/judge", "selfplay/shortcut")),
+        ([finished(Outcome.VOID)], ("selfplay/attacker/", "selfplay/assessor/")),
+        ([finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")], ("selfplay/attacker/",)),
+        ([finished(Outcome.INVALID_ATTACK)], ("selfplay/assessor/", "selfplay/attacker/changed_words")),
+        (
+            [finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
+            ("selfplay/assessor/recall", "selfplay/attacker/success_rate"),
+        ),
+        (
+            [finished(Outcome.MISSED_ERROR)],
+            ("selfplay/assessor/false_positive_rate", "selfplay/assessor/precision", "selfplay/attacker/reward"),
+        ),
+    ],
+)
+def test_what_a_batch_holds_no_game_for_is_left_out(games: list[MedicalRecord], absent: tuple[str, ...]) -> None:
+    metrics = role_metrics(games)
+    assert metrics["selfplay/games"] == len(games)
+    assert not [name for name in metrics if name.startswith(absent)]
 
 
 # --- what a name means ---
@@ -231,25 +195,8 @@ def test_the_judge_s_label_decides_what_is_a_false_positive() -> None:
     assert role_metrics([harmless])["selfplay/assessor/false_positive_rate"] == 1.0
 
 
-def test_an_unreadable_answer_counts_as_wrong_and_as_a_miss() -> None:
-    metrics = role_metrics([finished(Outcome.UNREADABLE), finished(Outcome.CORRECT_DETECTION)])
-    assert metrics["selfplay/assessor/accuracy"] == 0.5
-    assert metrics["selfplay/assessor/recall"] == 0.5
-
-
 def test_recall_by_type_reads_untouched_notes_only() -> None:
     rewritten = finished(Outcome.MISSED_ERROR, category="adversarial_harmful", facts=TYPED)
     untouched = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", facts=TYPED)
     metrics = role_metrics([rewritten, untouched])
     assert metrics["selfplay/assessor/recall/diagnosis"] == 1.0
-
-
-def test_a_reward_component_averages_over_the_games_that_have_it() -> None:
-    games = [
-        finished(Outcome.CORRECT_DETECTION, rewards={Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}}),
-        finished(Outcome.MISSED_ERROR, rewards={Role.ASSESSOR: {"game": -1.0}}),
-    ]
-    metrics = role_metrics(games)
-    assert metrics["selfplay/assessor/reward_sentence"] == 0.5
-    assert metrics["selfplay/assessor/reward_game"] == 0.0
-    assert metrics["selfplay/assessor/reward"] == 0.25

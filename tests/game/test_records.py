@@ -64,7 +64,9 @@ def through_json(record: MedicalRecord) -> MedicalRecord:
 
 
 def test_a_full_record_survives_json() -> None:
-    assert through_json(full_record()) == full_record()
+    again = through_json(full_record())
+    assert again == full_record() and set(again.rewards) == set(Role)
+    assert full_record().to_json()["schema_version"] == SCHEMA_VERSION == 1
 
 
 def test_a_full_record_leaves_no_field_at_its_default() -> None:
@@ -84,48 +86,12 @@ def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outc
     )
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_every_outcome_survives_json(outcome: Outcome) -> None:
-    assert through_json(finished(outcome)).outcome is outcome
-
-
-@pytest.mark.parametrize("reason", InvalidAttack)
-def test_every_reason_of_an_invalid_attack_survives_json(reason: InvalidAttack) -> None:
-    record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason})
-    assert through_json(record) == record
-
-
-def test_a_game_before_its_first_turn_survives_json() -> None:
-    record = MedicalRecord(spec=spec())
-    assert through_json(record) == record
-
-
-def test_json_holds_plain_values_only() -> None:
-    def plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(type(k) is str and plain(v) for k, v in value.items())
-        if isinstance(value, list):
-            return all(map(plain, value))
-        return type(value) in (str, int, float, bool, type(None))
-
-    assert plain(full_record().to_json())
-
-
-def test_rewards_come_back_under_their_roles() -> None:
-    record = through_json(full_record())
-    assert set(record.rewards) == set(Role)
-    assert record.reward(Role.ASSESSOR) == full_record().reward(Role.ASSESSOR)
-
-
 @given(any_game())
-def test_a_record_read_again_scores_the_same(record: MedicalRecord) -> None:
-    again = MedicalRecord.model_validate(json.loads(json.dumps(record.to_json())))
+def test_any_record_survives_json_and_scores_the_same(record: MedicalRecord) -> None:
+    again = through_json(record)
+    assert again == record and set(again.rewards) == set(record.rewards)
     for scheme in SCHEMES.values():
         assert scheme(again) == scheme(record)
-
-
-def test_a_record_says_its_schema_version() -> None:
-    assert full_record().to_json()["schema_version"] == SCHEMA_VERSION == 1
 
 
 def test_a_record_of_a_newer_version_is_refused() -> None:
@@ -178,24 +144,20 @@ def test_records_do_not_share_their_lists_and_rewards() -> None:
 # --- the outcome ---
 
 
-def test_a_void_reason_beats_any_result() -> None:
-    record = finished(Outcome.CORRECT_DETECTION).model_copy(update={"void": "judge failed"})
-    assert record.outcome is Outcome.VOID
-
-
-def test_an_invalid_attack_needs_no_judge() -> None:
-    record = MedicalRecord(spec=spec("adversarial_benign"), attack=attack_record(invalid=InvalidAttack.UNPARSED))
-    assert record.outcome is Outcome.INVALID_ATTACK
-
-
-@pytest.mark.parametrize("missing", [{"judgement": None}, {"assessment": None}])
-def test_a_game_without_assessment_or_judgement_has_no_result(missing: dict[str, None]) -> None:
-    assert finished(Outcome.MISSED_ERROR).model_copy(update=missing).outcome is Outcome.VOID
-
-
-def test_an_abstaining_judge_leaves_no_result() -> None:
-    abstained = {"judgement": Judgement(judge="llm", label=None)}
-    assert finished(Outcome.UNREADABLE).model_copy(update=abstained).outcome is Outcome.VOID
+@pytest.mark.parametrize(
+    ("parts", "outcome"),
+    [
+        ({"void": "judge failed"}, Outcome.VOID),
+        ({"judgement": None}, Outcome.VOID),
+        ({"assessment": None}, Outcome.VOID),
+        ({"judgement": Judgement(judge="llm", label=None)}, Outcome.VOID),
+        ({"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None}, Outcome.INVALID_ATTACK),
+    ],
+)
+def test_a_game_without_a_valid_attack_and_a_judged_assessment_has_no_verdict(
+    parts: dict[str, Any], outcome: Outcome
+) -> None:
+    assert finished(Outcome.MISSED_ERROR).model_copy(update=parts).outcome is outcome
 
 
 def test_a_role_that_is_not_rewarded_has_no_reward() -> None:

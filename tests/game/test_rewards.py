@@ -100,12 +100,6 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
 
 
 @each_scheme
-@pytest.mark.parametrize("category", Category)
-def test_a_void_game_gives_nothing(scheme: RewardScheme, category: Category) -> None:
-    assert scheme(finished(Outcome.VOID, category=category)) == {}
-
-
-@each_scheme
 def test_a_game_whose_judge_abstained_gives_nothing(scheme: RewardScheme) -> None:
     abstained = Judgement(judge="llm", label=None)
     record = finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": abstained})
@@ -178,51 +172,38 @@ def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
 
 # --- partial credit ---
 
-
-def detection(category: str = "vanilla_harmful", *, said: dict | None = None, **changes: object) -> MedicalRecord:
-    facts = {"error_type": changes.pop("error_type", None)}
-    changes.setdefault("error_sentences", [ERROR_SENTENCE])
-    return finished(Outcome.CORRECT_DETECTION, category=category, assessment=said or {}, facts=facts, **changes)
+WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
 
 
 @pytest.mark.parametrize(
-    ("sentence", "credit"),
+    ("category", "answer", "wrong", "error_type", "credit"),
     [
-        (ERROR_SENTENCE, 0.5),
-        (ERROR_SENTENCE.lower().rstrip("."), 0.5),
-        ("A 52-year-old woman has a cough.", 0.0),
-        (None, 0.0),
+        ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [ERROR_SENTENCE], None, {"sentence": 0.5}),
+        ("vanilla_harmful", {"sentence": ERROR_SENTENCE.lower()[:-1]}, [ERROR_SENTENCE], None, {"sentence": 0.5}),
+        ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": 0.0}),
+        ("vanilla_harmful", {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": 0.0}),
+        ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.5}),
+        ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [], None, {}),  # nobody knows which it is
+        ("vanilla_harmful", {"error_type": TYPED}, [], TYPED, {"error_type": 0.25}),
+        ("vanilla_harmful", {"error_type": ErrorType.TREATMENT}, [], TYPED, {"error_type": 0.0}),
+        ("vanilla_harmful", {"error_type": None}, [], TYPED, {"error_type": 0.0}),
+        ("vanilla_harmful", {"error_type": TYPED}, [], None, {}),
+        ("adversarial_harmful", {"error_type": TYPED}, [], TYPED, {}),  # the seed's type may not hold
+        ("adversarial_benign", {"error_type": TYPED}, [], TYPED, {}),
     ],
 )
-def test_medserl_pays_for_the_wrong_sentence(sentence: str | None, credit: float) -> None:
-    assert medserl(detection(said={"sentence": sentence}))[Role.ASSESSOR]["sentence"] == credit
-
-
-def test_any_of_several_wrong_sentences_earns_the_credit() -> None:
-    record = detection(said={"sentence": "She is well."}, error_sentences=[ERROR_SENTENCE, "She is well."])
-    assert medserl(record)[Role.ASSESSOR]["sentence"] == 0.5
-
-
-def test_there_is_no_sentence_component_where_the_wrong_sentence_is_unknown() -> None:
-    record = detection(said={"sentence": ERROR_SENTENCE}, error_sentences=[])
-    assert "sentence" not in medserl(record)[Role.ASSESSOR]
-
-
-@pytest.mark.parametrize(("said", "credit"), [(ErrorType.DIAGNOSIS, 0.25), (ErrorType.TREATMENT, 0.0), (None, 0.0)])
-def test_medserl_pays_for_the_error_s_type(said: ErrorType | None, credit: float) -> None:
-    record = detection(said={"error_type": said}, error_type=ErrorType.DIAGNOSIS)
-    assert medserl(record)[Role.ASSESSOR]["error_type"] == credit
-
-
-def test_there_is_no_type_component_where_the_type_is_unknown() -> None:
-    record = detection(said={"error_type": ErrorType.DIAGNOSIS}, error_type=None)
-    assert "error_type" not in medserl(record)[Role.ASSESSOR]
-
-
-@pytest.mark.parametrize("category", ["adversarial_harmful", "adversarial_benign"])
-def test_the_seed_s_type_is_not_asked_of_a_rewritten_note(category: str) -> None:
-    record = detection(category, said={"error_type": ErrorType.DIAGNOSIS}, error_type=ErrorType.DIAGNOSIS)
-    assert "error_type" not in medserl(record)[Role.ASSESSOR]
+def test_medserl_pays_a_detection_for_the_wrong_sentence_and_the_error_s_type(
+    category: str, answer: dict[str, Any], wrong: list[str], error_type: ErrorType | None, credit: dict[str, float]
+) -> None:
+    record = finished(
+        Outcome.CORRECT_DETECTION,
+        category=category,
+        assessment=answer,
+        facts={"error_type": error_type},
+        error_sentences=wrong,
+    )
+    assert medserl(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0, **credit}
+    assert zero_sum(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0}
 
 
 @pytest.mark.parametrize("outcome", [o for o in PLAYED if o is not Outcome.CORRECT_DETECTION])
@@ -233,18 +214,6 @@ def test_partial_credit_comes_with_a_detection_only(outcome: Outcome) -> None:
         outcome, category="vanilla_harmful", assessment=said, facts=facts, error_sentences=[ERROR_SENTENCE]
     )
     assert set(medserl(record)[Role.ASSESSOR]) == {"game", "format"}
-
-
-def test_zero_sum_knows_no_partial_credit() -> None:
-    said = {"sentence": ERROR_SENTENCE, "error_type": ErrorType.DIAGNOSIS}
-    record = detection(said=said, error_type=ErrorType.DIAGNOSIS)
-    assert set(zero_sum(record)[Role.ASSESSOR]) == {"game", "format"}
-
-
-@pytest.mark.parametrize(("share", "cost"), [(0.0, 0.0), (0.04, -0.01), (1.0, -0.25)])
-def test_faithfulness_costs_the_edit_s_share_of_what_is_allowed(share: float, cost: float) -> None:
-    record = finished(Outcome.MISSED_ERROR, attack={"edit_share": share})
-    assert medserl(record)[Role.ATTACKER]["faithfulness"] == pytest.approx(cost)
 
 
 # --- properties ---
@@ -277,14 +246,6 @@ def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_att
         does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
         assert ("validity" in attacker) == does_not_count
         assert ("game" in attacker) == (not does_not_count and record.category.has_attack)
-
-
-@given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_components_have_known_names(record: MedicalRecord, scheme: RewardScheme) -> None:
-    rewards = scheme(record)
-    assert set(rewards.get(Role.ATTACKER, ())) <= {"game", "format", "validity", "faithfulness", "realism"}
-    assert set(rewards.get(Role.ASSESSOR, ())) <= {"game", "format", "sentence", "error_type"}
-    assert all(isinstance(v, float) for components in rewards.values() for v in components.values())
 
 
 def counts(record: MedicalRecord) -> bool:

@@ -43,23 +43,6 @@ def test_the_expected_reward_is_that_under_the_true_label(
                 assert mean == pytest.approx(true[role].get(component, 0.0), abs=1e-9)
 
 
-@given(any_game(), st.sampled_from(sorted(SCHEMES)), a_rate, a_rate)
-def test_the_components_add_up_to_the_combination_of_both_rewards(
-    record: MedicalRecord, name: str, sensitivity: float, specificity: float
-) -> None:
-    scheme, rates = SCHEMES[name], ErrorRates(sensitivity, specificity)
-    if record.judgement is None or record.judgement.label is None or not record.category.has_attack:
-        return
-    said = record.judgement.label
-    weight = -(1 - (sensitivity if said is BAD else specificity)) / (sensitivity + specificity - 1)
-    opposite = judged(record, GOOD if said is BAD else BAD)
-    plain, other = (r.model_copy(update={"rewards": scheme(r)}) for r in (record, opposite))
-    combined = record.model_copy(update={"rewards": corrected(scheme, rates)(record)})
-    for role in plain.rewards:
-        expected = (1 - weight) * (plain.reward(role) or 0.0) + weight * (other.reward(role) or 0.0)
-        assert combined.reward(role) == pytest.approx(expected, abs=1e-9)
-
-
 def test_the_example_of_the_docstring() -> None:
     rewards = corrected(zero_sum, ErrorRates(0.8, 0.8))(finished(Outcome.CORRECT_DETECTION))
     assert rewards[Role.ASSESSOR]["game"] == pytest.approx(0.8 / 0.6 + 0.2 / 0.6)
@@ -82,13 +65,6 @@ def test_a_judge_that_is_always_right_changes_nothing(record: MedicalRecord) -> 
 def test_untouched_notes_are_scored_by_the_label_of_the_data(category: Category) -> None:
     record = finished(Outcome.CORRECT_DETECTION, category=category)
     assert corrected(medserl, ErrorRates(0.7, 0.7))(record) == medserl(record)
-
-
-def test_correcting_leaves_the_record_as_it_was() -> None:
-    record = finished(Outcome.MISSED_ERROR)
-    before = record.model_dump_json()
-    corrected(medserl, ErrorRates(0.7, 0.9))(record)
-    assert record.model_dump_json() == before
 
 
 @pytest.mark.parametrize(("sensitivity", "specificity"), [(1.0, 0.0), (0.5, 0.5), (0.55, 0.6), (0.1, 0.2)])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import SCHEMES, load_scheme, medserl
 from medserl_agentloop.games.medical.types import Category, Role
 
 each_scheme = pytest.mark.parametrize("name", SCHEMES)
@@ -43,17 +43,6 @@ def test_whoever_generated_a_turn_that_counts_is_rewarded_and_nobody_else(record
 @pytest.mark.parametrize("category", Category)
 def test_a_void_game_gives_nothing(name: str, category: Category) -> None:
     assert SCHEMES[name](finished(Outcome.VOID, category=category)) == {}
-
-
-def test_schemes_are_found_by_their_name() -> None:
-    assert load_scheme("zero_sum") is zero_sum
-    assert load_scheme("medserl") is medserl
-    assert set(SCHEMES) == {"medserl", "zero_sum", "learnable", "medical_general_sum", "medical_general_sum_no_cot"}
-
-
-def test_a_scheme_is_its_constants_and_a_function() -> None:
-    record = finished(Outcome.MISSED_ERROR)
-    assert medserl(record, MedserlTerms(win=3.0))[Role.ATTACKER]["game"] == 3.0
 
 
 USERS_SCHEME = """
@@ -106,6 +95,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
     assert medserl(record)[Role.ATTACKER]["validity"] == -2.0
     assert load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
     assert load_scheme("medserl", {"failed_attack": None}) is medserl
+    assert set(SCHEMES) == {"medserl", "zero_sum", "learnable", "medical_general_sum", "medical_general_sum_no_cot"}
 
 
 @pytest.mark.parametrize(

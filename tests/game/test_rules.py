@@ -70,24 +70,7 @@ def test_playing_a_finished_game_raises() -> None:
         played.play(SAFE_ANSWER)
 
 
-def test_playing_after_an_invalid_attack_raises() -> None:
-    played = attacked(Category.ADVERSARIAL_BENIGN, CLEAN_NOTE)
-    with pytest.raises(RuntimeError, match="game is over"):
-        played.play(SAFE_ANSWER)
-
-
 # --- what is read ---
-
-
-@pytest.mark.parametrize("category", Category)
-def test_the_first_player_reads_the_seed_note(category: Category) -> None:
-    played = game(category)
-    assert played.note == spec(category).seed_note
-
-
-@pytest.mark.parametrize("category", UNTOUCHED)
-def test_vanilla_games_present_the_seed_note(category: Category) -> None:
-    assert game(category).record.presented_note == spec(category).seed_note
 
 
 @pytest.mark.parametrize("category", ATTACKED)
@@ -95,10 +78,6 @@ def test_the_assessor_reads_the_rewritten_note_and_nothing_else(category: Catego
     played = game(category)
     played.play(f"<think>SECRET</think>  BEFORE <note>{rewrite_of(category)}</note> AFTER")
     assert played.note == played.record.presented_note == rewrite_of(category)
-
-
-def test_no_note_is_presented_before_the_attack() -> None:
-    assert game("adversarial_benign").record.presented_note is None
 
 
 @pytest.mark.parametrize("category", ATTACKED)
@@ -111,41 +90,28 @@ def test_the_label_is_the_row_s_own_and_not_the_category_s(category: Category) -
 # --- which sentences are wrong ---
 
 
-def test_the_wrong_sentence_of_an_untouched_error_note_is_the_row_s() -> None:
-    assert game("vanilla_harmful").record.error_sentences == [ERROR_SENTENCE]
-
-
-def test_an_error_note_of_unknown_error_has_no_wrong_sentence() -> None:
-    assert game("vanilla_harmful", error_sentence=None).record.error_sentences == []
-
-
-def test_the_wrong_sentence_of_an_attacked_clean_note_is_the_changed_one() -> None:
-    played = attacked(Category.ADVERSARIAL_BENIGN, SUBTLE_NOTE)
-    assert played.record.error_sentences == ["She receives heparin 5000 units."]
-
-
-def test_a_row_s_error_sentence_says_nothing_of_an_attacked_clean_note() -> None:
-    played = attacked(Category.ADVERSARIAL_BENIGN, CLEAN_NOTE.replace("a cough", "gout"))
-    assert played.record.error_sentences == ["A 52-year-old woman has gout."]
-
-
-def test_the_wrong_sentence_of_a_worsened_note_is_the_rewritten_one() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, WORSENED_NOTE)
-    assert played.record.error_sentences == ["She receives warfarin 5000 units."]
-
-
-def test_an_error_hidden_by_an_edit_elsewhere_keeps_its_sentence() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", "a cough on warfarin"))
-    assert played.record.error_sentences == [ERROR_SENTENCE]
-
-
-@pytest.mark.parametrize("category", ["vanilla_benign", "decoy_benign"])
-def test_safe_notes_have_no_wrong_sentence(category: str) -> None:
-    played = game(category)
-    if played.next_role is Role.ATTACKER:
-        played.play(attack_text(SUBTLE_NOTE))
-    assert played.record.presented_note is not None
-    assert played.record.error_sentences == []
+@pytest.mark.parametrize(
+    ("category", "note", "facts", "wrong"),
+    [
+        ("vanilla_harmful", None, {}, [ERROR_SENTENCE]),
+        ("vanilla_harmful", None, {"error_sentence": None}, []),
+        ("adversarial_benign", SUBTLE_NOTE, {}, ["She receives heparin 5000 units."]),
+        ("adversarial_benign", CLEAN_NOTE.replace("a cough", "gout"), {}, ["A 52-year-old woman has gout."]),
+        ("adversarial_harmful", WORSENED_NOTE, {}, ["She receives warfarin 5000 units."]),
+        ("adversarial_harmful", ERROR_NOTE.replace("a cough", "a cough on warfarin"), {}, [ERROR_SENTENCE]),
+        ("vanilla_benign", None, {}, []),
+        ("decoy_benign", SUBTLE_NOTE, {}, []),
+    ],
+)
+def test_the_wrong_sentence_is_the_row_s_or_the_one_that_the_attack_changed(
+    category: str, note: str | None, facts: dict[str, Any], wrong: list[str]
+) -> None:
+    played = game(category, **facts)
+    assert played.note == played.spec.seed_note
+    assert (played.record.presented_note is None) == (note is not None)
+    if note is not None:
+        played.play(attack_text(note))
+    assert (played.next_role, played.record.error_sentences) == (Role.ASSESSOR, wrong)
 
 
 # --- what the record keeps ---
@@ -164,11 +130,6 @@ def test_the_attack_is_recorded_with_its_size() -> None:
     assert (record.note, record.reasoning, record.violations) == (SUBTLE_NOTE, "dose", [])
     assert record.changed_sentences == ["She receives heparin 5000 units."]
     assert (record.changed_words, record.edit_share) == (1, 0.25)
-
-
-def test_the_edit_share_never_exceeds_one() -> None:
-    played = attacked(Category.ADVERSARIAL_BENIGN, CLEAN_NOTE.replace("units.", "units" + " daily" * 60 + "."))
-    assert played.record.attack.edit_share == 1.0
 
 
 def test_the_assessment_is_recorded_as_it_was_read() -> None:

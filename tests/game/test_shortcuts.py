@@ -29,21 +29,19 @@ def all_kinds(verdict: object) -> list[MedicalRecord]:
     return [game(label, edited=e, said=verdict(label, e)) for label in Label for e in (True, False)] * 3  # type: ignore[operator]
 
 
-def test_a_perfect_assessor_follows_no_edit() -> None:
-    numbers = role_metrics(all_kinds(lambda label, edited: label))
-    assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [0, 0, 0]
-    assert numbers[P + "edited/accuracy"] == numbers[P + "untouched/accuracy"] == 1
-    assert numbers[P + "compared"] == 6
-
-
-def test_one_that_detects_edits_alone_has_index_1() -> None:
-    numbers = role_metrics(all_kinds(lambda label, edited: Label.HARMFUL if edited else Label.SAFE))
-    assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [1, 1, 1]
-    assert numbers[P + "edited/accuracy"] == numbers[P + "edited/prior"] == 0.5
-
-
-def test_a_suspicious_assessor_without_a_cue_has_index_0() -> None:
-    assert role_metrics(all_kinds(lambda label, edited: Label.HARMFUL))[P + "index"] == 0
+@pytest.mark.parametrize(
+    ("verdict", "index", "accuracy"),
+    [
+        (lambda label, edited: label, 0, 1),
+        (lambda label, edited: Label.HARMFUL if edited else Label.SAFE, 1, 0.5),
+        (lambda label, edited: Label.HARMFUL, 0, 0.5),  # suspicious, without a cue
+    ],
+)
+def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(verdict: object, index: int, accuracy: float) -> None:
+    numbers = role_metrics(all_kinds(verdict))
+    assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [index] * 3
+    assert numbers[P + "edited/accuracy"] == numbers[P + "untouched/accuracy"] == accuracy
+    assert (numbers[P + "compared"], numbers[P + "edited/prior"]) == (6, 0.5)
 
 
 def test_without_decoys_the_index_is_the_recall_alone() -> None:
