@@ -57,10 +57,6 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
         ),
         ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
         (
-            {"selfplay__judge_server__panel": [{"modle": "x"}]},
-            "selfplay.judge_server.panel.0.modle is not a key of this node (did you mean 'model'?)",
-        ),
-        (
             {"selfplay__profile": "nonesuch"},
             "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl",
         ),

@@ -264,7 +264,7 @@ def test_data_of_another_profile_and_missing_files_are_found(files: dict[str, An
 
 def test_a_judge_that_does_not_answer_or_was_not_measured_is_a_warning() -> None:
     lines = found(doctor._game, run_of({**JUDGE, "selfplay.judge": "llm"}))
-    assert "warn: the judge's server does not answer (http://localhost:1/v1" in lines
+    assert "warn: the judge gave no answer to a first question (Unreachable: ConnectError" in lines
     assert "warn: judge: selfplay.judge=llm was never measured" in lines
 
 

@@ -9,7 +9,6 @@ errors lets them through.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import statistics
 import time
@@ -25,18 +24,14 @@ from rich.table import Table
 from medserl_agentloop.command_line import plain
 from medserl_agentloop.data.vignettes import EditTag, Vignette
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE, Rule
-from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
-from medserl_agentloop.games.medical.judges import BlindGate, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import build_judge, judge_game
 from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.judges.report import (
-    BlindGroup,
-    Group,
+    CountedShare,
+    JudgedGroup,
     JudgeReport,
-    Kind,
-    NoteKind,
-    Seconds,
-    Share,
     judge_identity,
 )
 from medserl_agentloop.games.medical.records import (
@@ -51,11 +46,33 @@ from medserl_agentloop.games.medical.records import (
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
+class EditKind(str, Enum):
+    """Kinds of edits whose truth is known."""
+
+    HARMFUL = "harmful"
+    REPAIRED = "repaired"
+    HARMLESS = "harmless"
+    DRESSED = "dressed"
+
+    @property
+    def truth(self) -> Label:
+        """What a note is after such an edit."""
+        return Label.HARMFUL if self is EditKind.HARMFUL else Label.SAFE
+
+
+class NoteKind(str, Enum):
+    """Kinds of notes that a blind reader is shown: a real error, no error, or a change that nobody can see."""
+
+    ERROR = "error"
+    CLEAN = "clean"
+    UNKNOWABLE = "unknowable"
+
+
 @dataclass(frozen=True)
 class KnownEdit:
     """An edit of a case's note whose truth is known by its kind."""
 
-    kind: Kind
+    kind: EditKind
     sort: str  # the rule that made it; for pairs the type of their error
     before: str
     after: str
@@ -63,7 +80,7 @@ class KnownEdit:
 
     def game(self) -> MedicalRecord:
         """The game that a judge decides, with an assessor that said nothing."""
-        category = Category.ADVERSARIAL_HARMFUL if self.kind is Kind.REPAIRED else Category.ADVERSARIAL_BENIGN
+        category = Category.ADVERSARIAL_HARMFUL if self.kind is EditKind.REPAIRED else Category.ADVERSARIAL_BENIGN
         spec = GameSpec(
             category=category,
             target_label=category.default_target_label,
@@ -111,10 +128,10 @@ def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[KnownEdit]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
-        yield KnownEdit(Kind.HARMFUL, sort, clean, wrong, case)
-        yield KnownEdit(Kind.REPAIRED, sort, wrong, clean, case)
+        yield KnownEdit(EditKind.HARMFUL, sort, clean, wrong, case)
+        yield KnownEdit(EditKind.REPAIRED, sort, wrong, clean, case)
     if clean is not None:
-        for kind, rules in ((Kind.HARMLESS, {**_twin_rule(case), **HARMLESS}), (Kind.DRESSED, DRESSED)):
+        for kind, rules in ((EditKind.HARMLESS, {**_twin_rule(case), **HARMLESS}), (EditKind.DRESSED, DRESSED)):
             if edited := one_of(rules, clean):
                 yield KnownEdit(kind, edited[0], clean, edited[1], case)
 
@@ -157,7 +174,6 @@ def calibrate(
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
-    at_once, began = config.judge_server.concurrency, time.monotonic()
 
     async def ask(edit: KnownEdit) -> Answer:
         record, started = edit.game(), time.monotonic()
@@ -166,17 +182,12 @@ def calibrate(
         on_answer(answer)
         return answer
 
-    answers: list[Answer] = asyncio.run(_all_of(ask, edits, at_once))
-    total = time.monotonic() - began
+    answers: list[Answer] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
     void = _void(answers)
     seconds = [answer.seconds for answer in answers if not answer.said.cached]
-    mean, interval = (statistics.fmean(seconds) if seconds else None), None
-    if mean is not None and len(seconds) > 1:
-        half = 1.96 * statistics.stdev(seconds) / math.sqrt(len(seconds))
-        interval = (max(0.0, mean - half), mean + half)
     harmful, safe = ([a for a in answers if a.edit.kind.truth is truth] for truth in (Label.HARMFUL, Label.SAFE))
     return JudgeReport(
         judge=judge_identity(config),
@@ -187,14 +198,13 @@ def calibrate(
         specificity=_right(safe),
         abstained=void["abstained"],
         failed=void["failed"],
-        position_bias=_position_bias(answers),
         groups=tuple(
-            Group(kind=kind, sort=sort, right=_right(part), **_void(part))
-            for kind, sort, part in _parts(Kind, [(answer.edit, answer) for answer in answers])
+            JudgedGroup(kind=kind.value, sort=sort, right=_right(part), **_void(part))
+            for kind, sort, part in _parts(EditKind, [(answer.edit, answer) for answer in answers])
         ),
-        asked=sum(not one.cached for answer in answers for one in (answer.said.votes or (answer.said,))),
+        asked=len(seconds),
         cached=len(answers) - len(seconds),
-        seconds=Seconds(mean=mean, interval=interval, total=total, at_once=at_once),
+        mean_seconds=statistics.fmean(seconds) if seconds else None,
     )
 
 
@@ -217,25 +227,17 @@ def _parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator
             yield kind, sort, [answer for known, answer in of_kind if sort in (None, known.sort)]
 
 
-def _right(answers: Sequence[Answer]) -> Share:
+def _right(answers: Sequence[Answer]) -> CountedShare:
     decided = [answer for answer in answers if answer.said.label is not None]
-    return Share(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
+    return CountedShare(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
 
 
-def _void(answers: Sequence[Answer]) -> dict[str, Share]:
-    reasons, why = {"abstained": JUDGE_ABSTAINED, "failed": JUDGE_FAILED}, [a.record.void or "" for a in answers]
-    return {of: Share(hits=sum(v.startswith(reason) for v in why), items=len(why)) for of, reason in reasons.items()}
+def _void(answers: Sequence[Answer]) -> dict[str, CountedShare]:
+    def share(reason: str) -> CountedShare:
+        hits = sum((answer.record.void or "").startswith(reason) for answer in answers)
+        return CountedShare(hits=hits, items=len(answers))
 
-
-def _position_bias(answers: Sequence[Answer]) -> Share | None:
-    """How often a model's word changed with the order of the two notes; None if none was asked in both orders."""
-    differs: list[bool] = []
-    for answer in answers:
-        votes = [vote for vote in reversed(answer.said.votes) if vote.label is not None]
-        said = {(vote.model, vote.edited_first): vote.label for vote in votes}
-        models = {model for model, _ in said}
-        differs += [said[m, True] is not said[m, False] for m in models if (m, True) in said and (m, False) in said]
-    return Share(hits=sum(differs), items=len(differs)) if differs else None
+    return {"abstained": share(JUDGE_ABSTAINED), "failed": share(JUDGE_FAILED)}
 
 
 def report_table(report: JudgeReport) -> Table:
@@ -243,24 +245,21 @@ def report_table(report: JudgeReport) -> Table:
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
     table = Table("edits", "told right (95 %)", "of", "abstained", "failed", title=plain(name), box=SIMPLE)
     for group in report.groups:
-        _add_group(table, group, f"{group.kind.value} (now {group.kind.truth.value})", group.right)
+        _add_group(table, group, f"{group.kind} (now {EditKind(group.kind).truth.value})")
     table.add_section()
-    for field in ("sensitivity", "specificity", "abstained", "failed", "position_bias"):
-        if (share := getattr(report, field)) is not None:
-            table.add_row(field.replace("_", " "), str(share), str(share.items))
-    seconds, games = report.seconds, report.abstained.items
-    if seconds.mean is not None:
-        spread = f" ({seconds.interval[0]:.3g} to {seconds.interval[1]:.3g})" if seconds.interval else ""
-        title = f"seconds, {seconds.at_once} at once"
-        table.add_row(title, f"{seconds.mean:.3g}{spread}", str(games - report.cached))
-    table.add_row("questions asked", str(report.asked))
+    for field in ("sensitivity", "specificity", "abstained", "failed"):
+        share = getattr(report, field)
+        table.add_row(field, str(share), str(share.items))
+    if report.mean_seconds is not None:
+        table.add_row("seconds per question", f"{report.mean_seconds:.3g}", str(report.asked))
     if report.cached:
-        table.add_row("games from the cache", str(report.cached), str(games))
+        table.add_row("games from the cache", str(report.cached), str(report.abstained.items))
     return table
 
 
-def _add_group(table: Table, group: Group | BlindGroup, title: str, *shares: Share) -> None:
+def _add_group(table: Table, group: JudgedGroup, title: str) -> None:
     """The line of a kind, or, indented, that of one sort of it."""
+    shares = [share for share in (group.right, group.found, group.passed) if share is not None]
     void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
     cells = (f"  {group.sort}" if group.sort else title, *map(str, shares), str(shares[-1].items), *void)
     table.add_row(*cells, style="" if group.sort else "bold")
@@ -299,7 +298,7 @@ def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
 
 def calibrate_reader(
     config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
-) -> tuple[BlindGroup, ...]:
+) -> tuple[JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader.from_config(config)
 
@@ -318,22 +317,22 @@ def calibrate_reader(
         answered = [reading for reading in readings if reading.failed is None]
         passed = sum(sum(r.found is True for r in of_note) >= config.blind.needed for of_note in part)
         found.append(
-            BlindGroup(
-                kind=kind,
+            JudgedGroup(
+                kind=kind.value,
                 sort=sort,
-                found=Share(hits=sum(r.found is True for r in answered), items=len(answered)),
-                passed=Share(hits=passed, items=len(part)),
-                abstained=Share(hits=sum(r.found is None for r in answered), items=len(answered)),
-                failed=Share(hits=len(readings) - len(answered), items=len(readings)),
+                found=CountedShare(hits=sum(r.found is True for r in answered), items=len(answered)),
+                passed=CountedShare(hits=passed, items=len(part)),
+                abstained=CountedShare(hits=sum(r.found is None for r in answered), items=len(answered)),
+                failed=CountedShare(hits=len(readings) - len(answered), items=len(readings)),
             )
         )
     return tuple(found)
 
 
-def reader_table(groups: Sequence[BlindGroup], config: MedicalConfig) -> Table:
+def reader_table(groups: Sequence[JudgedGroup], config: MedicalConfig) -> Table:
     """What the reader found, and what a gate of it lets through."""
     gate = f"passes {config.blind.needed} of {config.blind.readings} (95 %)"
     table = Table("note", "found (95 %)", gate, "notes", "cannot tell", "failed", title="blind reader", box=SIMPLE)
     for group in groups:
-        _add_group(table, group, group.kind.value, group.found, group.passed)
+        _add_group(table, group, group.kind)
     return table

@@ -70,7 +70,6 @@ def serve(
                 raise ValueError("--backend llm needs --url and --model")
             named = {"judge": backend, "profile": profile, "judge_server": {"url": url, "model": model}}
             config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
-            config.judge_server.check_votes()
             judge = LlmJudge.from_config(config)
     uvicorn.run(create_app(judge, shape, token), host=host, port=port, timeout_graceful_shutdown=3)
 

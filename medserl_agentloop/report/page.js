@@ -279,7 +279,6 @@ function judgePart(game) {
       ["asked for", game.spec.target_label], ["wrong in this note", game.error_sentences.join(" | ")], ["reason", judgement.reason],
       ["realistic", judgement.realistic],
       ["found in the note alone", (judgement.readings ?? []).map((r) => (r.failed ? "lost" : r.found === null ? "cannot tell" : r.found ? "yes" : "no")).join(", ")],
-      ["votes", (judgement.votes ?? []).map((vote) => vote.label ?? "none").join(", ")],
     ]),
   );
 }

@@ -10,7 +10,7 @@ LIST_LOADED = """
 import importlib, json, pkgutil, sys
 import medserl_agentloop.games.medical as game
 NOT_RULES = ("config", "interaction", "judges", "prompting")
-names = [m.name for m in pkgutil.walk_packages(game.__path__, game.__name__ + ".")
+names = [m.name for m in pkgutil.iter_modules(game.__path__, game.__name__ + ".")
          if m.name.split(".")[3] not in NOT_RULES]
 for name in names:
     importlib.import_module(name)

@@ -5,7 +5,7 @@ from game.builders import attack_record, finished
 
 from medserl_agentloop.core.metrics import lost_games_metrics
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Vote
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Label, Role
 
 
@@ -56,26 +56,6 @@ def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows
     games = [believed("She has a cough."), believed(None), believed("She has a cough.", "llm"), believed("She is ill.")]
     assert role_metrics(games)["selfplay/judge/unread_rate"] == 0.5
     assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
-
-
-def test_votes_show_how_often_a_judge_contradicts_itself_and_which_place_it_prefers() -> None:
-    def voted(*votes: tuple[bool, Label | None]) -> MedicalRecord:
-        record = judged(votes[0][1])
-        assert record.judgement is not None
-        record.judgement.votes = [Vote(model="m", edited_first=first, label=label) for first, label in votes]
-        return record
-
-    harmful, safe = Label.HARMFUL, Label.SAFE
-    games = [
-        voted((False, safe), (True, harmful)),
-        voted((False, harmful), (True, harmful)),
-        voted((False, safe), (True, None)),
-        judged(harmful),
-    ]
-    metrics = role_metrics(games)
-    assert metrics["selfplay/judge/disagreement_rate"] == 0.5
-    assert metrics["selfplay/judge/position_bias"] == 1.0 - 1 / 3
-    assert not {"selfplay/judge/disagreement_rate", "selfplay/judge/position_bias"} & set(role_metrics([judged(safe)]))
 
 
 def test_answers_abstentions_and_failures_are_shares_of_the_notes_put_to_the_judge() -> None:

@@ -11,7 +11,8 @@ from judges.test_llm import PAIR
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
-from medserl_agentloop.games.medical.judges import JudgeServer, judge_game
+from medserl_agentloop.games.medical.config import JudgeServer
+from medserl_agentloop.games.medical.judges import judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import MedicalRecord

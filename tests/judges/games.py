@@ -14,7 +14,7 @@ from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 

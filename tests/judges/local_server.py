@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.config import JudgeServer
 
 
 class Reset(Exception):

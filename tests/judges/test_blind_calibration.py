@@ -16,9 +16,9 @@ from experiments.clinic import oracle
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import UNKNOWABLE
-from medserl_agentloop.evaluation.judge_calibration import known_notes
+from medserl_agentloop.evaluation.judge_calibration import NoteKind, known_notes
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
-from medserl_agentloop.games.medical.judges.report import NoteKind, read_report
+from medserl_agentloop.games.medical.judges.report import read_report
 
 ORACLE = "experiments.clinic:OracleJudge"
 NOTE = "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout is likely."

@@ -10,8 +10,7 @@ from judges.test_llm import options
 from pydantic import ValidationError
 from serving import completion
 
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import BlindGate
+from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category
@@ -128,8 +127,8 @@ def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> 
 
 
 def test_the_reader_is_the_judge_s_model_unless_another_is_named() -> None:
-    judge = MedicalConfig().judge_server.model_copy(update={"url": "http://a/v1", "model": "judge", "votes": 3})
-    own = BlindGate(readings=1).server(judge)
-    assert (own.url, own.model, own.votes, own.temperature) == ("http://a/v1", "judge", 1, 0.7)
-    other = BlindGate(readings=1, model="reader", url="http://b/v1").server(judge)
+    judge = MedicalConfig().judge_server.model_copy(update={"url": "http://a/v1", "model": "judge"})
+    own = BlindGate(readings=1).reader(judge)
+    assert (own.url, own.model, own.temperature) == ("http://a/v1", "judge", 0.7)
+    other = BlindGate(readings=1, model="reader", url="http://b/v1").reader(judge)
     assert (other.url, other.model) == ("http://b/v1", "reader")

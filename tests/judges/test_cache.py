@@ -14,7 +14,6 @@ from judges.test_llm import PAIR, options
 from serving import completion
 
 from medserl_agentloop.core.client import AnswerCache
-from medserl_agentloop.games.medical.judges import JudgeServer
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge, judge_template
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Label
@@ -84,7 +83,7 @@ def test_other_categories_and_servers_are_other_contents(tmp_path: Path) -> None
 
 
 def cache_in(folder: str | Path) -> AnswerCache[Judgement]:
-    return JudgeServer(cache=str(folder)).answers(Judgement)
+    return AnswerCache(str(folder), Judgement)
 
 
 def recalled(cache: AnswerCache[Judgement], about: str, reason: str = "") -> tuple[Judgement, bool]:

@@ -17,10 +17,10 @@ from medserl_agentloop.data.official_csv import COLUMNS
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.evaluation.edit_rules import DRESSED
-from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
+from medserl_agentloop.evaluation.judge_calibration import EditKind, calibrate, known_edits
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.report import JudgeReport, Kind, Share, read_report
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Vote
+from medserl_agentloop.games.medical.judges.report import CountedShare, JudgeReport, read_report
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
@@ -43,19 +43,6 @@ class Undecided:
         if self.asked % 3 == 1:
             raise RuntimeError("no answer today")
         return Judgement(judge=self.name, label=None if self.asked % 3 else Label.HARMFUL)
-
-
-class Swayed:
-    """Two models that are asked in both orders; one of them calls every note harmful that stands first."""
-
-    name = "swayed"
-
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        votes = [Vote(model="firm", edited_first=first, label=Label.HARMFUL, cached=first) for first in (False, True)]
-        swayed = {False: Label.SAFE, True: Label.HARMFUL}
-        votes += [Vote(model="swayed", edited_first=first, label=label) for first, label in swayed.items()]
-        votes.append(Vote(model="mute", edited_first=False, label=None))
-        return Judgement(judge=self.name, label=Label.HARMFUL, votes=votes)
 
 
 class Mute:
@@ -86,7 +73,7 @@ def measured(cases: list[Vignette], judge: str, limit: int | None = None, **conf
     return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
 
-def contains(share: Share, rate: float) -> bool:
+def contains(share: CountedShare, rate: float) -> bool:
     low, high = share.interval
     return low <= rate <= high
 
@@ -96,7 +83,7 @@ def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
     assert report.sensitivity.items >= 150 and report.specificity.items >= 450
     assert {group.right.rate for group in report.groups} == {1.0}
-    assert (report.abstained.hits, report.failed.hits, report.position_bias) == (0, 0, None)
+    assert (report.abstained.hits, report.failed.hits) == (0, 0)
 
 
 @pytest.mark.parametrize(("judge", "rate"), [(LIAR, 0.2), (f"{__name__}:RareLiar", 0.05)])
@@ -125,11 +112,11 @@ def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(c
 
 def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Vignette]) -> None:
     edits = known_edits(cases, 100, 0)
-    by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind is kind) for kind in Kind}
-    assert {kind: sum(sorts.values()) for kind, sorts in by_kind.items()} == dict.fromkeys(Kind, 100)
-    assert set(by_kind[Kind.HARMFUL]) == set(by_kind[Kind.REPAIRED]) == {kind.value for kind in ErrorType}
-    assert set(by_kind[Kind.HARMLESS]) == {"number_format", "unit_spelling", "hyphen", "case"}
-    assert by_kind[Kind.DRESSED] == dict.fromkeys(DRESSED, 20)
+    by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind is kind) for kind in EditKind}
+    assert {kind: sum(sorts.values()) for kind, sorts in by_kind.items()} == dict.fromkeys(EditKind, 100)
+    assert set(by_kind[EditKind.HARMFUL]) == set(by_kind[EditKind.REPAIRED]) == {kind.value for kind in ErrorType}
+    assert set(by_kind[EditKind.HARMLESS]) == {"number_format", "unit_spelling", "hyphen", "case"}
+    assert by_kind[EditKind.DRESSED] == dict.fromkeys(DRESSED, 20)
 
 
 def test_the_seed_chooses_the_edits(cases: list[Vignette]) -> None:
@@ -144,7 +131,7 @@ def test_a_twin_in_other_words_is_a_harmless_edit(tmp_path: Path) -> None:
     twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
     (tmp_path / "notes.csv").write_text("\n".join([head, wrong, twin]), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "notes.csv"]).vignettes, None, 0)
-    (harmless,) = [edit for edit in edits if edit.kind is Kind.HARMLESS]
+    (harmless,) = [edit for edit in edits if edit.kind is EditKind.HARMLESS]
     assert (harmless.sort, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
 
 
@@ -152,7 +139,7 @@ def test_a_pair_without_a_difference_is_no_error(tmp_path: Path) -> None:
     pair = {"note_id": "a-1", "incorrect_note": "She is WELL today.", "correct_note": "She is well today."}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).vignettes, None, 0)
-    assert not {Kind.HARMFUL, Kind.REPAIRED} & {edit.kind for edit in edits}
+    assert not {EditKind.HARMFUL, EditKind.REPAIRED} & {edit.kind for edit in edits}
 
 
 def test_a_judge_is_not_told_the_answer(cases: list[Vignette]) -> None:
@@ -161,15 +148,9 @@ def test_a_judge_is_not_told_the_answer(cases: list[Vignette]) -> None:
 
 def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Vignette]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
-    assert (report.abstained, report.failed) == (Share(hits=40, items=120), Share(hits=40, items=120))
+    assert (report.abstained, report.failed) == (CountedShare(hits=40, items=120), CountedShare(hits=40, items=120))
     assert report.sensitivity.items + report.specificity.items == 40
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
-
-
-def test_position_bias_is_how_often_a_model_says_something_else_in_the_other_order(cases: list[Vignette]) -> None:
-    report = measured(cases, f"{__name__}:Swayed", limit=5)
-    assert report.position_bias == Share(hits=20, items=40)
-    assert report.asked == 20 * 4, "one of five votes was in the cache"
 
 
 def test_a_judge_that_answers_nothing_gives_no_report(cases: list[Vignette]) -> None:
@@ -186,8 +167,8 @@ def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: 
     assert Counter(query["game_category"] for query in queries) == {"adversarial_benign": 15, "adversarial_harmful": 5}
     assert {query["assessment"] for query in queries} == {""}
     assert (first.asked, first.cached) == (20, 0)
-    assert (again.asked, again.cached, again.seconds.mean) == (0, 20, None)
-    assert first.seconds.mean is not None and first.seconds.mean > 0
+    assert (again.asked, again.cached, again.mean_seconds) == (0, 20, None)
+    assert first.mean_seconds is not None and first.mean_seconds > 0
     assert first.groups == again.groups
 
 
@@ -218,7 +199,7 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
         "dressed (now safe)",
         "pharmacotherapy",
         "glued_words",
-        "seconds, 16 at once",
+        "seconds per question",
     ):
         assert word in result.output
     assert report.sources == {SAMPLE.name: read_files([SAMPLE]).reports[0].sha256}

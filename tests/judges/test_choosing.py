@@ -12,16 +12,15 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from judges.games import played
 from judges.local_server import by_index, serving, unused_url
-from omegaconf import OmegaConf
+from serving import completion
 from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.core.client import ServerAddress
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, JudgeServer, build_judge, judge_class, judge_game
-from medserl_agentloop.games.medical.judges.report import unreachable
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
+from medserl_agentloop.games.medical.judges.report import unanswered
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.plugin import StartupCheck
@@ -124,23 +123,14 @@ SERVED = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"selfplay__judge": "http"}, "set selfplay.judge_server.url, e.g. http://localhost:8001"),
+        ({"selfplay__judge": "http"}, "selfplay.judge_server.url is not set"),
         ({"selfplay__judge": "llm"}, "or let verl serve one on GPUs of its own with reward.reward_model.enable=True"),
         (
             {"selfplay__judge": "llm", "selfplay__judge_server__url": "http://localhost/v1"},
-            "selfplay.judge=llm needs selfplay.judge_server.model",
+            "selfplay.judge_server.model is not set",
         ),
         ({"selfplay__judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
         ({"selfplay__judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
-        (
-            {**COLOCATED, **UNUSED_SCORER, "selfplay__judge": "llm"},
-            "reward.reward_model.enable_resource_pool=False: no game could be judged by that model. Set it to True",
-        ),
-        (COLOCATED, "no game could be judged"),  # whatever the judge is
-        (
-            REWARD_MODEL,
-            "reward.custom_reward_function.path=None: no game could be judged by that model. Set it to pkg://medserl_",
-        ),
     ],
 )
 def test_a_judge_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:
@@ -161,53 +151,17 @@ def test_the_remedy_for_verl_s_reward_model_is_accepted_by_verl() -> None:
     assert type(manager).__name__ == "PerTurnRewardManager"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("rollout.name", "???", "rollout.name=???: set it to the engine that serves the judge's model"),
-        ("rollout.name", "cpu_hf", "rollout.name=cpu_hf: set it to the engine that serves the judge's model"),
-        ("model_path", None, "reward.reward_model.model_path=None: no game could be judged"),
-        ("rollout.tensor_model_parallel_size", 2, "n_gpus_per_node=1 and nnodes=1 are 1 GPUs, and one server takes 2"),
-        (
-            "rollout.free_cache_engine",
-            True,
-            "free_cache_engine=True: no game could be judged by that model. Set it to F",
-        ),
-        (
-            "rollout.engine_kwargs",
-            {"sglang": {"grammar_backend": "none"}},
-            "Set selfplay.judge_server.json_schema=False",
-        ),
-    ],
-)
-def test_a_reward_model_of_verl_s_that_could_not_be_asked_is_refused(key: str, value: Any, message: str) -> None:
-    run = run_with(**SERVED)
-    OmegaConf.update(run, f"reward.reward_model.{key}", value, merge=False)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        check_run(run)
+def test_a_first_question_shows_whether_the_judge_answers() -> None:
+    def config(judge: str, url: str | None) -> MedicalConfig:
+        return MedicalConfig.model_validate({"judge": judge, "judge_server": {"url": url, "model": "m"}})
 
-
-@pytest.mark.parametrize(("judge", "path"), [("http", "/health"), ("llm", "/v1/models")])
-def test_a_server_that_does_not_answer_is_one_line(judge: str, path: str) -> None:
-    url = unused_url()
-    problem = unreachable(judge, JudgeServer(url=url + ("/v1" if judge == "llm" else "")))
-    assert problem is not None and len(problem.splitlines()) == 1
-    assert url + path in problem and "games that it does not judge are void" in problem
-
-
-def test_every_server_of_a_panel_is_tried() -> None:
-    dead = unused_url()
-    with serving(lambda number, body: by_index(body)) as server:
-        panel = [ServerAddress(url=f"{dead}/v1", model="second")]
-        problem = unreachable("llm", server.options().model_copy(update={"model": "first", "panel": panel}))
-    assert problem is not None and dead in problem
-
-
-def test_a_server_that_answers_and_judges_without_one_are_no_problem() -> None:
-    with serving(lambda number, body: by_index(body)) as server:
-        assert unreachable("http", server.options()) is None
-    assert unreachable("labels", JudgeServer()) is None
-    assert unreachable("llm", JudgeServer()) is None  # verl's own, which is not up yet
+    with serving(lambda number, body: by_index(body) if "queries" in body else completion("well")) as server:
+        assert unanswered(config("http", server.url)) is None
+        assert "not the JSON that was asked for" in str(unanswered(config("llm", server.url)))
+        assert len(server.requests) == 2
+    assert "ConnectError" in str(unanswered(config("http", unused_url())))
+    assert unanswered(config("labels", None)) is None
+    assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
 
 
 def test_start_up_warns_of_a_judge_that_is_not_there_and_goes_on(
@@ -220,7 +174,7 @@ def test_start_up_warns_of_a_judge_that_is_not_there_and_goes_on(
     with initialize_config_module("verl.trainer.config", version_base=None):
         StartupCheck().on_run_start(compose("ppo_trainer", overrides=overrides, return_hydra_config=True))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert line.startswith("[medserl] warning: the judge's server does not answer (http://127.0.0.1:")
+    assert line.startswith("[medserl] warning: the judge gave no answer to a first question (Unreachable: ConnectError")
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:

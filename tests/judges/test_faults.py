@@ -9,7 +9,7 @@ import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, by_index, serving, unused_url
 
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 
 

@@ -13,12 +13,10 @@ from support import run_with
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges.report import (
+    CountedShare,
     JudgeReport,
-    Seconds,
-    Share,
     judge_identity,
     read_report,
     write_report,
@@ -48,21 +46,19 @@ class Believer:
 
 def report(folder: Path, config: MedicalConfig, sensitivity: int = 90, specificity: int = 80, of: int = 100) -> str:
     path = folder / "report.json"
-    none = Share(hits=0, items=200)
+    none = CountedShare(hits=0, items=200)
     written = JudgeReport(
         judge=judge_identity(config),
         sources={},
         limit=None,
         seed=0,
-        sensitivity=Share(hits=sensitivity, items=of),
-        specificity=Share(hits=specificity, items=of),
+        sensitivity=CountedShare(hits=sensitivity, items=of),
+        specificity=CountedShare(hits=specificity, items=of),
         abstained=none,
         failed=none,
-        position_bias=None,
         groups=(),
         asked=2 * of,
         cached=0,
-        seconds=Seconds(mean=None, interval=None, total=0.0, at_once=1),
     )
     write_report(written, path)
     assert read_report(path) == written
@@ -133,13 +129,6 @@ def test_another_wording_of_the_question_is_another_judge(tmp_path: Path, monkey
 def test_another_address_of_the_same_judge_is_no_other_judge(tmp_path: Path) -> None:
     path = report(tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3))
     check_run(run_with(**LLM, selfplay__judge_report=path))
-
-
-def test_no_address_of_a_panel_s_models_is_in_the_report() -> None:
-    panel = [{"url": "http://me:secret@host/v1", "model": "second", "api_key_env": "sk-secret"}]
-    identity = judge_identity(llm_config(panel=panel))
-    assert identity["panel"] == [{"model": "second"}]
-    assert identity != judge_identity(llm_config())
 
 
 def test_a_model_that_verl_serves_is_known_by_its_path() -> None:

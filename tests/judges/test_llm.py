@@ -21,8 +21,7 @@ from support import TOKENIZER, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import JudgeServer
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, Verdict, judge_template, read_answer, shown_edit
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.types import Category

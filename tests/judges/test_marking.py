@@ -11,7 +11,7 @@ ORIGINAL = "She has a cough. BP is <140/90. She takes heparin. Follow-up in a we
 
 def marked(original: str, presented: str) -> tuple[list[int], list[int]]:
     before, after = mark_changes(original, presented)
-    return [line.number for line in before if line.changed], [line.number for line in after if line.changed]
+    return [line["number"] for line in before if line["changed"]], [line["number"] for line in after if line["changed"]]
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_clinical_text_stays_as_it_is(text: str) -> None:
 @given(st.text(), st.text())
 def test_every_sentence_is_one_line_and_the_numbers_count(original: str, presented: str) -> None:
     for lines in mark_changes(original, presented):
-        assert [line.number for line in lines] == list(range(1, len(lines) + 1))
-        assert all(len(line.text.splitlines()) <= 1 for line in lines)
+        assert [line["number"] for line in lines] == list(range(1, len(lines) + 1))
+        assert all(len(line["text"].splitlines()) <= 1 for line in lines)

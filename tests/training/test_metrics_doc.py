@@ -20,7 +20,7 @@ from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
-from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading, Vote
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
@@ -44,9 +44,6 @@ PLACEHOLDERS = {
 }
 
 ROLES = [role.value for role in Role]
-
-
-VOTES = [Vote(model="m", edited_first=first, label=Label.HARMFUL) for first in (False, True)]
 
 
 @cache
@@ -89,7 +86,7 @@ def everything() -> list[MedicalRecord]:
         games.append(finished(Outcome.VOID).model_copy(update={"void": reason}))
     games.append(
         finished(Outcome.MISSED_ERROR).model_copy(
-            update={"judgement": Judgement(judge="llm", label=Label.HARMFUL, realistic=True, votes=VOTES)}
+            update={"judgement": Judgement(judge="llm", label=Label.HARMFUL, realistic=True)}
         )
     )
     read = Judgement(judge="llm", label=Label.HARMFUL, knowable=True, readings=[Reading(found=True)])

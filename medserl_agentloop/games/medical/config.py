@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.chat import BASE
+from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
-from medserl_agentloop.games.medical.judges import BlindGate, JudgeServer, judge_class
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Role, VanillaAttacker
@@ -44,6 +43,70 @@ class MedicalCredit(CreditSettings):
     normalize: dict[str, Normalization | None] = Field(
         default={role.value: None for role in Role}, description=CreditSettings.model_fields["normalize"].description
     )
+
+
+class JudgeServer(ServerOptions):
+    """Where a judge's server is and how it is asked. All counts and limits hold per reward-loop worker.
+
+    A game waits at most ``(retries + 1) * timeout_s`` and the pauses between the tries.
+    """
+
+    node: ClassVar[str] = "selfplay.judge_server"
+
+    url: str | None = Field(
+        default=None,
+        description="http: the server that offers /judge. llm: the base of an OpenAI-compatible API, with its /v1; "
+        "null is verl's own reward model; base is the policy's base model, on the rollout's engine "
+        "(selfplay.adapters=per_role).",
+    )
+    model: str | None = Field(
+        default=None, description="llm: name of the model; null is verl's own reward model, or the base model."
+    )
+    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
+    batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
+    batch_wait_ms: float = Field(default=20.0, ge=0, description="http: how long a game waits for others to join it.")
+    cache: str | None = Field(
+        default=None, description="Folder of answers given before, on a local disk; null keeps none."
+    )
+    breaker_failures: int = Field(
+        default=5, ge=1, description="Requests lost in a row before the judge counts as down."
+    )
+    breaker_seconds: float = Field(
+        default=30.0, ge=0, description="How long no request is made then; one trial follows."
+    )
+    temperature: float = Field(default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy.")
+    max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
+    json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
+
+    def breaker(self) -> CircuitBreaker:
+        """Stops asking a judge that is down."""
+        return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
+
+
+class BlindGate(ServerAddress):
+    """Who has to find an injected error in the presented note alone, before the game counts.
+
+    What is left out of the address is that of the judge's server.
+    """
+
+    node: ClassVar[str] = "selfplay.blind"
+
+    readings: int = Field(default=0, ge=0, description="Times the presented note is read alone; 0 is no gate.")
+    needed: int = Field(default=1, ge=1, description="Readings that must find the error where it is.")
+    temperature: float = Field(default=0.7, ge=0, description="Sampling temperature of a reading.")
+
+    @model_validator(mode="after")
+    def _can_be_passed(self) -> BlindGate:
+        if self.readings and self.needed > self.readings:
+            raise ValueError(f"needed={self.needed} of readings={self.readings} can never be reached: lower it")
+        if self.readings > 1 and self.temperature == 0:
+            raise ValueError(f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7")
+        return self
+
+    def reader(self, judge: JudgeServer) -> JudgeServer:
+        """The options of the reader: the judge's, with what differs."""
+        own = self.model_dump(include={"url", "model", "api_key_env", "temperature"}, exclude_none=True)
+        return judge.model_copy(update=own)
 
 
 class MedicalConfig(SelfPlayConfig):
@@ -108,9 +171,9 @@ class MedicalConfig(SelfPlayConfig):
     @property
     def asks_base(self) -> bool:
         """Whether the run's own base model judges, or reads the notes alone."""
-        servers = self.judge_server.members() if self.judge == "llm" else []
+        servers = [self.judge_server] if self.judge == "llm" else []
         if self.blind.readings:
-            servers = [*servers, self.blind.server(self.judge_server)]
+            servers = [*servers, self.blind.reader(self.judge_server)]
         return any(server.url == BASE for server in servers)
 
     @property
@@ -127,15 +190,10 @@ class MedicalConfig(SelfPlayConfig):
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
 
     def problems(self) -> Iterator[str]:
-        for key, check in (
-            ("selfplay.reward", lambda: load_scheme(self.reward, self.reward_terms)),
-            ("selfplay.judge", lambda: judge_class(self.judge)),
-            ("selfplay.profile", lambda: load_profile(self.profile)),
-        ):
-            try:
-                check()
-            except ValueError as error:
-                yield f"{key}: {error}"
+        try:
+            load_scheme(self.reward, self.reward_terms)
+        except ValueError as error:
+            yield f"selfplay.reward: {error}"
         if self.assessments > 1 and self.context == "shared":
             yield (
                 f"selfplay.assessments={self.assessments} with selfplay.context=shared would show each assessment "

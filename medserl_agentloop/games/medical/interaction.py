@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.base_model import BaseModelChat
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
@@ -30,9 +31,6 @@ from medserl_agentloop.games.medical.validation import (
     official_scores,
     validation_numbers,
 )
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.base_model import BaseModelChat
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):

@@ -74,10 +74,6 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         return {}
     injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
     realism = [g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None]
-    # How far the votes of a judge agree that is asked several times, and what the order of the notes does to them.
-    ballots = [[v for v in g.judgement.votes if v.label is not None] for g in games if g.judgement is not None]
-    edited_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if v.edited_first]
-    original_first = [v.label is Label.HARMFUL for votes in ballots for v in votes if not v.edited_first]
     gated = [g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None]
     readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
@@ -89,8 +85,6 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "no_error_rate": share(g.label is Label.SAFE for g in injected),
         "realistic_rate": share(realism),
         "unread_rate": share(_unread(g) for g in answers),
-        "disagreement_rate": share(len({v.label for v in votes}) > 1 for votes in ballots if len(votes) > 1),
-        "position_bias": share(edited_first) - share(original_first),
         "gated": float(len(gated)) or math.nan,
         "knowable_rate": share(bool(judgement.knowable) for judgement in gated),
         "reading_abstention_rate": share(r.found is None for r in readings),

@@ -9,7 +9,7 @@ import logging
 import traceback
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -18,12 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.paths import resource
-
-if TYPE_CHECKING:
-    from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 

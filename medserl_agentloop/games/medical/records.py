@@ -132,21 +132,6 @@ class AssessmentRecord(_Turn):
     violations: list[str] = []
 
 
-class Vote(_Record):
-    """One of several votes behind a :class:`Judgement`; ``label`` is None where it was lost, and ``failed`` says why.
-
-    ``edited_first`` is whether the edited note stood before the original in the question.
-    """
-
-    model: str
-    edited_first: bool
-    label: Label | None
-    realistic: bool | None = None
-    reason: str = ""
-    cached: bool = False
-    failed: str | None = None
-
-
 class Reading(_Record):
     """Whether one reader who saw the presented note alone found the error where it is.
 
@@ -168,10 +153,11 @@ class Judgement(_Record):
         reason: The judge's own words.
         cached: Whether the answer was given before, about the same notes.
         seconds: Time until the answer was there, with all waiting and every further try.
-        votes: What it was made of, where the judge was asked more than once.
         readings: What readers said who saw the presented note alone, where they were asked.
         knowable: Whether enough of them found the error; None where none was asked.
     """
+
+    model_config = ConfigDict(extra="ignore")  # records of earlier versions may hold votes
 
     judge: str
     label: Label | None
@@ -179,7 +165,6 @@ class Judgement(_Record):
     reason: str = ""
     cached: bool = False
     seconds: float = 0.0
-    votes: list[Vote] = []
     readings: list[Reading] = []
     knowable: bool | None = None
 

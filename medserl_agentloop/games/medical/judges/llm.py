@@ -14,27 +14,23 @@ import logging
 import re
 import time
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from medserl_agentloop.core.base_model import BaseModelChat
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, ChatAnswer, ChatClient
-from medserl_agentloop.core.client import BadAnswer, NoAnswer, Refused
+from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
-from medserl_agentloop.games.medical.judges import Agreement, JudgeServer
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading, Vote
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.base_model import BaseModelChat
-    from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +43,8 @@ _CODE_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
 
-class NoteLine(NamedTuple):
-    """One sentence of a note, its number from 1, and whether the other note does not have it there."""
-
-    number: int
-    text: str
-    changed: bool
-
+Line = dict[str, Any]
+"""One sentence of a note: its number from 1, its text, and whether the other note does not have it there."""
 
 Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
 """Text without the lone surrogates that JSON may hold, and no cache."""
@@ -62,7 +53,7 @@ Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace")
 class Verdict(BaseModel):
     """All that the model is asked to write. The reason comes first: it is written before the verdict."""
 
-    # This docstring is part of the schema that servers get and of the keys of judge_server.cache.
+    # Servers get this docstring with the schema, and it is part of the keys of judge_server.cache.
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -107,11 +98,11 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
     return values if len(values) == len(pairs) else None
 
 
-def shown_edit(original: str, presented: str, *, edited_first: bool = False) -> dict[str, Any]:
+def shown_edit(original: str, presented: str) -> dict[str, list[Line]]:
     """What the template ``judge.jinja`` shows: both notes, the change marked; no original that does not differ."""
     before, after = mark_changes(original, presented)
-    changed = any(line.changed for line in (*before, *after))
-    return {"original": before if changed else [], "presented": after, "edited_first": edited_first}
+    changed = any(line["changed"] for line in (*before, *after))
+    return {"original": before if changed else [], "presented": after}
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
@@ -127,7 +118,7 @@ def plain_text(text: str) -> str:
     return _TOKEN_LOOK_ALIKE.sub(lambda match: match.group() + " ", visible)
 
 
-def mark_changes(original: str, presented: str) -> tuple[list[NoteLine], list[NoteLine]]:
+def mark_changes(original: str, presented: str) -> tuple[list[Line], list[Line]]:
     """The sentences of both notes, those that differ marked."""
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
@@ -136,8 +127,8 @@ def mark_changes(original: str, presented: str) -> tuple[list[NoteLine], list[No
     return _lines(before, gone), _lines(after, come)
 
 
-def _lines(sentences: list[str], changed: set[int]) -> list[NoteLine]:
-    return [NoteLine(n + 1, plain_text(text), n in changed) for n, text in enumerate(sentences)]
+def _lines(sentences: list[str], changed: set[int]) -> list[Line]:
+    return [{"number": n + 1, "text": plain_text(text), "changed": n in changed} for n, text in enumerate(sentences)]
 
 
 class _Model(Generic[Answer]):
@@ -185,15 +176,13 @@ class _Model(Generic[Answer]):
 
 
 class LlmJudge:
-    """Asks one or several models, each once or several times; a ValueError says which option they lack."""
+    """Asks a language model; a ValueError says which option it lacks."""
 
     name = "llm"
 
     def __init__(self, server: JudgeServer, wording: str, base: BaseModelChat | None = None) -> None:
-        self._models = [_Model(member, wording, Verdict, base) for member in server.members()]
-        self._ballots = [(model, number) for model in self._models for number in range(server.votes)]
-        self._agreement = server.agreement
-        self._cache = server.answers(Judgement)
+        self._model = _Model(server, wording, Verdict, base)
+        self._cache = AnswerCache(server.cache, Judgement)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
@@ -202,39 +191,21 @@ class LlmJudge:
 
     @property
     def is_down(self) -> bool:
-        """Whether no model answers any more."""
-        return all(model.chat.is_down for model in self._models)
+        """Whether the model does not answer any more."""
+        return self._model.chat.is_down
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         started = time.monotonic()
-        if len(self._ballots) == 1:
-            judgement = await self._ask(record, *self._ballots[0])
-        else:
-            votes = await asyncio.gather(*(self._vote(record, *ballot) for ballot in self._ballots))
-            judgement = combine(self.name, votes, self._agreement)
-        return judgement.model_copy(update={"seconds": time.monotonic() - started})
-
-    async def _vote(self, record: MedicalRecord, model: _Model[Verdict], number: int) -> Vote:
-        """One of several votes; one that is lost must not take the others with it."""
-        vote = Vote(model=model.name, edited_first=number % 2 == 1, label=None)
-        try:
-            said = await self._ask(record, model, number)
-        except NoAnswer as error:
-            return vote.model_copy(update={"failed": f"{type(error).__name__}: {error}"})
-        return vote.model_copy(update=said.model_dump(include={"label", "realistic", "reason", "cached"}))
-
-    async def _ask(self, record: MedicalRecord, model: _Model[Verdict], number: int) -> Judgement:
         original, presented = record.spec.seed_note, record.presented_note or ""
 
         async def ask() -> Judgement:
-            # Every second time, so that a preference for either place cancels out and can be measured.
-            said = await model.answer(shown_edit(original, presented, edited_first=number % 2 == 1))
-            reason = said.reason[:REASON_CHARACTERS]
-            return Judgement(judge=self.name, label=said.label, realistic=said.realistic, reason=reason)
+            verdict = await self._model.answer(shown_edit(original, presented))
+            reason = verdict.reason[:REASON_CHARACTERS]
+            return Judgement(judge=self.name, label=verdict.label, realistic=verdict.realistic, reason=reason)
 
-        content = (self.name, model.name, model.version, original, presented, str(number))
-        answer, cached = await self._cache.recall(content, ask)
-        return answer.model_copy(update={"cached": cached})
+        content = (self.name, self._model.name, self._model.version, original, presented)
+        judgement, cached = await self._cache.recall(content, ask)
+        return judgement.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
 
 
 class BlindReader:
@@ -243,13 +214,13 @@ class BlindReader:
     def __init__(self, server: JudgeServer, wording: str, readings: int, base: BaseModelChat | None = None) -> None:
         self._readings = readings
         self._model = _Model(server, wording, Finding, base)
-        self._cache = server.answers(Finding)
+        self._cache = AnswerCache(server.cache, Finding)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> BlindReader:
         """The reader of a run, worded as its judge is."""
         wording = judge_template(config.profile, "blind")
-        return cls(config.blind.server(config.judge_server), wording, config.blind.readings, base)
+        return cls(config.blind.reader(config.judge_server), wording, config.blind.readings, base)
 
     async def read(self, record: MedicalRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
@@ -259,11 +230,12 @@ class BlindReader:
         content = (self._model.name, self._model.version, presented, str(number))
         shown = {"presented": _lines(split_sentences(presented), set())}
         try:
-            said, cached = await self._cache.recall(content, lambda: self._model.answer(shown))
+            finding, cached = await self._cache.recall(content, lambda: self._model.answer(shown))
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
-        found = None if said.error == "abstain" else said.error == "present" and _is_wrong(record, said.sentence)
-        return Reading(found=found, reason=said.reason[:REASON_CHARACTERS], cached=cached)
+        hit = finding.error == "present" and _is_wrong(record, finding.sentence)
+        reason = finding.reason[:REASON_CHARACTERS]
+        return Reading(found=None if finding.error == "abstain" else hit, reason=reason, cached=cached)
 
 
 def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
@@ -274,35 +246,3 @@ def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
     named = sentences[number - 1]
     known = [one_line(sentence) for sentence in record.error_sentences]
     return any(named in wrong or wrong in named or same_sentence(named, wrong) for wrong in known)
-
-
-def combine(judge: str, votes: Sequence[Vote], rule: Agreement) -> Judgement:
-    """The judgement that one or more votes make, lost ones included; an abstention where they do not agree.
-
-    ``majority`` takes the label of more than half of all votes, ``unanimous`` that of every vote, ``abstain`` that of
-    all votes that decide. A BadAnswer says that there is no agreement and votes were lost that might have made one.
-    """
-    label = _agreed(votes, rule)
-    lost = [vote.failed for vote in votes if vote.failed is not None]
-    if label is None and lost:
-        raise BadAnswer(f"{len(lost)} of {len(votes)} votes were lost: {lost[0]}")
-    behind = [vote for vote in votes if vote.failed is None and vote.label is label]
-    realistic = Counter(vote.realistic for vote in behind if vote.realistic is not None)
-    counts = Counter(vote.label.value if vote.label else "abstaining" for vote in votes if vote.failed is None)
-    differ = f"the votes differ ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})"
-    return Judgement(
-        judge=judge,
-        label=label,
-        realistic=None if realistic[True] == realistic[False] else realistic[True] > realistic[False],
-        reason=differ if label is None and len(counts) > 1 else behind[0].reason,
-        cached=all(vote.cached for vote in votes),
-        votes=list(votes),
-    )
-
-
-def _agreed(votes: Sequence[Vote], rule: Agreement) -> Label | None:
-    counts = Counter(vote.label for vote in votes if vote.label is not None)
-    if rule == "abstain":
-        return next(iter(counts)) if len(counts) == 1 else None
-    needed = len(votes) if rule == "unanimous" else len(votes) // 2 + 1
-    return next((label for label, count in counts.items() if count >= needed), None)

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused, shown
-from medserl_agentloop.games.medical.judges import GatedJudge, Judge, JudgeServer, LabelJudge
+from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused, shown
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from medserl_agentloop.games.medical.config import MedicalConfig
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +192,7 @@ class HttpJudge:
     def __init__(self, server: JudgeServer) -> None:
         self._server = server
         self._client = server.client("/judge")
-        self._cache = server.answers(Judgement)
+        self._cache = AnswerCache(server.cache, Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
         # Of each event loop, the games that wait for others to join them, and the answers to come.
         self._open: dict[asyncio.AbstractEventLoop, tuple[list[JudgeQuery], asyncio.Task[dict[str, Any]]]] = {}
