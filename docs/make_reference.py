@@ -32,7 +32,7 @@ MORE = {
     "judge": "judges.md",
     "judge_server": "judges.md",
     "judge_report": "judges.md#how-good-is-a-judge",
-    "opponent": "opponents.md",
+    "opponent": "advanced.md#opponents",
     "certify": "how_it_works.md#the-certificate",
     "alarms": "metrics.md",
 }

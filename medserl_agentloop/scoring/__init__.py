@@ -1,1 +1,1 @@
-"""MEDEC's official scores for any system's predictions, with intervals and the floors to beat (docs/scoring.md)."""
+"""MEDEC's official scores for any system's predictions, with intervals and the floors to beat (docs/evaluation.md)."""

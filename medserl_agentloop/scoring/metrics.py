@@ -1,6 +1,6 @@
 """Scores with 95 % intervals from predictions and their reference. Called by every command that scores.
 
-Every measure is a ratio of two sums over notes; docs/scoring.md has the rules of the shared task. The bootstrap
+Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared task. The bootstrap
 draws whole cases, because the two notes of a case are not independent, and recomputes both sums.
 """
 
