@@ -170,6 +170,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_i
 @draws
 def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path, draws: int) -> None:
     trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.trainer_mode = "sync"
     settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "del_local_ckpt_after_load": False}
     trainer.config = OmegaConf.create({"trainer": settings})
     trainer.total_training_steps, trainer.use_critic, trainer.run_state, trainer.pool = LAST, False, {}, None
