@@ -114,15 +114,17 @@ def config(
 
     Each setting stands behind the file, or the command line, that it comes from.
     """
-    from medserl_agentloop.core.run_check.composition import compose_recipe, problems
+    from medserl_agentloop.core.run_check import problems
+    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of, settings
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or [])
-    width = max(len(setting.origin) for setting in composed.settings)
-    for setting in composed.settings:
+        found = settings(recipe, overrides or [])
+    width = max(len(setting.origin) for setting in found)
+    for setting in found:
         if everything or setting.changed:
             typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
-    refused, warned = problems(composed)
+    refused, warned = problems(composed, schema_of(recipe))
     for line in warned:
         typer.echo(f"warning: {visible(line)}", err=True)
     for line in refused:
@@ -140,13 +142,13 @@ def doctor(
 
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """
-    from medserl_agentloop.core.run_check.composition import compose_recipe
+    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
     from medserl_agentloop.doctor import Finding, diagnose
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
     console, findings = Console(), list[Finding]()
-    for finding in diagnose(composed, ray=ray):
+    for finding in diagnose(composed, schema_of(recipe or ""), ray=ray):
         findings.append(finding)
         if not as_json:
             style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]

@@ -94,31 +94,26 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         self.platform = platform
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Stop the run with one clear line if it cannot work."""
-        from medserl_agentloop.core.config import ConfigError, game_class
-        from medserl_agentloop.core.run_check import check_run, run_warnings
-        from medserl_agentloop.core.run_check.inputs import check_models, check_rows
-        from medserl_agentloop.core.run_check.machine import check_gpus, check_machine, check_sglang_on_cpu
-        from medserl_agentloop.core.run_check.run import Run
+        """Stop the run with one clear line for each reason why it cannot work."""
+        from medserl_agentloop.core.config import SelfPlayConfig, game_class
+        from medserl_agentloop.core.run_check import RunConfig, problems
+        from medserl_agentloop.core.run_check.machine import CHECKS
 
         if self.platform is not None:
             _choose_platform(self.platform)
-        try:
-            check_gpus(config)  # first and alone: without a GPU nothing else matters
-            run = Run(config, check_run(config, compose(config.hydra.job.config_name)))
-            if self.platform == backends.PLATFORM_NAME:
-                check_sglang_on_cpu(config)
-            warnings = [*run_warnings(run), *check_machine(run)]
-            check_models(run)
-            check_rows(run)
-        except ConfigError as error:
+        refused, warned = problems(config, compose(config.hydra.job.config_name))
+        if not refused:
+            run = RunConfig(config, SelfPlayConfig.from_run(config))
+            # On the machine of a Ray client nothing of the run is there.
+            elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
+            refused = [] if elsewhere else [sentence for check in CHECKS.values() for sentence in check(run)]
+        if refused:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
-            raise SystemExit(f"[medserl] {error}") from None
-        for warning in warnings:
+            raise SystemExit("[medserl] " + "\n[medserl] ".join(refused))
+        for warning in warned:
             print(f"[medserl] warning: {warning}", flush=True)
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             print(f"[medserl] {line}", flush=True)
-        _warn_of_unknown_keys(config)
         sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)
 
 
@@ -153,14 +148,10 @@ class WarmStartCheck(StartupCheck):
                     "use python -m verl.trainer.sft_trainer_ray, without torchrun"
                 )
             _choose_platform(self.platform)
-        _warn_of_unknown_keys(config)
+        from medserl_agentloop.core.run_check import problems
 
-
-def _warn_of_unknown_keys(config: DictConfig) -> None:
-    from medserl_agentloop.core.run_check import unknown_keys
-
-    for key in unknown_keys(config, compose(config.hydra.job.config_name)):
-        print(f"[medserl] warning: {key} is not a key of verl's config; nothing in verl reads it", flush=True)
+        for warning in problems(config, compose(job.config_name))[1]:
+            print(f"[medserl] warning: {warning}", flush=True)
 
 
 def _choose_platform(name: str) -> None:

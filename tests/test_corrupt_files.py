@@ -25,9 +25,8 @@ from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
-from medserl_agentloop.core.run_check import inputs
-from medserl_agentloop.core.run_check.inputs import LATEST
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.run_check import RunConfig, machine
+from medserl_agentloop.core.run_check.machine import LATEST
 from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model
@@ -111,8 +110,8 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert command("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    read = lru_cache(inputs.AutoTokenizer.from_pretrained)
-    monkeypatch.setattr(inputs.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
+    read = lru_cache(machine.AutoTokenizer.from_pretrained)
+    monkeypatch.setattr(machine.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
     pq.write_table(pq.read_table(tmp_path / "train.parquet").slice(0, 4), tmp_path / "few.parquet")
     return tmp_path / "few.parquet"
 
@@ -120,14 +119,14 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @draws
 def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws: int) -> None:
     config = compose_run("+recipes=quickstart", f"data.train_files={rows}", "data.val_files=[]")
-    inputs.check_rows(run := Run(config, MedicalConfig.from_run(config)))
+    config.data.train_batch_size = 4
+    run = RunConfig(config, MedicalConfig.from_run(config))
+    assert not list(machine.data(run))
     whole, refused, same = pq.read_table(rows), 0, 0
     for content in damages(rows.read_bytes(), draws):
         rows.write_bytes(content)
-        try:
-            inputs.check_rows(run)
-        except ConfigError as error:
-            assert str(error).startswith(f"data.train_files={rows}")
+        if problems := list(machine.data(run)):
+            assert problems[0].startswith(f"data.train_files={rows}")
             refused += 1
         else:
             same += pq.read_table(rows).equals(whole)

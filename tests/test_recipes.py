@@ -1,18 +1,13 @@
 """Every recipe composes against verl's real config, and every key it sets exists there."""
 
-from itertools import cycle
-
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from planning.gpu_recipes import PARTS as GPU_PARTS
-from run_check.runs import run
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, unknown_keys
-from medserl_agentloop.core.run_check.composition import Composition, problems
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
@@ -26,8 +21,6 @@ RECIPES = sorted(
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 PARTS = {
     "adapter_per_role",
-    "base",
-    "base_judge",
     "colocate_async",
     "core",
     "cpu",
@@ -41,21 +34,11 @@ def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
     assert unknown_keys(compose_run(f"+recipes={recipe}"), compose_run()) == []
 
 
-def test_a_misspelt_key_is_found_with_the_nearest_right_one() -> None:
-    run = compose_run("+recipes=quickstart", "+algorithm.adv_estimatr=role_grpo", "+trainer.v1.sampler.x=1")
-    assert unknown_keys(run, compose_run()) == [
-        "algorithm.adv_estimatr (did you mean 'adv_estimator'?)",
-        "trainer.v1.sampler.x",
-    ]
-
-
 def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one() -> None:
     # Hydra's own answer is to write + before it, with which it composes.
     for key in ("selfplay.turn_timout_s=5", "+selfplay.turn_timout_s=5"):
         with pytest.raises(ConfigError, match=r"selfplay\.turn_timout_s is not .* \(did you mean 'turn_timeout_s'\?\)"):
             check_run(compose_run("+recipes=quickstart", key))
-    with pytest.raises(ConfigCompositionException, match=r"Could not override 'trainer\.total_step'"):
-        compose_run("+recipes=quickstart", "trainer.total_step=5")
 
 
 def is_toy(config: DictConfig) -> bool:
@@ -75,39 +58,12 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
     assert isinstance(check_run(config), MedicalConfig)
 
 
-BROKEN = {
-    "a typo": ("selfplay.turn_timout_s", 5, "did you mean 'turn_timeout_s'?"),
-    "a wrong type": ("trainer.save_freq", "often", "trainer.save_freq='often' is not of type int"),
-    "an unknown name": ("algorithm.adv_estimator", "role_rea", "did you mean 'role_rae'?"),
-    "indivisible": ("trainer.n_gpus_per_node", 7, "Set it to a multiple of 7"),
-    "too long": (
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        100,
-        "ppo_max_token_len_per_gpu=100 is less than a trajectory may have",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "mistake"),
-    [
-        *(("quickstart", mistake) for mistake in BROKEN),
-        *zip(sorted(set(RECIPES) - PARTS - OTHER_GAMES - {"quickstart"}), cycle(BROKEN), strict=False),
-    ],
-)
-def test_a_broken_copy_of_a_recipe_is_refused_with_the_key_and_what_to_write(recipe: str, mistake: str) -> None:
-    key, value, message = BROKEN[mistake]
-    changes = {"actor_rollout_ref.actor.use_dynamic_bsz": True, key: value}
-    judge = dict(setting.split("=", 1) for setting in JUDGE_SERVER)
-    refused, _ = problems(Composition(run({**judge, **changes}, recipe), compose_run(), "ppo_trainer", []))
-    assert message in "\n".join(refused)
-
-
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
-    config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role,base_judge]")
+    base = ("selfplay.judge=llm", "selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
+    config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base)
     assert check_run(config).adapters == "per_role"
     with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
-        check_run(compose_run("+recipes=[qwen3_4b,base_judge]"))
+        check_run(compose_run("+recipes=qwen3_4b", *base))
     config.selfplay.judge_server.json_schema = True
     with pytest.raises(ConfigError, match=r"cannot bind answers to a schema\. Set it to False"):
         check_run(config)

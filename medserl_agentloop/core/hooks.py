@@ -26,7 +26,7 @@ class GameHooks(Generic[R]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        """What of a run's config, a ``core.run_check.run.Run``, cannot work with this game, one sentence for each."""
+        """What of a run's config, a ``core.run_check.RunConfig``, cannot work with this game, one sentence for each."""
         return iter(())
 
     @classmethod

@@ -45,10 +45,8 @@ from medserl_agentloop.core.metrics import (
     step_numbers,
 )
 from medserl_agentloop.core.opponent import CheckpointPool
-from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.inputs import LATEST, check_models, config_text
-from medserl_agentloop.core.run_check.machine import check_stop_strings
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.run_check import RunConfig, check_run
+from medserl_agentloop.core.run_check.machine import LATEST, check_stop_strings, config_text
 from medserl_agentloop.core.step_file import (
     HasState,
     RunFiles,
@@ -70,7 +68,6 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
-        check_models(Run(config, self.selfplay))
         self.game = game_class(self.selfplay.game)
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
@@ -182,7 +179,7 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self.liveness.check, within_s=1.0)
         self.liveness.start()
-        if "wandb" in Run(self.config, self.selfplay).names("trainer.logger"):
+        if "wandb" in RunConfig(self.config, self.selfplay).names("trainer.logger"):
             resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:

@@ -1,12 +1,10 @@
-"""``medserl plan``: a recipe's memory, time and disk on a GPU that need not be there, and what makes it fit."""
+"""``medserl plan``: a recipe's memory, time and disk on a GPU that need not be there."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line
-from medserl_agentloop.planning.arithmetic import DECODING, GIB, TRAINING, Card, Engine, Parts, Setup, Shape
-from medserl_agentloop.planning.arithmetic import phases as phases_of
-from medserl_agentloop.planning.arithmetic import seconds as seconds_of
+from medserl_agentloop.planning import DECODING, GIB, TRAINING, Card, Engine, Parts, Setup, Shape
+from medserl_agentloop.planning import phases as phases_of
+from medserl_agentloop.planning import seconds as seconds_of
 
 if TYPE_CHECKING:
-    from medserl_agentloop.core.run_check.run import Run
+    from medserl_agentloop.core.run_check import RunConfig
 
 PUBLISHED = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
@@ -60,9 +58,6 @@ class Plan:
     phases: dict[str, Parts]
     seconds: dict[str, float]
     fits: bool
-    remedy: list[str] | None = None
-    """Overrides that make it fit, None if none are needed or known."""
-    remedied: Setup | None = None
 
 
 def read_shape(path: str, folder: Path | None = None) -> Shape:
@@ -98,31 +93,31 @@ def read_shape(path: str, folder: Path | None = None) -> Shape:
     return shape
 
 
-def _whole(run: Run, key: str) -> int:
+def _whole(run: RunConfig, key: str) -> int:
     value = run[key]
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{key}={value} is no whole number. Write one, e.g. {key}=1.")
     return value
 
 
-def _bytes(run: Run, key: str, default: str) -> int:
+def _bytes(run: RunConfig, key: str, default: str) -> int:
     dtype = run[key] or default
     if dtype not in _BYTES:
         raise ValueError(f"{key}={dtype} is no dtype of verl's. Write one of {', '.join(_BYTES)}.")
     return _BYTES[dtype]
 
 
-def _is_warm_start(run: Run) -> bool:
+def _is_warm_start(run: RunConfig) -> bool:
     return _WARM_START in run.config
 
 
-def _longest(run: Run) -> int:
+def _longest(run: RunConfig) -> int:
     if _is_warm_start(run):
         return _whole(run, "data.max_length")
     return _whole(run, "data.max_prompt_length") + _whole(run, "data.max_response_length")
 
 
-def _tokens(run: Run, dynamic: str, most: str, size: str, sharing: int) -> int:
+def _tokens(run: RunConfig, dynamic: str, most: str, size: str, sharing: int) -> int:
     """Tokens of the largest micro-batch on one GPU."""
     longest = _longest(run)
     if not run[dynamic]:
@@ -136,7 +131,7 @@ def _tokens(run: Run, dynamic: str, most: str, size: str, sharing: int) -> int:
     return _whole(run, most)
 
 
-def _fsdp_engine(run: Run, strategy: str, fsdp: str, model: str, optim: str, shape: Shape, flash: bool) -> Engine:
+def _fsdp_engine(run: RunConfig, strategy: str, fsdp: str, model: str, optim: str, shape: Shape, flash: bool) -> Engine:
     """An engine with what any of verl's FSDP engines reads below these nodes."""
     if run[strategy] not in ("fsdp", "fsdp2"):
         raise ValueError(f"{strategy}={run[strategy]}: medserl plan knows fsdp2 and fsdp. Set it to fsdp2.")
@@ -156,7 +151,7 @@ def _fsdp_engine(run: Run, strategy: str, fsdp: str, model: str, optim: str, sha
     )
 
 
-def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
+def _engine(run: RunConfig, name: str, shape: Shape, flash: bool) -> Engine:
     passes, sharing, reads = _PASSES[name], run.ulysses(name), name == _REF
     own = f"{_CRITIC}.{_DYNAMIC}" if name == _CRITIC else f"{passes}_{_DYNAMIC}"
     ppo = () if reads else (f"{name}.{_DYNAMIC}", f"{name}.ppo_{_LIMIT}", f"{name}.ppo_{_SIZE}")
@@ -173,7 +168,7 @@ def _engine(run: Run, name: str, shape: Shape, flash: bool) -> Engine:
     )
 
 
-def _warm_start_setup(run: Run, shape: Shape, flash: bool) -> Setup:
+def _warm_start_setup(run: RunConfig, shape: Shape, flash: bool) -> Setup:
     """What the arithmetic needs of a run of verl's SFT trainer."""
     sharing = _whole(run, f"{_WARM_START}.ulysses_sequence_parallel_size")
     conversations, workers = _whole(run, "data.train_batch_size"), max(1, run.gpus // sharing)
@@ -192,7 +187,7 @@ def _warm_start_setup(run: Run, shape: Shape, flash: bool) -> Setup:
     )
 
 
-def _game_tokens(run: Run) -> tuple[float, float]:
+def _game_tokens(run: RunConfig) -> tuple[float, float]:
     """Tokens of a game, and of them those generated, on average."""
     selfplay: Any = run.selfplay
     if not hasattr(selfplay, "budget"):
@@ -202,7 +197,7 @@ def _game_tokens(run: Run) -> tuple[float, float]:
     return generated + (ATTACKED + selfplay.assessments) * (INSTRUCTIONS + NOTE), generated
 
 
-def read_setup(run: Run, shapes: dict[str, Shape], *, flash: bool = True) -> Setup:
+def read_setup(run: RunConfig, shapes: dict[str, Shape], *, flash: bool = True) -> Setup:
     """What the arithmetic needs of a run; ``flash`` is whether flash-attn's cross entropy is there.
 
     Raises:
@@ -251,45 +246,7 @@ def _fits(setup: Setup, card: Card) -> bool:
     return enough and _peak(found)[1] <= FULL * card.memory
 
 
-def remedies(run: Run) -> list[list[str]]:
-    """Overrides that make a run smaller, in the order of what they cost."""
-    least, warm_start = -(-_longest(run) // 1024) * 1024, _is_warm_start(run)
-    fsdp = [_WARM_START] if warm_start else [_FSDP[name] for name in run.trained]
-    optim = ["optim"] if warm_start else [f"{name}.optim" for name in run.trained]
-    batches = ["data."] if warm_start else [f"{name}.ppo_" for name in run.trained]
-    found = [
-        [f"{node}.override_optimizer_config={{fused:true}}" for node in optim],
-        [] if warm_start else [f"{_ROLLOUT}.gpu_memory_utilization=0.4"],
-        [f"{node}.optimizer_offload=true" for node in fsdp],
-        [f"{node}.param_offload=true" for node in fsdp],
-        [f"{node}{_LIMIT}={least}" for node in batches if run[f"{node.removesuffix('ppo_')}{_DYNAMIC}"]],
-        [f"{node}.offload_policy=true" for node in fsdp],
-    ]
-    model, checkpoint = ("model", "") if warm_start else (_MODEL, f"{_ACTOR}.")
-    lora = [f"{model}.lora_rank=32", f"{model}.target_modules=all-linear"]
-    lora += [f"{model}.lora.merge=true"] * (not warm_start)
-    lora.append(f"{checkpoint}checkpoint.save_contents=[model,optimizer,extra]")
-    found.append([] if run.lora_rank or run["model.lora_rank"] else lora)
-    return [overrides for overrides in found if overrides]
-
-
-@contextmanager
-def _changed(run: Run, overrides: list[str]) -> Iterator[None]:
-    """The overrides hold for the run meanwhile; a copy for each combination would take seconds."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf, open_dict
-
-    wanted = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(overrides)}
-    before = {key: run[key] for key in wanted}
-    with open_dict(run.config):
-        for values in (wanted, before):
-            for key, value in values.items():
-                OmegaConf.update(run.config, key, value, merge=False)
-            if values is wanted:
-                yield
-
-
-def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash: bool = True) -> Plan:
+def plan_run(run: RunConfig, gpu_gb: float, model_config: Path | None = None, *, flash: bool = True) -> Plan:
     """Plan a composed run on cards of ``gpu_gb`` GB.
 
     Raises:
@@ -300,34 +257,24 @@ def plan_run(run: Run, gpu_gb: float, model_config: Path | None = None, *, flash
     name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
     card = Card(name, gpu_gb * USABLE * GIB, tflops, bandwidth)
     setup = read_setup(run, shapes, flash=flash)
-    plan = Plan(card, setup, phases_of(setup, card), seconds_of(setup, card, run.gpus), _fits(setup, card))
-    tries = remedies(run)
-    numbers = (c for size in range(1, len(tries) + 1) for c in combinations(range(len(tries)), size))
-    # All that the first remedies can do comes before the next one.
-    for chosen in sorted(numbers, key=lambda c: (c[-1], len(c))) if not plan.fits else ():
-        overrides = [override for number in chosen for override in tries[number]]
-        with _changed(run, overrides):
-            changed = read_setup(run, shapes, flash=flash)
-        if _fits(changed, card):
-            return Plan(card, setup, plan.phases, plan.seconds, False, overrides, changed)
-    return plan
+    return Plan(card, setup, phases_of(setup, card), seconds_of(setup, card, run.gpus), _fits(setup, card))
 
 
-def composed(recipe: str, overrides: list[str]) -> Run:
+def composed(recipe: str, overrides: list[str]) -> RunConfig:
     """The run of a recipe, or of several with commas between them.
 
     Raises:
         ValueError: Hydra cannot compose it, or a key of it is none that verl has.
     """
     from medserl_agentloop.core.config import SelfPlayConfig
-    from medserl_agentloop.core.run_check.composition import compose_recipe
-    from medserl_agentloop.core.run_check.run import Run, unknown_keys
+    from medserl_agentloop.core.run_check import RunConfig, unknown_keys
+    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
 
-    found = compose_recipe(recipe, overrides)
-    if unknown := unknown_keys(found.config, found.schema):
+    config = compose_recipe(recipe, overrides)
+    if unknown := unknown_keys(config, schema_of(recipe)):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    warm_start = _WARM_START in found.config
-    return Run(found.config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(found.config))
+    warm_start = _WARM_START in config
+    return RunConfig(config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(config))
 
 
 def plan(
@@ -342,7 +289,7 @@ def plan(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Compute memory, time and disk of a run from its config, and what makes it fit; exit code 1 if it does not."""
+    """Compute memory, time and disk of a run from its config; exit code 1 if it does not fit."""
     counts = {"n_gpus_per_node": gpus, "nnodes": nodes}
     wanted = [*(overrides or []), *(f"trainer.{key}={count}" for key, count in counts.items() if count is not None)]
     with errors_in_one_line():
@@ -392,11 +339,8 @@ def _lines(plan: Plan) -> Iterator[str]:
             f"The server's pool has {cache / GIB:.1f} GiB for the KV cache, and the longest game needs "
             f"{needed / GIB:.1f}: raise {_ROLLOUT}.gpu_memory_utilization."
         )
-    if plan.remedied is not None:
-        quoted = (f"'{override}'" if "{" in override else override for override in plan.remedy or ())
-        worst, size = _peak(phases_of(plan.remedied, plan.card))
-        host = plan.remedied.host / GIB
-        yield "These overrides make it fit:\n  " + " \\\n  ".join(quoted)
-        yield f"With them the peak is {size / GIB:.1f} GiB, in {worst}, and the host holds {host:.0f} GiB for each GPU."
-    elif not plan.fits:
-        yield "No override that medserl plan knows makes it fit. Take a smaller model or a larger GPU."
+    if not plan.fits:
+        yield (
+            "Add the recipe gpu_80g, which keeps weights and Adam's states on the host while games are played; train "
+            "with LoRA (the recipe lora); use more GPUs, or a smaller model."
+        )

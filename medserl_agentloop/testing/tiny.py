@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from medserl_agentloop.core.run_check.composition import compose_run as compose_run
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -67,17 +67,6 @@ def tiny_model(vocab_size: int, *, seed: int = 0, attention: str = "sdpa") -> Qw
         attn_implementation=attention,
     )
     return Qwen3ForCausalLM(config).float().eval()
-
-
-def compose_run(*overrides: str, config_name: str = "ppo_trainer") -> DictConfig:
-    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the command line.
-
-    ``config_name`` is verl's; ``sft_trainer_engine`` is that of its SFT trainers.
-    """
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config: DictConfig = compose(config_name, overrides=list(overrides))
-    return config
 
 
 def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:

@@ -2,17 +2,16 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop.backends import sglang_cpu
-from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check.machine import RESERVED, check_sglang_on_cpu, longest_context
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.run_check import RunConfig
+from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -77,46 +76,33 @@ def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(
     assert sglang_cpu.is_installed() is before
 
 
-@pytest.fixture
-def run(untouched: None) -> Iterator[DictConfig]:
-    yield compose_run("+recipes=quickstart_sglang")
+def run_of(*overrides: str, recipe: str = "quickstart_sglang") -> RunConfig:
+    config = compose_run(f"+recipes={recipe}", *overrides)
+    return RunConfig(config, SelfPlayConfig.from_run(config))
 
 
-@pytest.mark.parametrize("recipe", ["quickstart_sglang", "cpu_smollm2"])
+@pytest.mark.parametrize("recipe", ["quickstart_sglang", "cpu_smollm2", "quickstart"])
 def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -> None:
-    check_sglang_on_cpu(compose_run(f"+recipes={recipe}"))
+    assert not list(sglang_on_cpu(run_of(recipe=recipe)))
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
-def test_a_context_that_would_cut_a_turn_is_refused_with_the_number_to_write(run: DictConfig, key: str) -> None:
-    needed = longest_context(run) + RESERVED
-    OmegaConf.update(run, f"actor_rollout_ref.rollout.{key}", needed)
-    check_sglang_on_cpu(run)
-    OmegaConf.update(run, f"actor_rollout_ref.rollout.{key}", needed - 1)
-    with pytest.raises(ConfigError, match=f"{key}={needed - 1}.* at least {needed}"):
-        check_sglang_on_cpu(run)
+def test_a_context_that_would_cut_a_turn_is_refused_with_the_number_to_write(untouched: None, key: str) -> None:
+    needed = longest_context(run_of()) + RESERVED
+    assert not list(sglang_on_cpu(run_of(f"actor_rollout_ref.rollout.{key}={needed}")))
+    (problem,) = sglang_on_cpu(run_of(f"actor_rollout_ref.rollout.{key}={needed - 1}"))
+    assert f"{key}={needed - 1}" in problem and f"at least {needed}" in problem
 
 
-def test_in_a_shared_context_a_turn_sees_all_that_came_before(run: DictConfig) -> None:
-    run.selfplay.context = "shared"
-    assert longest_context(run) == run.data.max_prompt_length + run.data.max_response_length
+def test_in_a_shared_context_a_turn_sees_all_that_came_before() -> None:
+    run = run_of("selfplay.context=shared")
+    assert longest_context(run) == run["data.max_prompt_length"] + run["data.max_response_length"]
 
 
-def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(run: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=-1"):
-        check_sglang_on_cpu(run)
-
-
-def test_a_run_without_sglang_is_told_how_to_install_it(run: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: False)
-    with pytest.raises(ConfigError, match="make sglang-env"):
-        check_sglang_on_cpu(run)
-
-
-def test_other_rollouts_are_left_alone(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: False)
-    check_sglang_on_cpu(compose_run("+recipes=quickstart"))
+    (problem,) = sglang_on_cpu(run_of())
+    assert "CUDA_VISIBLE_DEVICES=-1" in problem
 
 
 SERVERS = {"sglang", "cpu_hf", "vllm"}

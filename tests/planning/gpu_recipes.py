@@ -1,4 +1,4 @@
-"""The recipes for GPUs: the parts that are tested together, and the card that they are for."""
+"""The recipes for GPUs: recipes and overrides that are tested together, and the card that they are for."""
 
 CARDS = {
     "qwen3_4b": 96,
@@ -8,21 +8,16 @@ CARDS = {
     "openrlhf_script": 96,
     "qwen3_4b,gpu_80g": 80,
     "qwen3_4b,gpu_141g": 141,
-    "qwen3_4b,gpus_8x80g": 80,
-    "qwen3_4b,nodes_2": 80,
     "qwen3_4b,lora": 80,
-    "qwen3_4b,lora,adapter_per_role,base_judge": 80,
-    "qwen3_4b,role_gae": 96,
-    "qwen3_4b,role_gae,gpu_80g": 80,
-    "qwen3_4b,attacker_only,judge_frozen": 96,
-    "qwen3_4b,assessor_only,judge_endpoint": 96,
+    "qwen3_4b,lora,adapter_per_role": 80,
+    "qwen3_4b,judge_frozen selfplay.train=attacker": 96,
+    "qwen3_4b,judge_endpoint selfplay.train=assessor": 96,
     "qwen3_4b,vllm,judge_by_verl": 96,
+    "qwen3_4b,gpu_80g algorithm.adv_estimator=role_gae": 80,
+    "qwen3_4b trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.gpu_memory_utilization=0.6": 80,
+    "qwen3_4b trainer.n_gpus_per_node=8 trainer.nnodes=2": 80,
 }
-"""GB of the card by recipe."""
+"""GB of the card by recipes and overrides."""
 
-WARM_STARTS = ("warm_start_qwen3_4b", "warm_start_qwen3_4b_lora")
-"""Of verl's SFT trainer, for one GPU with 96 GB."""
-
-WITHOUT_JUDGE = {recipe for recipe in CARDS if "judge" not in recipe}
-PARTS = {part for recipe in CARDS for part in recipe.split(",")[1:]}
+PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]}
 """Recipes that are no runs of their own."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.run_check import RunConfig, problems
 from medserl_agentloop.testing.tiny import compose_run
+
+schema = cache(compose_run)
 
 
 @cache
@@ -26,16 +27,12 @@ def run(changes: Mapping[str, Any], recipe: str = "quickstart") -> DictConfig:
     return config
 
 
-def run_of(changes: Mapping[str, Any], recipe: str = "quickstart") -> Run:
+def run_of(changes: Mapping[str, Any], recipe: str = "quickstart") -> RunConfig:
     """The same, as checks after ``check_run`` get it."""
     config = run(changes, recipe)
-    return Run(config, SelfPlayConfig.from_run(config))
+    return RunConfig(config, SelfPlayConfig.from_run(config))
 
 
 def refusal(changes: Mapping[str, Any], recipe: str = "quickstart") -> str:
-    """What ``check_run`` says about such a run; empty if it accepts it."""
-    try:
-        check_run(run(changes, recipe))
-    except ConfigError as error:
-        return str(error)
-    return ""
+    """What the config alone refuses about such a run; empty if it accepts it."""
+    return "\n".join(problems(run(changes, recipe), schema())[0])

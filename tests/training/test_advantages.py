@@ -19,8 +19,7 @@ from training.advantage_batches import (
 from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage, get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState
-from medserl_agentloop.core.config import CreditSettings
-from medserl_agentloop.core.run_check import ROLE_ESTIMATOR_NAMES
+from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
@@ -187,4 +186,4 @@ def test_verls_registry_knows_the_name_and_says_which_trainer_it_needs(name: str
 
 
 def test_the_config_lists_every_estimator() -> None:
-    assert sorted(ROLE_ESTIMATORS) == sorted(ROLE_ESTIMATOR_NAMES)
+    assert sorted(ROLE_ESTIMATORS) == sorted(NORMALIZATIONS)

@@ -1,6 +1,7 @@
 """The start-up check reads a dataset as verl does and refuses what could not be played as planned."""
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
-from medserl_agentloop.core.run_check.inputs import check_rows
+from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_stop_strings
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -114,23 +115,34 @@ def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
 )
 def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, message: str) -> None:
     write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
-    files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
+    files = (
+        f"data.train_files={file}",
+        f"data.val_files=[{file}]",
+        "data.max_response_length=6144",
+        "data.train_batch_size=2",
+    )
+    files = (*files, "data.train_batch_size=2")
     config = compose_run("+recipes=quickstart", *files)
-    check_rows(Run(config, MedicalConfig.from_run(config)))
+    assert not problems(config)
     config = compose_run("+recipes=quickstart", *files, override)
-    with pytest.raises(ConfigError, match=rf"^data.train_files={file}.* ?{message}"):
-        check_rows(Run(config, MedicalConfig.from_run(config)))
+    assert re.match(rf"data.train_files={file}.* ?{message}", problems(config)[0])
+
+
+def problems(config: Any) -> list[str]:
+    return list(problems_of_data(RunConfig(config, MedicalConfig.from_run(config))))
 
 
 def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_left_to_the_trainer(
     tmp_path: Path,
 ) -> None:
-    pq.write_table(pa.table({"text": ["a"]}), file := tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
     config = compose_run("+recipes=quickstart", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
-    with pytest.raises(ConfigError, match=r"rows\.parquet has no column extra_info, prompt"):
-        check_rows(Run(config, MedicalConfig.from_run(config)))
+    (problem,) = problems(config)
+    assert "rows.parquet has no column extra_info, prompt" in problem
+    pq.write_table(pa.Table.from_pylist([row("decoy_benign")] * 16), file)
+    assert "decoy_benign games need a judge" in problems(config)[0]
     config.actor_rollout_ref.model.path = "someone/not-here-yet"
-    check_rows(Run(config, MedicalConfig.from_run(config)))
+    assert not problems(config)
 
 
 def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:

@@ -15,7 +15,7 @@ from medserl_agentloop.testing.tiny import compose_run
 def built_by_verl() -> Any:
     """What verl's own builder makes of a recipe, with the trainer reduced to what the builder reads."""
     trainer = SimpleNamespace(
-        config=compose_run("+recipes=base"), trainer_mode="sync", _add_prompts_to_generate=lambda count: None
+        config=compose_run("+recipes=core"), trainer_mode="sync", _add_prompts_to_generate=lambda count: None
     )
     return PPOTrainer._build_replay_buffer(trainer)
 

@@ -1,31 +1,326 @@
-"""What a verl run must be so that self-play is right; every refusal says what to write instead.
+"""What a run's config must be so that self-play is right; every refusal says what to write instead.
 
-:func:`check_run` and :func:`run_warnings` read the config alone. ``check_run`` runs twice: from the recipe's
-Hydra callback, before Ray is up, and in the trainer, for runs without a recipe. What depends on the machine and the
-model is in :mod:`medserl_agentloop.core.run_check.machine`.
+A rule stands here only if without it the run would be wrong in silence, or would end after hours. What verl, Hydra or
+torch say themselves within minutes is left to them. Whether the roles are apart is left to the certificate, which
+measures it. :func:`check_run` runs twice: from the recipe's Hydra callback, before Ray is up, and in the trainer, for
+runs without a recipe. :mod:`medserl_agentloop.core.run_check.machine` looks at the machine and its files.
 """
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
-from medserl_agentloop.core.run_check.rules import ROLE_ESTIMATOR_NAMES, refusals, run_warnings
-from medserl_agentloop.core.run_check.run import Run, unknown_keys, unknown_names, wrong_types
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from verl.trainer.ppo.utils import need_reference_policy
 
-__all__ = ["ROLE_ESTIMATOR_NAMES", "check_run", "run_warnings", "unknown_keys"]
+from medserl_agentloop.core.config import NORMALIZATIONS, ConfigError, SelfPlayConfig, game_class, refuse
+from medserl_agentloop.paths import did_you_mean
+
+ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
+FSDP = ("fsdp", "fsdp2")
+
+WITHOUT_EFFECT = {
+    "algorithm.filter_groups.enable": "DAPO's filter reads one score per row, the sum of both roles' rewards. In a "
+    "zero-sum game the sum is constant, so groups would be kept by the noise of format terms",
+    "distillation.enabled": "self-play sets the actor's loss, so the teacher's would never be used",
+}
+"""Switches of verl's that do nothing in self-play, or something else than they say."""
+
+_OPEN_NODES = (
+    "selfplay",
+    "hydra",
+    "ray_kwargs.ray_init",  # arguments of ray.init
+    # A field of FSDPEngineConfig that verl's YAML leaves out.
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.fsdp.mixed_precision",
+    "engine.mixed_precision",
+)
 
 
-def check_run(config: DictConfig, schema: DictConfig | None = None) -> SelfPlayConfig:
-    """Validate the ``selfplay`` node and the keys of verl's that it depends on; by ``schema``, verl's own, all types.
+@dataclass(frozen=True)
+class RunConfig:
+    """A run's whole config, read by dotted key, and its ``selfplay`` node."""
+
+    config: DictConfig
+    selfplay: SelfPlayConfig
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key; None where it is absent, null or still ``???``."""
+        return OmegaConf.select(self.config, key)
+
+    def names(self, key: str) -> list[str]:
+        """The names in the value of a key: none, one, or a list."""
+        value = self[key]
+        if value is None:
+            return []
+        return [str(name) for name in value] if isinstance(value, ListConfig) else [str(value)]
+
+    @property
+    def trained(self) -> dict[str, str]:
+        """The engines that are trained, each with the key of its model."""
+        return {ACTOR: MODEL} | ({CRITIC: f"{CRITIC}.model"} if self[f"{CRITIC}.enable"] else {})
+
+    @property
+    def engines(self) -> dict[str, str]:
+        """All engines that read games, each with the key of its model."""
+        # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
+        in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
+        return self.trained | ({REF: MODEL} if self.has_reference and not in_actor else {})
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the actor's adapter; 0 without one."""
+        return int(self[f"{MODEL}.lora.rank"] or self[f"{MODEL}.lora_rank"] or 0)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the run has a reference policy."""
+        return bool(need_reference_policy(self.config))
+
+    @property
+    def gpus(self) -> int:
+        """Training workers of the run."""
+        return int(self["trainer.nnodes"] * self["trainer.n_gpus_per_node"])
+
+    def ulysses(self, engine: str) -> int:
+        """Workers of an FSDP engine that share a row; 1 without sequence parallelism."""
+        # verl/workers/config: actor.py takes either key, critic.py reads only that of its engine.
+        nodes = [f"{CRITIC}.fsdp"] if engine == CRITIC else [engine, f"{engine}.fsdp_config"]
+        return max(self[f"{node}.ulysses_sequence_parallel_size"] or 1 for node in nodes)
+
+
+def check_run(config: DictConfig) -> SelfPlayConfig:
+    """Validate the ``selfplay`` node and the keys of verl's that it depends on.
 
     Raises:
         ConfigError: Says which keys are wrong, why, and what to write instead: one line for each.
     """
-    # Types alone, and then names: the other checks take values and names for what they are.
-    if schema is not None:
-        refuse(wrong_types(config, schema))
-    run = Run(config, SelfPlayConfig.from_run(config))
-    refuse(unknown_names(run))
-    refuse([*game_class(run.selfplay.game).check_run(run), *refusals(run)])
+    run = RunConfig(config, SelfPlayConfig.from_run(config))
+    rules = (_trainer, _estimator, _opponent, _adapters, _asynchronous, _without_effect, _batches, _checkpoints)
+    refuse([*game_class(run.selfplay.game).check_run(run), *(sentence for rule in rules for sentence in rule(run))])
     return run.selfplay
+
+
+def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
+    """What the start of a run would refuse, and what it warns of; ``schema`` is verl's own config."""
+    warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
+    if "selfplay" not in config:  # a warm start
+        return [], warned
+    try:
+        check_run(config)
+    except ConfigError as error:
+        return str(error).splitlines(), warned
+    top_p, top_k = (OmegaConf.select(config, f"{ROLLOUT}.{key}") for key in ("top_p", "top_k"))
+    if top_p < 1 or top_k > 0:
+        warned.append(
+            f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn from, and the loss "
+            "knows of the temperature only; train with top_p=1.0 and top_k=-1"
+        )
+    return [], warned
+
+
+def _trainer(run: RunConfig) -> Iterator[str]:
+    """verl's own trainers and reward managers know no roles, and measure no certificate."""
+    mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
+    if not v1 or mode not in ("selfplay_sync", "selfplay_colocate_async"):
+        yield (
+            f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. Set "
+            "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync, or add the recipe colocate_async."
+        )
+    manager = "reward.reward_manager"
+    if run[f"{manager}.source"] != "importlib" or run[f"{manager}.module.path"] is None:
+        yield (
+            f"{manager}.source={run[f'{manager}.source']} gives one score for the whole trajectory. Set {manager}."
+            "source=importlib, .name=PerTurnRewardManager and .module.path=pkg://medserl_agentloop.core.reward_manager."
+        )
+    sampler = f"{SAMPLER}.custom_sampler"
+    if not (run[f"{sampler}.path"] and run[f"{sampler}.name"]):
+        yield (
+            f"{sampler} is empty, and verl's own replay buffer waits for ever for the games of a process that died. "
+            f"Set {sampler}.path=pkg://medserl_agentloop.core.replay_buffer and .name=SelfPlayReplayBuffer."
+        )
+
+
+def _estimator(run: RunConfig) -> Iterator[str]:
+    """The estimator knows the roles if one is not trained, and has something to compare."""
+    name, train = run["algorithm.adv_estimator"], run.selfplay.train
+    if name not in NORMALIZATIONS and train != "both":
+        yield (
+            f"selfplay.train={train} needs an estimator that knows roles, and algorithm.adv_estimator={name} does "
+            f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of {', '.join(NORMALIZATIONS)}."
+        )
+    if name in ("role_grpo", "role_rloo", "role_opo") and run[f"{ROLLOUT}.n"] == 1:
+        yield (
+            f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
+            f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
+        )
+    if run.selfplay.anchors and not run.has_reference:
+        yield (
+            f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
+            "if the anchor shall be the only KL term."
+        )
+
+
+def _opponent(run: RunConfig) -> Iterator[str]:
+    """The frozen model that the policy plays against can be asked, and a pool has checkpoints to serve."""
+    opponent = run.selfplay.opponent
+    if opponent.kind == "live":
+        return
+    kind = f"selfplay.opponent.kind={opponent.kind}"
+    if run.selfplay.context == "shared":
+        yield f"{kind} keeps its turns out of the trajectory, which is one conversation of all. Set context=isolated."
+    if run.selfplay.train == "both":
+        yield (
+            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
+            "the name of one role, or selfplay.opponent.kind=live."
+        )
+    try:
+        opponent.check_address()
+        opponent.api_key()
+    except ValueError as error:
+        yield str(error)
+    if opponent.kind == "pool":
+        contents = run.names(f"{ACTOR}.checkpoint.save_contents")
+        if run["trainer.save_freq"] <= 0 or "hf_model" not in contents or run.lora_rank:
+            yield (
+                f"{kind} plays against checkpoints that a server can load. Set trainer.save_freq to the number of "
+                f"steps between two opponents, {MODEL}.lora_rank=0 and {ACTOR}.checkpoint.save_contents="
+                f"[{','.join(dict.fromkeys([*contents, 'hf_model']))}]."
+            )
+        if run["trainer.v1.trainer_mode"] != "selfplay_sync":
+            yield f"{kind}: a game would go on while its opponent changes. Set trainer.v1.trainer_mode=selfplay_sync."
+
+
+def _adapters(run: RunConfig) -> Iterator[str]:
+    """What LoRA trains is loaded, saved so that it can be read, and met by the tokens of its own role."""
+    rank, path, merge = run.lora_rank, f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.merge"
+    if not rank and run[path] is not None:
+        yield f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the adapter's own."
+    contents = run.names(f"{ACTOR}.checkpoint.save_contents")
+    if rank and "hf_model" in contents:
+        yield (
+            f"{ACTOR}.checkpoint.save_contents=[{','.join(contents)}]: with LoRA, verl's hf_model folder holds names "
+            "that no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such a checkpoint."
+        )
+    if run.selfplay.adapters == "shared":
+        return
+    sharing, strategy, engine = run.ulysses(ACTOR), run[f"{ACTOR}.strategy"], run[f"{ROLLOUT}.name"]
+    for wrong, needed, reason in (
+        (not rank, f"{MODEL}.lora_rank above 0, e.g. 32", "it trains LoRA adapters"),
+        (run[merge], f"{merge}=False", "one set of merged weights cannot serve two adapters"),
+        (engine not in ("sglang", "cpu_hf"), f"{ROLLOUT}.name=sglang", f"{engine} takes no adapter from a request"),
+        (strategy != "fsdp2", f"{ACTOR}.strategy=fsdp2", "an adapter's gradients are clipped as FSDP2 holds them"),
+        (sharing > 1, f"{ACTOR}.ulysses_sequence_parallel_size=1", "a rank must see the roles of a whole row"),
+        (run.selfplay.context != "isolated", "selfplay.context=isolated", "the shared context is one of both roles"),
+    ):
+        if wrong:
+            yield f"selfplay.adapters=per_role needs {needed}: {reason}."
+
+
+def _asynchronous(run: RunConfig) -> Iterator[str]:
+    """Games that are older than the weights are corrected for, and long ones are not left behind."""
+    strategy, threshold, buffer, weights = (
+        run[key]
+        for key in (
+            f"{SAMPLER}.max_off_policy_strategy",
+            f"{SAMPLER}.max_off_policy_threshold",
+            f"{SAMPLER}.custom_sampler.name",
+            f"{CORRECTION}.rollout_is",
+        )
+    )
+    right = strategy == "wait" and threshold and buffer != "SelfPlayReplayBuffer" and weights == "token"
+    if run["trainer.v1.trainer_mode"] == "selfplay_colocate_async" and not right:
+        yield (
+            f"trainer.v1.trainer_mode=selfplay_colocate_async with max_off_policy_strategy={strategy}, "
+            f"max_off_policy_threshold={threshold}, custom_sampler.name={buffer} and {CORRECTION}.rollout_is={weights}:"
+            " long games would be dropped, or games of earlier weights be trained on without a correction. Add the "
+            "recipe colocate_async, which sets these keys."
+        )
+
+
+def _without_effect(run: RunConfig) -> Iterator[str]:
+    """verl ignores these without a word, or they do something else in a game of several roles."""
+    for key, reason in WITHOUT_EFFECT.items():
+        if run[key]:
+            yield f"{key}=True: {reason}. Set it to False."
+    corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
+    # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
+    if run[f"{CORRECTION}.bypass_mode"] and (corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")):
+        yield (
+            f"{CORRECTION}.bypass_mode=True: verl's V1 trainer then ignores rollout_is, rollout_rs and loss_type, and "
+            "nothing would be corrected. Set bypass_mode=False, or leave the others at null, null and ppo_clip."
+        )
+    if corrects and not run[f"{ROLLOUT}.calculate_log_probs"]:
+        yield (
+            f"{CORRECTION} reads the rollout's log-probs, and without them nothing would be corrected. Set {ROLLOUT}."
+            "calculate_log_probs=True."
+        )
+
+
+def _batches(run: RunConfig) -> Iterator[str]:
+    """Every mini-batch holds games of all kinds, and the longest game fits in a micro-batch."""
+    batch, longest = run["data.train_batch_size"], run["data.max_prompt_length"] + run["data.max_response_length"]
+    for engine in run.engines:
+        prefix = "log_prob_" if engine == REF else "ppo_"
+        size, budget = run[f"{engine}.ppo_mini_batch_size"] or batch, f"{engine}.{prefix}max_token_len_per_gpu"
+        if batch > size and not run[f"{engine}.shuffle"]:
+            yield (
+                f"{engine}.shuffle=False with several mini-batches in a step (data.train_batch_size={batch}, "
+                f"{engine}.ppo_mini_batch_size={size}): verl keeps the order in which games finish, so the first "
+                f"updates would see mostly invalid and one-turn games. Set {engine}.shuffle=True."
+            )
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a game comes, maybe after hours.
+        dynamic = run[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"]
+        if dynamic and run[budget] * run.ulysses(engine) < longest:
+            yield (
+                f"{budget}={run[budget]} is less than a game may have (data.max_prompt_length + "
+                f"data.max_response_length = {longest}), and the run would end at the first longer one. Set it to "
+                f"{-(-longest // run.ulysses(engine))} or more."
+            )
+
+
+def _checkpoints(run: RunConfig) -> Iterator[str]:
+    """A killed run can be resumed."""
+    for engine in run.trained:
+        checkpoint = f"{engine}.checkpoint"
+        if run["trainer.save_freq"] <= 0 or run[f"{engine}.strategy"] not in FSDP:
+            continue
+        # verl/trainer/ppo/v1/trainer_base.py (_save_checkpoint) leaves latest_checkpointed_iteration.txt to the engine
+        # then, and FSDP's does not write it.
+        if run[f"{checkpoint}.async_save"]:
+            yield (
+                f"{checkpoint}.async_save=True is for Megatron: with FSDP no checkpoint would count as complete, and a "
+                f"killed run would start anew. Set {checkpoint}.async_save=False."
+            )
+        contents = run.names(f"{checkpoint}.load_contents")
+        if "model" not in contents and run["trainer.resume_mode"] != "disable":
+            yield (
+                f"{checkpoint}.load_contents=[{','.join(contents)}] has no model: a killed run would resume with the "
+                f"weights that it began with. Set {checkpoint}.save_contents=[model,optimizer,extra], or "
+                "trainer.resume_mode=disable."
+            )
+
+
+def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
+    """Keys of a run that verl's own config, ``schema``, does not have, each with the nearest one it has.
+
+    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does
+    nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
+    """
+    return list(_unknown_below(OmegaConf.to_container(run), OmegaConf.to_container(schema), ""))
+
+
+def _unknown_below(node: Any, known: Any, path: str) -> Iterator[str]:
+    for name, child in node.items():
+        here = f"{path}{name}"
+        if here in _OPEN_NODES:
+            continue
+        if name not in known:
+            yield f"{here}{did_you_mean(str(name), known)}"
+        elif isinstance(child, dict) and known[name]:
+            yield from _unknown_below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -17,12 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.run_check import check_run, run_warnings
-from medserl_agentloop.core.run_check.run import Run, unknown_keys
 from medserl_agentloop.paths import did_you_mean, resource
 
-COMMAND_LINE, VERL = "command line", "verl's "
+COMMAND_LINE, VERL, DEFAULT = "command line", "verl's ", "default of the game"
 VERL_CONFIGS = "verl.trainer.config"
+PPO, SFT = "ppo_trainer", "sft_trainer_engine"
+"""Names of verl's configs: of its PPO trainer, and of its SFT trainers."""
 
 
 @dataclass(frozen=True)
@@ -38,64 +37,57 @@ class Setting:
     changed: bool
 
 
-@dataclass(frozen=True)
-class Composition:
-    """The config of a run, that of verl alone, and what was asked for."""
-
-    config: DictConfig
-    schema: DictConfig
-    name: str
-    overrides: list[str]
-
-    @cached_property
-    def settings(self) -> list[Setting]:
-        """All values with their origins."""
-        with initialize_config_module(VERL_CONFIGS, version_base=None):
-            origins = _origins(GlobalHydra.instance().config_loader(), self.name, self.overrides)
-        of_game = OmegaConf.create({"selfplay": _selfplay_defaults(self.config)})
-        default = dict(_leaves(self.schema)) | dict(_leaves(of_game))
-        settings = []
-        for key, value in _leaves(OmegaConf.merge(of_game, self.config)):
-            origin = _origin(key, origins)
-            # What verl's own files set differs only where it follows from another key.
-            changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
-            settings.append(Setting(key, value, origin, changed))
-        return settings
+def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the command line."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module(VERL_CONFIGS, version_base=None):
+        config: DictConfig = compose(config_name, overrides=list(overrides))
+    return config
 
 
-def compose_recipe(recipe: str, overrides: list[str]) -> Composition:
-    """Compose ``+recipes=RECIPE`` with overrides as on the command line; several recipes have commas between them.
+def config_of(recipe: str) -> str:
+    """The name of verl's config that a recipe is for."""
+    return SFT if recipe.startswith("warm_start") else PPO
+
+
+def schema_of(recipe: str) -> DictConfig:
+    """verl's own config, without the recipe."""
+    return compose_run(config_name=config_of(recipe))
+
+
+def compose_recipe(recipe: str, overrides: list[str]) -> DictConfig:
+    """Compose ``+recipes=RECIPE`` with overrides; several recipes have commas between them.
 
     Raises:
         ValueError: Hydra cannot compose it; says why.
     """
-    known = sorted(file.stem for file in resource("recipes").glob("*.yaml"))
-    name = "sft_trainer_engine" if recipe.startswith("warm_start") else "ppo_trainer"
-    asked = [f"+recipes=[{recipe}]", *overrides]
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_module(VERL_CONFIGS, version_base=None):
-            return Composition(compose(name, overrides=asked), compose(name), name, asked)
+        return compose_run(f"+recipes=[{recipe}]", *overrides, config_name=config_of(recipe))
     except (HydraException, OmegaConfBaseException) as error:
-        said = str(error).splitlines()[0]
-        missing = [part for part in recipe.split(",") if f"recipes/{part}'" in said]
+        reason = str(error).splitlines()[0]
+        known = sorted(file.stem for file in resource("recipes").glob("*.yaml"))
+        missing = [part for part in recipe.split(",") if f"recipes/{part}'" in reason]
         hint = "".join(f"{did_you_mean(part, known)}; the recipes are {', '.join(known)}" for part in missing)
-        if unknown := re.match(r"Could not override '(.*)'", said):
-            with initialize_config_module(VERL_CONFIGS, version_base=None):
-                hint = did_you_mean(unknown[1], dict(_leaves(compose(name))))
-        raise ValueError(f"{said}{hint}") from None
+        if unknown := re.match(r"Could not override '(.*)'", reason):
+            hint = did_you_mean(unknown[1], dict(_leaves(schema_of(recipe))))
+        raise ValueError(f"{reason}{hint}") from None
 
 
-def problems(composed: Composition) -> tuple[list[str], list[str]]:
-    """What the start of such a run would refuse, and what it would warn of, as far as the config alone says."""
-    unknown = [f"{key} is not a key of verl's config" for key in unknown_keys(composed.config, composed.schema)]
-    if "selfplay" not in composed.config:  # a warm start
-        return [], unknown
-    try:
-        run = Run(composed.config, check_run(composed.config, composed.schema))
-        return [], [*run_warnings(run), *unknown]
-    except ConfigError as error:
-        return str(error).splitlines(), unknown
+def settings(recipe: str, overrides: list[str]) -> list[Setting]:
+    """All values of a recipe's run with their origins (ValueError as :func:`compose_recipe`)."""
+    config = compose_recipe(recipe, overrides)
+    of_game = OmegaConf.create({"selfplay": _game_defaults(config)} if "selfplay" in config else {})
+    default = dict(_leaves(schema_of(recipe))) | dict(_leaves(of_game))
+    with initialize_config_module(VERL_CONFIGS, version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        origins = _origins(loader, config_of(recipe), [f"+recipes=[{recipe}]", *overrides])
+    found = []
+    for key, value in _leaves(OmegaConf.merge(of_game, config)):
+        origin = _origin(key, origins)
+        # What verl's own files set differs only where it follows from another key.
+        changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
+        found.append(Setting(key, value, origin, changed))
+    return found
 
 
 def _origins(loader: Any, name: str, overrides: list[str]) -> dict[str, str]:
@@ -108,6 +100,7 @@ def _origins(loader: Any, name: str, overrides: list[str]) -> dict[str, str]:
         own = path.startswith("recipes/")
         loaded = loader._load_single_config(default, loader.repository).config
         origins.update({key: f"{path}.yaml" if own else f"{VERL}{path}.yaml" for key, _ in _leaves(loaded)})
+    origins.pop("selfplay", None)  # the open node of hydra_plugins, which sets nothing
     for override in listed.config_overrides:
         key = override.key_or_group
         origins = {known: origin for known, origin in origins.items() if not f"{known}.".startswith(f"{key}.")}
@@ -119,17 +112,17 @@ def _origin(key: str, origins: dict[str, str]) -> str:
     """The origin of a key, or of the node above it that was set as a whole."""
     while key not in origins and "." in key:
         key = key.rpartition(".")[0]
-    return origins.get(key, "default of the game")
+    return origins.get(key, DEFAULT)
 
 
-def _selfplay_defaults(config: DictConfig) -> DictConfig:
-    """The values that the game's own keys have by themselves; empty if there is no such game."""
+def _game_defaults(config: DictConfig) -> dict[str, Any]:
+    """The values that the keys of the ``selfplay`` node have by themselves; none if there is no such game."""
     name = OmegaConf.select(config, "selfplay.game", throw_on_missing=False)
     try:
         kind: type[SelfPlayConfig] = game_class(name).Config
     except (ConfigError, AttributeError, TypeError):
-        return OmegaConf.create({})
-    return OmegaConf.create(kind.model_construct(game=name).model_dump(mode="json"))
+        return {}
+    return kind.model_construct(game=name).model_dump(mode="json")
 
 
 def _leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,74 +1,70 @@
-"""What a run needs of the machine it starts on: GPUs, packages, keys, files.
+"""What a run needs of the machine and the files it starts with: the common mistakes of a first hour.
 
-verl finds these missing when the model is loaded, the first step is logged or the first checkpoint is written.
-The recipes' Hydra callback asks :func:`check_machine`; tests compose configs for machines that they are not on.
+:data:`CHECKS` is asked by the recipes' Hydra callback, before Ray is up, and by ``medserl doctor``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from omegaconf import DictConfig
-from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
+from datasets import Dataset
+from huggingface_hub import HfApi, try_to_load_from_cache
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoTokenizer
 from transformers.utils import is_kernels_available
-from verl.utils.import_utils import resolve_config_path
 
-from medserl_agentloop.backends import sglang_cpu
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, refuse
-from medserl_agentloop.core.run_check.inputs import (
-    another_run,
-    changed_credit,
-    data_files,
-    lost_checkpoint,
-    missing_models,
-)
-from medserl_agentloop.core.run_check.run import ACTOR, CRITIC, FSDP, MODEL, ROLLOUT, Run
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.dataset import check_dataset
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
+from medserl_agentloop.core.step_file import CONFIG_FILE
+from medserl_agentloop.paths import sha256_of
 
-ATTENTION = f"{MODEL}.override_config.attn_implementation"
+DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
+"""What pyarrow raises for a file that it cannot read."""
 
-PACKAGES = {
-    f"{ROLLOUT}.name": {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"},
-    "trainer.logger": {
-        **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")},
-        **{"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"},
-    },
-}
-"""What verl imports for a name of the config, once it gets there."""
+ROWS_AT_START = 500
+"""Rows of a data file that are looked at before Ray starts: about a second."""
 
-WANDB_HOSTS = ("wandb", "coreweave")
-"""Parts of the names of W&B's servers, as ``wandb login`` writes them to netrc."""
+LATEST = "latest_checkpointed_iteration.txt"
+"""Where verl writes the step of the last checkpoint."""
 
-WANDB_FILES = ("wandb/settings", "~/.config/wandb/settings")
+SAME_RUN = ("selfplay.game", "selfplay.profile", f"{MODEL}.path", "algorithm.adv_estimator")
+"""Keys that a run keeps when it is resumed."""
+
+TRAIN_HASHES = "medserl_train_files_sha256"
+"""Where ``run_config.yaml`` has the hashes of the training files."""
+
+RESERVED = 2
+"""Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
+
+PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")
+"""Engines and loggers that have the name of the package they need."""
+
+CONVERT = "Write it with data_prep/medec_to_parquet.py"
 
 
-def check_gpus(config: DictConfig) -> None:
-    """Refuse a run on the GPUs of this machine if it has none, or fewer; a cluster of Ray's may have them elsewhere.
-
-    Raises:
-        ConfigError: Says what was found and what to write instead.
-    """
-    elsewhere = joins_a_cluster(config.ray_kwargs.ray_init.get("address")) or config.trainer.nnodes > 1
-    if config.trainer.device != "cuda" or elsewhere:
-        return
-    found, needed = torch.cuda.device_count(), config.trainer.n_gpus_per_node
-    if not found:
+def gpus(run: RunConfig) -> Iterator[str]:
+    """The GPUs are on this machine, unless the run has a cluster of Ray's."""
+    elsewhere = joins_a_cluster(run["ray_kwargs.ray_init.address"]) or run["trainer.nnodes"] > 1
+    present, needed = torch.cuda.device_count(), run["trainer.n_gpus_per_node"]
+    if run["trainer.device"] == "cuda" and not elsewhere and present < needed:
         build = "" if torch.version.cuda or torch.version.hip else f"; torch {torch.__version__} is built without CUDA"
-        raise ConfigError(
-            "this run needs a GPU (trainer.device=cuda), and torch finds none on this machine"
-            f"{build}. Start it where `nvidia-smi` shows one (docs/install_gpu.md), or try a recipe for the CPU: "
+        yield (
+            f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, trainer.n_gpus_per_node={needed}), "
+            f"and torch sees {present} on this machine (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
+            f"{build}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for the CPU: "
             "+recipes=quickstart."
-        )
-    if found < needed:
-        raise ConfigError(
-            f"trainer.n_gpus_per_node={needed}, and torch finds {found} on this machine "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}). Set it to {found} or less."
         )
 
 
@@ -79,158 +75,175 @@ def joins_a_cluster(address: str | None = None) -> bool:
     return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
 
 
-def check_machine(run: Run) -> list[str]:
-    """Warnings of a run that has passed ``check_run``; one that lacks something on this machine is refused.
-
-    Raises:
-        ConfigError: Says what is missing and how to get it, or how to do without: one line for each.
-    """
-    if str(run["ray_kwargs.ray_init.address"]).startswith("ray://"):  # it will run on another machine
-        return []
-    checks = (
-        missing_packages,
-        wandb_key,
-        flash_attention,
-        missing_models,
-        data_files,
-        lost_checkpoint,
-        another_run,
-        folders,
-    )
-    refuse(problem for check in checks for problem in check(run))
-    return [*downloads(run), *changed_credit(run)]
-
-
-def missing_packages(run: Run) -> Iterator[str]:
-    """One sentence for each package that a name of the config needs and that is not installed."""
-    for key, packages in PACKAGES.items():
-        for name in run.names(key):
-            if name in packages and find_spec(packages[name]) is None:
-                yield f"{key}={name}: the package {packages[name]} is not installed. Install it, or take another."
-
-
-def wandb_key(run: Run) -> Iterator[str]:
-    """A sentence if W&B is asked for and has no key."""
-    if not {"wandb", "tracking"} & set(run.names("trainer.logger")):
-        return
-    offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
-    key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
-    # W&B's own files may say anything; the benefit of the doubt is theirs.
-    settings = any(Path(file).expanduser().exists() for file in WANDB_FILES)
-    if not (offline or key or settings or _netrc_knows_wandb()):
+def packages(run: RunConfig) -> Iterator[str]:
+    """The engine, the loggers and flash attention are installed, and W&B has a key."""
+    for key in (f"{ROLLOUT}.name", "trainer.logger"):
+        for name in set(run.names(key)) & set(PACKAGES):
+            if find_spec(name) is None:
+                yield f"{key}={name}: the package {name} is not installed. Install it, or take another."
+    attention = f"{MODEL}.override_config.attn_implementation"
+    flash = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
+    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too. With the package kernels,
+    # Transformers downloads the same (modeling_utils.py).
+    installed = any(distributions(name="flash-attn")) or is_kernels_available()
+    if flash and run[attention] in (None, "flash_attention_2") and not installed:
         yield (
-            "trainer.logger has wandb, and there is no key for it. Run `wandb login` or export WANDB_API_KEY, export "
-            "WANDB_MODE=offline to log to a folder, or take wandb out: trainer.logger=[console]."
+            "verl loads a model with attn_implementation=flash_attention_2, and the package flash-attn is not "
+            "installed. Run pip install flash-attn==2.8.3 --no-build-isolation, or pip install 'kernels>=0.12,<0.13', "
+            f"or set +{attention}=sdpa: slower, and not run on a GPU."
         )
+    if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
+        import wandb  # a second that only its users pay
 
-
-def _netrc_knows_wandb() -> bool:
-    own_server = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname
-    files = [Path(name).expanduser() for name in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc") if name]
-    text = " ".join(file.read_text(errors="replace") for file in files if file.is_file())
-    return any(server in text for server in (*WANDB_HOSTS, own_server) if server)
-
-
-def flash_attention(run: Run) -> Iterator[str]:
-    """One sentence for each thing that would be loaded with a flash attention that is not installed."""
-    if is_kernels_available():  # Transformers falls back to it (modeling_utils.py)
-        return
-    for what, way_out in _without_flash_attention(run):
-        yield (
-            f"verl loads {what} with attn_implementation=flash_attention_2, which needs the package flash-attn, and it "
-            "is not installed. Either run pip install flash-attn==2.8.3 --no-build-isolation, or pip install "
-            "'kernels>=0.12,<0.13', with which Transformers downloads the same; or " + way_out
-        )
-
-
-def downloads(run: Run) -> Iterator[str]:
-    """What Transformers will fetch from the hub while the run starts."""
-    if any(_without_flash_attention(run)):
-        yield (
-            "flash-attn is not installed; when the model is loaded, Transformers fetches "
-            f"{FLASH_ATTN_KERNEL_FALLBACK['flash_attention_2']} from the Hugging Face hub in its place"
-        )
-
-
-def _without_flash_attention(run: Run) -> Iterator[tuple[str, str]]:
-    """What is loaded with a flash attention 2 that is not installed, and how to do without it."""
-    if run["trainer.device"] != "cuda" or _installed("flash-attn"):
-        return
-    if run[f"{ACTOR}.strategy"] in FSDP and run[ATTENTION] in (None, "flash_attention_2"):
-        yield (
-            "a model",
-            f"set +{ATTENTION}=sdpa, with which each context attends to itself: slower, and not run on a GPU.",
-        )
-    # verl/utils/model.py (load_valuehead_model) asks for it, whatever attn_implementation says.
-    if CRITIC in run.trained and run[f"{CRITIC}.strategy"] in FSDP:
-        yield "every critic", "choose an estimator without one, e.g. role_reinforce_pp, and critic.enable=False."
-
-
-def _installed(distribution: str) -> bool:
-    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
-    return any(distributions(name=distribution))
-
-
-def folders(run: Run) -> Iterator[str]:
-    """One sentence for each folder or file that cannot be used."""
-    keys = {run.selfplay.records: "selfplay.records", run["trainer.default_local_dir"]: "trainer.default_local_dir"}
-    for name, key in keys.items():
-        folder = Path(name).resolve()
-        exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        if not (exists.is_dir() and os.access(exists, os.W_OK)):
-            yield f"{key}={name}: {exists} is no folder that can be written to. Set it to another."
-    loops, resume = f"{ROLLOUT}.agent.agent_loop_config_path", "trainer.resume_from_path"
-    if run[loops] is not None:
-        try:
-            Path(resolve_config_path(run[loops])).open().close()
-        except OSError as error:
-            yield f"{loops}={run[loops]} cannot be read ({error}). Set it to null, or to tool_configs/agent_loop.yaml."
-    if run["trainer.resume_mode"] == "resume_path" and not Path(run[resume]).is_dir():
-        yield f"{resume}={run[resume]}: there is no such folder. Set it to the folder global_step_N of a checkpoint."
-
-
-RESERVED = 2
-"""Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
-
-
-def check_sglang_on_cpu(config: DictConfig) -> None:
-    """Refuse a run of a CPU recipe whose SGLang could not start, or would cut turns short in silence."""
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name != "sglang":
-        return
-    if torch.cuda.is_available():
-        raise ConfigError(
-            "this recipe runs SGLang on the CPU, and there is a GPU, for which verl has an SGLang rollout of its "
-            "own. Take a recipe without trainer.device=cpu, such as qwen3_4b, or hide the GPU with "
-            "CUDA_VISIBLE_DEVICES=-1 in front of the command."
-        )
-    if not sglang_cpu.is_installed():
-        raise ConfigError(
-            "actor_rollout_ref.rollout.name=sglang, and SGLang is not installed here. Run `make sglang-env` and use "
-            ".venv-sglang/bin/python, or: pip install --no-deps --requirement constraints-sglang.txt"
-        )
-    needed = longest_context(config) + RESERVED
-    for key, limit in (
-        ("max_model_len", rollout.max_model_len),
-        ("engine_kwargs.sglang.max_total_tokens", rollout.engine_kwargs.sglang.get("max_total_tokens")),
-    ):
-        # The engine lowers a request's budget to what is left of either, and reports an ordinary "length".
-        if limit is not None and limit < needed:
-            raise ConfigError(
-                f"a turn may need {needed} tokens with its prompt, and actor_rollout_ref.rollout.{key}={limit}: "
-                f"SGLang would cut it without a word. Set it to at least {needed}, or lower "
-                "data.max_prompt_length, data.max_response_length or the game's token budget (selfplay.budget)."
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            yield (
+                "trainer.logger has wandb, and there is no key for it. Run `wandb login` or export WANDB_API_KEY, "
+                "export WANDB_MODE=offline to log to a folder, or take wandb out: trainer.logger=[console]."
             )
 
 
-def longest_context(config: DictConfig) -> int:
+def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
+    """A CPU recipe's SGLang has no GPU in sight, and room for the longest turn."""
+    if run["trainer.device"] != "cpu" or run[f"{ROLLOUT}.name"] != "sglang":
+        return
+    if torch.cuda.is_available():
+        yield (
+            "this recipe runs SGLang on the CPU, and there is a GPU, which SGLang would use. Take a recipe without "
+            "trainer.device=cpu, such as qwen3_4b, or hide the GPU with CUDA_VISIBLE_DEVICES=-1."
+        )
+    needed = longest_context(run) + RESERVED
+    for key in ("max_model_len", "engine_kwargs.sglang.max_total_tokens"):
+        # The engine lowers a request's budget to what is left of either, and reports an ordinary "length".
+        if (limit := run[f"{ROLLOUT}.{key}"]) is not None and limit < needed:
+            yield (
+                f"a turn may need {needed} tokens with its prompt, and {ROLLOUT}.{key}={limit}: SGLang would cut it "
+                f"without a word. Set it to at least {needed}, or lower data.max_prompt_length, "
+                "data.max_response_length or the game's token budget (selfplay.budget)."
+            )
+
+
+def longest_context(run: RunConfig) -> int:
     """Most tokens that a prompt and its turn may have together, whatever the rows are."""
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
-    selfplay = SelfPlayConfig.from_run(config)
-    if selfplay.context == "shared":
+    prompt, response = run["data.max_prompt_length"], run["data.max_response_length"]
+    if run.selfplay.context == "shared":
         return int(prompt + response)
     # verl counts all prompts but the first as response.
-    return int(max(prompt + min(selfplay.longest_turn(prompt) or response, response), response))
+    return int(max(prompt + min(run.selfplay.longest_turn(prompt) or response, response), response))
+
+
+def models(run: RunConfig) -> Iterator[str]:
+    """The models are here, or on the hub. verl says so after a minute or more."""
+    for path in {str(run[f"{model}.path"]) for model in run.trained.values()}:
+        folder = Path(path).expanduser()
+        if "://" in path or (folder / "config.json").is_file():
+            continue
+        try:
+            if folder.is_dir():
+                raise FileNotFoundError("there is no config.json in it")
+            if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+                HfApi().model_info(path, timeout=3.0)
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            yield (
+                f"model.path={path} is no folder of a model (seen from {Path.cwd()}), nor one on the hub: {reason}. "
+                f"Name another, or fetch it where there is a network: `hf download {path} --local-dir FOLDER`."
+            )
+
+
+def data(run: RunConfig) -> Iterator[str]:
+    """The data files are here and hold a batch, and their longest rows can be played with this config.
+
+    The trainer checks all rows once Ray is up. What only verl can read is left to it: remote files, other formats, a
+    data set class of the user's, a tokenizer that is not here yet.
+    """
+    node = run.config.data
+    try:
+        encoder = ChatEncoder.of_run(tokenizer_of(run.config.actor_rollout_ref.model, local_files_only=True), node)
+        game = game_class(run.selfplay.game)(run.selfplay, encoder)
+    except (OSError, ValueError):
+        game = None
+    for key in ("data.train_files", "data.val_files"):
+        files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
+        if missing := [str(file) for file in files if not file.exists()]:
+            yield f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). {CONVERT}, or name another."
+            continue
+        rows, batch = 0, run["data.train_batch_size"] if key == "data.train_files" else 1
+        try:
+            for file in parquet_files(run, key):
+                table = pq.read_table(file)
+                table.validate(full=True)  # or a damaged text is found where it is used, without the file's name
+                rows += table.num_rows
+                if absent := {"prompt", "extra_info"} - set(table.column_names):
+                    yield f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
+                elif game is not None and node.custom_cls.path is None:
+                    dataset = SimpleNamespace(dataframe=Dataset(table))
+                    check_dataset(dataset, f"{key}={file}", game, encoder, node, ROWS_AT_START)
+        except ConfigError as error:
+            yield str(error)
+        except DAMAGED as error:
+            reason = f"{type(error).__name__}: {error}"
+            yield f"{key}={file} cannot be read ({reason}): it is damaged, or no parquet file. {CONVERT}."
+        else:
+            if files and rows < batch and len(parquet_files(run, key)) == len(run.names(key)):
+                yield f"{key} has {rows} rows, and needs {batch} or more. Name another file or a smaller batch."
+
+
+def parquet_files(run: RunConfig, key: str) -> list[Path]:
+    """The files of a data key that are here and are parquet by their name."""
+    files = (Path(name).expanduser() for name in run.names(key))
+    return [file for file in files if file.suffix == ".parquet" and file.is_file()]
+
+
+def tokenizer_of(model: DictConfig, **options: Any) -> Any:
+    """The tokenizer that a run's ``model`` node asks for; raises as ``AutoTokenizer.from_pretrained``."""
+    trusted = bool(model.get("trust_remote_code", False))
+    path = model.get("tokenizer_path") or model.path
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted, **options)
+    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+    return tokenizer
+
+
+def checkpoints(run: RunConfig) -> Iterator[str]:
+    """The run that it resumes, if any, is the same one, and its last checkpoint is there."""
+    folder = Path(run["trainer.default_local_dir"])
+    latest, before = folder / LATEST, Path(run.selfplay.records) / CONFIG_FILE
+    if run["trainer.resume_mode"] != "auto" or not latest.is_file():
+        return
+    # A full disk, or a kill at the wrong moment, leaves the file empty (trainer_base.py, _save_checkpoint): verl fails
+    # on that once the models are loaded. Where it names a folder that is gone, verl starts from nothing without a word.
+    step = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
+        yield (
+            f"{latest} says {step!r}, which is no checkpoint. Write the step of the newest whole folder global_step_N "
+            f"there into it to resume from that, or move {folder} away to start from nothing."
+        )
+    if before.is_file() and (differences := list(_differences(run, OmegaConf.load(before)))):
+        yield (
+            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differences)}), and this "
+            "one would resume from them. Set trainer.default_local_dir to a folder of its own; or, to go on from them "
+            "on purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to a folder global_step_N."
+        )
+
+
+def _differences(run: RunConfig, old: Any) -> Iterator[str]:
+    """What of a run differs from the config with which it was last started."""
+    new = OmegaConf.create(config_text(run.config))
+    for key in SAME_RUN:
+        was, now = OmegaConf.select(old, key), OmegaConf.select(new, key)
+        if was and Path(str(was)).name != Path(str(now)).name:  # a folder of models may have been moved
+            yield f"{key} was {was} and is {now}"
+    if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
+        yield f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed"
+
+
+def config_text(config: DictConfig) -> str:
+    """The whole config of a run as YAML, with the hashes of its training files: what a resumed run is held against."""
+    run = RunConfig(config, SelfPlayConfig.from_run(config))
+    files = [Path(name) for name in run.names("data.train_files")]
+    hashes = {TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file())}
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
+    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
@@ -241,3 +254,14 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
             "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
             "take them out of profile.yaml."
         )
+
+
+CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
+    "GPU": gpus,
+    "packages": packages,
+    "engine": sglang_on_cpu,
+    "model": models,
+    "data": data,
+    "checkpoints": checkpoints,
+}
+"""All checks by name: each yields a sentence for a problem, with its remedy."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.run_check.run import Run
+from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
@@ -152,7 +152,7 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
     return identity
 
 
-def judge_problems(run: Run) -> Iterator[str]:
+def judge_problems(run: RunConfig) -> Iterator[str]:
     """What keeps a run's judge from being asked or trusted, a sentence with the key to set for each."""
     selfplay: Any = run.selfplay
     for key, check in (("profile", load_profile), ("judge", judge_class)):

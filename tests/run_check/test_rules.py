@@ -1,0 +1,119 @@
+"""A run that verl would start, but that self-play could not trust, is refused with what to write instead."""
+
+from typing import Any
+
+import pytest
+from run_check.runs import refusal, run, schema
+
+from medserl_agentloop.core.run_check import problems
+
+ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
+CORRECTION, SAMPLER, MODEL = "algorithm.rollout_correction", "trainer.v1.sampler", "actor_rollout_ref.model"
+GAE = {"algorithm.adv_estimator": "role_gae"}
+SHARED = {"selfplay.context": "shared"}
+ASYNC = {"trainer.v1.trainer_mode": "selfplay_colocate_async"}
+ENDPOINT = {
+    "selfplay.train": "assessor",
+    "selfplay.opponent.kind": "endpoint",
+    "selfplay.opponent.url": "http://host:30000",
+}
+HF_MODEL = {f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]}
+POOL = {**ENDPOINT, "selfplay.opponent.kind": "pool"}
+LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
+PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
+NEEDS = "selfplay.adapters=per_role needs"
+SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
+"""Four mini-batches in a step of the quickstart."""
+DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
+        ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
+        ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
+        ({f"{SAMPLER}.custom_sampler.path": None}, f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core."),
+        ({"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"}, "(did you mean 'role_grpo'?)"),
+        ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"Set {ROLLOUT}.n to 2 or more"),
+        ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
+        # opponents
+        ({**ENDPOINT, "selfplay.train": "both"}, "Set selfplay.train to the name of one role"),
+        ({**ENDPOINT, **SHARED}, "Set context=isolated"),
+        ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: expected http://"),
+        ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "names an environment variable that is not"),
+        (POOL, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"),
+        ({**POOL, **HF_MODEL, "trainer.save_freq": -1}, "Set trainer.save_freq to the number of steps between two"),
+        ({**POOL, **HF_MODEL, f"{MODEL}.lora_rank": 8}, f"{MODEL}.lora_rank=0"),
+        ({**POOL, **HF_MODEL, **ASYNC}, "a game would go on while its opponent changes"),
+        # what verl ignores
+        ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
+        ({"distillation.enabled": True}, "distillation.enabled=True: self-play sets the actor's loss"),
+        ({f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True}, "Set bypass_mode=False"),
+        ({f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False}, "calculate_log_probs=True"),
+        # batches and checkpoints
+        ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which"),
+        ({**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False}, "Set critic.shuffle=True"),
+        ({**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8000}, "Set it to 8192 or more"),
+        ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
+        ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
+        # asynchronous training
+        (ASYNC, "Add the recipe colocate_async, which sets these keys"),
+        # adapters
+        ({f"{MODEL}.lora_adapter_path": "a"}, f"is not loaded with {MODEL}.lora_rank=0. Set lora_rank"),
+        ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "names that no model reads. Set it to"),
+        ({"selfplay.adapters": "per_role"}, f"{NEEDS} {MODEL}.lora_rank above 0"),
+        ({**PER_ROLE, f"{MODEL}.lora.merge": True}, "one set of merged weights cannot serve two adapters"),
+        ({**PER_ROLE, f"{ROLLOUT}.name": "vllm"}, f"{NEEDS} {ROLLOUT}.name=sglang"),
+        ({**PER_ROLE, f"{ACTOR}.strategy": "fsdp"}, f"{NEEDS} {ACTOR}.strategy=fsdp2"),
+        ({**PER_ROLE, f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "a rank must see the roles of a whole row"),
+        ({**PER_ROLE, **SHARED}, f"{NEEDS} selfplay.context=isolated"),
+    ],
+)
+def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dict[str, Any], message: str) -> None:
+    assert message in refusal(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        SEVERAL,
+        ENDPOINT,
+        {**POOL, **HF_MODEL},
+        PER_ROLE,
+        LORA,
+        GAE,
+        {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
+        {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
+        {f"{CORRECTION}.bypass_mode": True},
+        {f"{ACTOR}.shuffle": False},  # with one mini-batch
+        {"algorithm.adv_estimator": "role_rae", f"{ROLLOUT}.n": 1},
+        {"trainer.save_freq": -1, f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
+        {"algorithm.adv_estimator": "reinforce_plus_plus"},  # the certificate measures what it does
+        {f"{ACTOR}.policy_loss.loss_mode": "gspo"},
+        {f"{MODEL}.use_remove_padding": False},
+    ],
+)
+def test_what_works_or_is_measured_is_accepted(changes: dict[str, Any]) -> None:
+    assert refusal(changes) == ""
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    assert len(refusal({"distillation.enabled": True, "trainer.use_v1": False}).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({f"{ROLLOUT}.top_p": 0.9}, f"{ROLLOUT}.top_p=0.9 and top_k=-1 cut the distribution"),
+        ({f"{ROLLOUT}.top_k": 20}, "train with top_p=1.0 and top_k=-1"),
+        (
+            {"algorithm.adv_estimatr": "x"},
+            "algorithm.adv_estimatr (did you mean 'adv_estimator'?) is not a key of verl",
+        ),
+    ],
+)
+def test_what_a_run_hardly_wants_is_a_warning(changes: dict[str, Any], warning: str) -> None:
+    refused, (only,) = problems(run(changes), schema())
+    assert not refused and warning in only
