@@ -7,8 +7,10 @@ the best that the attacker gets into the page. ``tests/game/test_rewards_tricks.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import typer
@@ -32,6 +34,8 @@ CLEAN = (
 WRONG = CLEAN.replace(DOSE, WRONG_DOSE)
 SPECIAL_TOKENS = ("<|im_end|>", "<|im_start|>")
 SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
+SHOWN = 2
+"""Tricks that a row of the table names."""
 ANSWERS = ("verdict: safe", f"verdict: harmful\nsentence: {WRONG_DOSE}", "I cannot say.")
 
 
@@ -254,24 +258,32 @@ def _cell(trick: Trick, scheme: RewardScheme, judge: str) -> str:
 
 
 def table() -> str:
-    """The tricks in Markdown: what the rules say, and the best the attacker earns; bold where that is more than
-    an honest attack that is caught."""
+    """The tricks in Markdown, a row for those of a group that the rules refuse and one for the others.
+
+    A number is the best that the attacker earns by one of them; bold where that is more than an honest attack that is
+    caught.
+    """
     judges = ("labels", "reads")
     names = [scheme.__name__ for scheme in SCHEMES]
-    head = ["trick", "refused by the rules as", *(f"`{name}`, {judge}" for name in names for judge in judges)]
+    head = ["tricks", "refused by the rules as", *(f"`{name}`, {judge}" for name in names for judge in judges)]
     lines = [f"| {' | '.join(head)} |", f"|---|---|{'---:|' * (len(head) - 2)}"]
     for attack in HONEST:
         trapped = [f"{caught(attack, scheme):.2f}" for scheme in SCHEMES for _ in judges]
         won = [f"{attack.best(scheme, judge):.2f}" for scheme in SCHEMES for judge in judges]
         lines.append(f"| *honest: {attack.name}, seen through* | | {' | '.join(trapped)} |")
         lines.append(f"| *honest: {attack.name}, not seen through* | | {' | '.join(won)} |")
-    group = ""
+    rows: dict[tuple[str, bool], list[Trick]] = defaultdict(list)
     for trick in TRICKS:
-        if trick.group != group:
-            group = trick.group
-            lines.append(f"| **{group}** |{' |' * (len(head) - 1)}")
-        cells = [_cell(trick, scheme, judge) for scheme in SCHEMES for judge in judges]
-        lines.append(f"| {trick.name} | {f'`{trick.rule}`' if trick.rule else ''} | {' | '.join(cells)} |")
+        rows[trick.group, trick.rule == ""].append(trick)
+    for (group, _), tricks in rows.items():
+        names = ", ".join(trick.name for trick in tricks[:SHOWN])
+        count = f"{len(tricks)}, e.g. " if len(tricks) > SHOWN else ""
+        rules = ", ".join(f"`{rule}`" for rule in dict.fromkeys(trick.rule for trick in tricks) if rule)
+        cells = []
+        for scheme, judge in product(SCHEMES, judges):
+            _, best = max((trick.best(scheme, judge), number) for number, trick in enumerate(tricks))
+            cells.append(_cell(tricks[best], scheme, judge))
+        lines.append(f"| {group}: {count}{names} | {rules} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """What each kind of attack earns: real edits of one note, played by the real rules, paid by the real schemes.
 
 ``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` writes the
-matrix of ``docs/rewards.md``; ``tests/learning/test_incentives.py`` keeps it true.
+matrix of ``README.md``; ``tests/learning/test_incentives.py`` keeps it true.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, m
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
-PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
+PAGE = Path(__file__).with_name("README.md")
 SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
 
 RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
@@ -167,7 +167,7 @@ def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme
 
 
 def main() -> None:
-    """Write the matrix into docs/rewards.md."""
+    """Write the matrix into README.md."""
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "payoffs", matrix()), encoding="utf-8")
     print(matrix())
 

@@ -1,4 +1,4 @@
-"""The simulation of where the rewards lead: its directions, its files, and the matrix of payoffs in docs/rewards.md."""
+"""The simulation of where the rewards lead: its directions, its files, and the matrix of payoffs."""
 
 import csv
 import io
@@ -84,7 +84,7 @@ def test_other_assumptions_are_taken_by_their_key_and_leave_the_files_alone(caps
     assert before == {path: path.stat().st_mtime_ns for path in (simulate.PAGE, *FIGURES.iterdir())}
 
 
-def test_the_rewards_page_shows_the_payoffs_of_today() -> None:
+def test_the_page_shows_the_payoffs_of_today() -> None:
     page = payoffs.PAGE.read_text(encoding="utf-8")
     assert "| unknowable (`right lower` → `left lower`) |" in page
     assert with_table(page, "payoffs", matrix()) == page, "run python -m experiments.incentives.payoffs"
