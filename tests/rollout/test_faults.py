@@ -1,17 +1,24 @@
-"""Faults on verl's own agent-loop worker: every game is stored once, and none has a reward that it did not earn."""
+"""Faults on verl's own agent-loop worker: every game is stored once, and none has a reward that it did not earn.
+
+Everything between verl's batch and TransferQueue is real: verl's worker class, its agent loop, the tiny player's
+tokenizer. Stood in for: the LLM server, TransferQueue's storage and Ray's call of the reward loop.
+"""
 
 import asyncio
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
 from ray.exceptions import ActorDiedError
-from rollout.scripted_games import TOKENIZER as PLAYER
-from rollout.scripted_games import RewardLoop, ScriptedServer, batch_of, run_config, scripted_games
-from support import NOTE, play
+from support import NOTE, assessment_text, attack_text, extra_info, play
+from tensordict import TensorDict
 from training.test_dataset_check import check, row
+from transformers import AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import register
+from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core import interaction
@@ -21,34 +28,50 @@ from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.paths import resource
+from medserl_agentloop.testing.tiny import compose_run
 
 GAMES = 6
 TIMEOUT_S = 0.4
+NOTES = [f"{NOTE} Chart {number} is closed." for number in range(GAMES)]
+PLAYER = AutoTokenizer.from_pretrained(resource("assets/tiny_player"))
+RUN = compose_run("+recipes=quickstart", "actor_rollout_ref.rollout.n=1", f"selfplay.turn_timeout_s={TIMEOUT_S}")
 Fault = Callable[[TokenOutput], Any]
 
 
-class FailingServer(ScriptedServer):
-    """Fails in one turn of every other game of the script."""
+def batch() -> TensorDict:
+    """The rows of the games as verl's trainer gives them to a worker."""
+    messages = [load_profile().messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note) for note in NOTES]
+    columns = {
+        "raw_prompt": messages,
+        "extra_info": [extra_info("adversarial_benign", index=n, seed_note=note) for n, note in enumerate(NOTES)],
+        "uid": list(map(str, range(GAMES))),
+        "index": list(range(GAMES)),
+        "data_source": ["tests"] * GAMES,
+        "agent_name": [AGENT_NAME] * GAMES,
+    }
+    return get_tensordict(columns, {"global_steps": 1})
 
-    def __init__(self, turn: int, fault: Fault) -> None:
-        self._turn, self._fault, self._scripted = turn, fault, 0
-        self._failing: set[int] = set()
-        super().__init__(scripted_games(GAMES))
 
-    def _script(self, prompt: list[int], tokens: list[int]) -> None:
-        known = set(self._replies)
-        super()._script(prompt, tokens)
-        game, turn = divmod(self._scripted, 2)
-        if game % 2 == 0 and turn == self._turn:
-            self._failing |= self._replies.keys() - known
-        self._scripted += 1
+class Server:
+    """In the place of verl's server client. With a fault it fails in one turn of every other game."""
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], **parts: Any) -> TokenOutput:
-        output = await super().generate(request_id, prompt_ids=prompt_ids, **parts)
-        if any(self._replies[key].token_ids == output.token_ids for key in self._failing):
-            output = await self._fault(output)
-        return output
+    def __init__(self, turn: int = -1, fault: Fault | None = None) -> None:
+        self._turn, self._fault = turn, fault
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        prompt = PLAYER.decode(prompt_ids)
+        [number] = map(int, re.findall(r"Chart (\d) is closed", prompt))
+        turn = int("giardia" in prompt)
+        text = assessment_text() if turn else attack_text(NOTES[number].replace("candida", "giardia"))
+        ids = [*PLAYER.encode(text, add_special_tokens=False), PLAYER.eos_token_id]
+        extra = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), 1)
+        output = TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="stop", extra_fields=extra)
+        fails = self._fault is not None and turn == self._turn and number % 2 == 0
+        return await self._fault(output) if fails else output
 
 
 class Kept:
@@ -76,14 +99,15 @@ class Kept:
 
 
 def stored(server: Any, monkeypatch: pytest.MonkeyPatch, score: Any = None) -> Kept:
-    storage, run = Kept(), run_config(f"selfplay.turn_timeout_s={TIMEOUT_S}")
+    storage, score = Kept(), score or PerTurnRewardManager(RUN, PLAYER).run_single
+    reward_loop = SimpleNamespace(compute_score=SimpleNamespace(remote=score))  # the handle of a Ray actor
     monkeypatch.setattr(agent_loop_tq, "tq", storage)
     register(AGENT_NAME)(SelfPlayAgentLoop)
     worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
     async def games() -> None:
-        worker = worker_class(run, server, None, [RewardLoop(score or PerTurnRewardManager(run, PLAYER).run_single)])
-        await worker.generate_sequences(batch_of(scripted_games(GAMES), AGENT_NAME))
+        worker = worker_class(RUN, server, None, [reward_loop])
+        await worker.generate_sequences(batch())
         await asyncio.gather(*worker.background_tasks)
 
     asyncio.run(games())
@@ -94,7 +118,7 @@ def stored(server: Any, monkeypatch: pytest.MonkeyPatch, score: Any = None) -> K
 def whole() -> Kept:
     """The games of a server that never fails."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        return stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
+        return stored(Server(), monkeypatch)
 
 
 async def raises(output: TokenOutput) -> TokenOutput:
@@ -137,7 +161,7 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
 def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
     fault: Fault, reason: str, turn: int, whole: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = stored(FailingServer(turn, fault), monkeypatch)
+    kept = stored(Server(turn, fault), monkeypatch)
     assert not kept.failed and sorted(g.uid for g in kept.games) == sorted(whole.paid)  # each once
     failed, others = kept.of(failed=True), kept.of(failed=False)
     assert len(failed) == GAMES / 2 and not whole.of(failed=True)
@@ -154,7 +178,7 @@ def test_a_turn_that_the_server_cuts_off_is_read_as_cut_off(turn: int, monkeypat
         ids = output.token_ids[:20]
         return output.model_copy(update={"token_ids": ids, "log_probs": [-1.0] * len(ids), "stop_reason": "length"})
 
-    kept = stored(FailingServer(turn, truncates), monkeypatch)
+    kept = stored(Server(turn, truncates), monkeypatch)
     outcome = Outcome.INVALID_ATTACK if turn == 0 else Outcome.UNREADABLE
     assert sorted(g.uid for g in kept.games) == sorted(map(str, range(GAMES))) and not kept.failed
     assert sum(g.outcome is outcome for g in kept.games) == GAMES / 2
@@ -162,7 +186,7 @@ def test_a_turn_that_the_server_cuts_off_is_read_as_cut_off(turn: int, monkeypat
 
 
 def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ScriptedServer(scripted_games(GAMES))
+    server = Server()
     generate = server.generate
 
     async def shuffled(*request: Any, **parts: Any) -> TokenOutput:
@@ -180,15 +204,14 @@ def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run ends at the end of the step (core/liveness.py), so nothing of it is trained on or written."""
-    run = run_config()
-    manager, asked = PerTurnRewardManager(run, PLAYER), iter(range(GAMES))
+    manager, asked = PerTurnRewardManager(RUN, PLAYER), iter(range(GAMES))
 
     async def score(data: Any) -> Any:
         if next(asked) % 2:
             raise ActorDiedError()
         return await manager.run_single(data)
 
-    kept = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch, score)
+    kept = stored(Server(), monkeypatch, score)
     assert len(kept.games) == len(kept.failed) == GAMES / 2
     assert not {g.uid for g in kept.games} & set(kept.failed)
     assert all(g.void is None and g.rewards for g in kept.games)
@@ -204,7 +227,7 @@ def test_a_clock_that_is_set_back_changes_no_game_and_no_wait(whole: Kept, monke
 
     monkeypatch.setattr(interaction, "datetime", Backwards)
     monkeypatch.setattr("time.time", lambda: 0.0)
-    kept = stored(ScriptedServer(scripted_games(GAMES)), monkeypatch)
+    kept = stored(Server(), monkeypatch)
     assert kept.of(failed=False) == whole.of(failed=False) and kept.paid == whole.paid
     assert all(min(g.seconds) >= 0 for g in kept.games)
 
