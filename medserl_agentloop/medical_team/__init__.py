@@ -1,7 +1,9 @@
 """The OpenRLHF system's ``medical_team`` on top of this package's game: the same names, calls and rewards.
 
-docs/medical_team.md says which code runs unchanged and what differs, on purpose or not.
+docs/migration.md says which code runs unchanged and what differs, on purpose or not.
 """
+
+# ruff: noqa: F401  imported for code that was written for the OpenRLHF system
 
 from __future__ import annotations
 
@@ -42,38 +44,3 @@ from medserl_agentloop.medical_team.utils import (
 )
 
 MedicalDialogueGameManagerRL = MedicalDialogueGameManager
-
-__all__ = [
-    "MEDICAL_ASSESSOR_BASE_PROMPT",
-    "MEDICAL_ASSESSOR_SYSTEM_PROMPT",
-    "MEDICAL_ASSISTANT_THINKING_PREFIX",
-    "MEDICAL_ATTACKER_BASE_PROMPT_BENIGN",
-    "MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL",
-    "MEDICAL_ATTACKER_BASE_PROMPT_VANILLA",
-    "MEDICAL_ATTACKER_SYSTEM_PROMPT",
-    "MEDICAL_REWARD_COEFF_CONFIG",
-    "REWARD_COEFF_CONFIG",
-    "GameOutcome",
-    "MedicalDialogueGameManager",
-    "MedicalDialogueGameManagerRL",
-    "MedicalGameOutcome",
-    "MedicalGameState",
-    "convert_game_history_to_messages",
-    "convert_medical_game_history_to_conversation",
-    "convert_medical_game_history_to_messages",
-    "convert_medical_game_history_to_query",
-    "cot_format_check_and_extract",
-    "create_medical_judge_remote_function",
-    "evaluate_medical_response",
-    "get_cot_formatting_reward",
-    "get_medical_cot_formatting_reward",
-    "get_medical_error_detection_reward",
-    "get_medical_error_realism_reward",
-    "get_medical_game_reward_general_sum",
-    "get_redteaming_game_reward_general_sum",
-    "get_redteaming_game_reward_zero_sum",
-    "load_medical_judge_model",
-    "medical_cot_format_check_and_extract",
-    "test_judge_connection",
-    "wait_for_judge_server",
-]

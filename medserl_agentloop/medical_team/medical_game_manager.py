@@ -45,7 +45,7 @@ class MedicalGameState:
 
 
 class MedicalDialogueGameManager:
-    """Plays, judges and scores a batch of two-turn games; docs/medical_team.md has the ``custom_configs``.
+    """Plays, judges and scores a batch of two-turn games; docs/migration.md has the ``custom_configs``.
 
     ``remote_rm_url`` is the judge's address, or a list whose first entry it is. A judge function in its place, or as
     ``medical_judge_fn``, is the second shape of the constructor and gives a :class:`JudgeFunctionGameManager`. The
@@ -134,9 +134,9 @@ class MedicalDialogueGameManager:
             elif len(game["history"]) < 2:
                 labels[index] = make_labels(is_parsing_error=True, reasoning="the assessor has not played")
             else:
-                said = {"medical_note": _last_said(game, Role.ATTACKER), "assessment": _last_said(game, Role.ASSESSOR)}
+                turns = {"medical_note": _last_turn(game, Role.ATTACKER), "assessment": _last_turn(game, Role.ASSESSOR)}
                 row = {"original_note": game["prompts"], "game_category": game["prompt_type"]}
-                queries.append({"game_idx": index, **said, **row})
+                queries.append({"game_idx": index, **turns, **row})
         return labels | self._ask_judge(queries)
 
     def filter_and_compute_rewards(self, batch_labels_dict: dict[int, Labels]) -> Any:
@@ -265,7 +265,7 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
         super().play_games(*generators, **kwargs)
         for game in self.active_games.values():
             for role in Role:
-                game[f"{role.value}_output"] = _last_said(game, role)
+                game[f"{role.value}_output"] = _last_turn(game, role)
         return list(self.active_games.values())
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
@@ -292,11 +292,11 @@ def _write_down(
     game: GameDict, role: Role, turn: int, answer: str, response: str, output: Any, state: dict[str, Any]
 ) -> None:
     """Add a turn to a game: what counts of it, all of it, and what the generator gave."""
-    said = {"game_role": role.value, "turn": turn}
-    game["history"].append({**said, "content": answer})
-    game["raw_history"].append({**said, "content": response})
-    game["processed_output_history"].append({**said, "output": output, "game_states": state})
+    place = {"game_role": role.value, "turn": turn}
+    game["history"].append({**place, "content": answer})
+    game["raw_history"].append({**place, "content": response})
+    game["processed_output_history"].append({**place, "output": output, "game_states": state})
 
 
-def _last_said(game: GameDict, role: Role) -> str | None:
+def _last_turn(game: GameDict, role: Role) -> str | None:
     return next((turn["content"] for turn in reversed(game["history"]) if turn["game_role"] == role.value), None)

@@ -39,8 +39,8 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOU
         answers = blocking(ask(client, batch_queries, score_key))
         lost = [answer for answer in answers.values() if isinstance(answer, NoAnswer)]
         if lost:
-            said = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
-            logger.warning(said, client.url, len(lost), len(answers), lost[0])
+            warning = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
+            logger.warning(warning, client.url, len(lost), len(answers), lost[0])
         return {query["game_idx"]: _labels(answers[str(query["game_idx"])]) for query in batch_queries}
 
     return ask_judge
@@ -51,17 +51,17 @@ def _labels(one: Any) -> Labels:
     try:
         if isinstance(one, NoAnswer):
             raise ValueError(f"{type(one).__name__}: {one}")
-        said = JudgeAnswer.read(one)
-        judgement = said.to_judgement("remote")
+        answer = JudgeAnswer.read(one)
+        judgement = answer.to_judgement("remote")
         if judgement.label is None or "error_detected" not in one:
             raise ValueError(judgement.reason or "error_detected is missing")
     except ValueError as error:
         return make_labels(is_parsing_error=True, reasoning=one_line(str(error)))
     return make_labels(
         error_present=judgement.label is Label.HARMFUL,
-        error_detected=said.error_detected is True,
+        error_detected=answer.error_detected is True,
         error_realistic=judgement.realistic is not False,
-        assessor_correct=said.assessor_correct,
+        assessor_correct=answer.assessor_correct,
         reasoning=judgement.reason,
     )
 

@@ -164,16 +164,11 @@ def get_medical_game_reward_general_sum(
 
     An error is realistic where the judge does not say.
     """
-    role, detected, present = (
-        gamedata["game_role"],
-        labels.get("error_detected", False),
-        labels.get("error_present", False),
-    )
-    detection, found = get_medical_error_detection_reward(
-        role, detected, present, reward_coeff_config=reward_coeff_config
-    )
-    realism, seen = get_medical_error_realism_reward(role, labels.get("error_realistic", True), reward_coeff_config)
-    return detection + realism, found | seen
+    role, config = gamedata["game_role"], reward_coeff_config
+    detected, present = labels.get("error_detected", False), labels.get("error_present", False)
+    detection, outcomes = get_medical_error_detection_reward(role, detected, present, reward_coeff_config=config)
+    realism, more = get_medical_error_realism_reward(role, labels.get("error_realistic", True), config)
+    return detection + realism, outcomes | more
 
 
 def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:

@@ -20,7 +20,7 @@ from medical_team.openrlhf import (
 )
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
-from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome, MedicalGameState
+from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome
 from medserl_agentloop.report.compare import read_side
 
 NOTES = [WRONG, WRONG, CLEAN, CLEAN]
@@ -280,9 +280,3 @@ def test_a_judge_function_that_forgets_a_game_leaves_it_out() -> None:
 def test_both_shapes_travel_between_processes(judge: JudgeServer) -> None:
     for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function, Strategy())):
         assert type(pickle.loads(pickle.dumps(games))) is type(games)
-
-
-def test_a_game_state_is_a_value() -> None:
-    fields = ("medical_case", "current_response", "error_type", "error_present", "data_type", "game_idx")
-    state = MedicalGameState(**dict.fromkeys(fields, ""), current_turn=0, history=[], finished=False)  # type: ignore[arg-type]
-    assert state.history == []

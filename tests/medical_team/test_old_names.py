@@ -8,12 +8,10 @@ import pytest
 from medical_team.openrlhf import JudgeServer
 
 from medserl_agentloop import medical_team
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.medical_team import local_reward_function, medical_judge
+from medserl_agentloop.medical_team import medical_judge
 from medserl_agentloop.paths import resource
 
-PAGE = (Path(__file__).parents[2] / "docs/medical_team.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
 PROMPTS = """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
     MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
     MEDICAL_ASSISTANT_THINKING_PREFIX"""
@@ -32,22 +30,13 @@ NAMES = {
     "medical_judge": "load_medical_judge_model evaluate_medical_response",
     "remote_judge": f"{SERVER} test_judge_connection wait_for_judge_server",
     "openrlhf_adapter": TRAINER,
-    "local_reward_function": "reward_func",
 }
-OF_THE_PACKAGE = """MedicalGameOutcome GameOutcome REWARD_COEFF_CONFIG convert_game_history_to_messages
-    MedicalDialogueGameManagerRL"""
 
 
 @pytest.mark.parametrize("module", NAMES)
 def test_every_name_of_the_original_is_where_it_was_and_in_the_package(module: str) -> None:
-    found = import_module(f"medserl_agentloop.medical_team.{module}")
-    for name in NAMES[module].split():
-        assert name == "reward_func" or getattr(medical_team, name) is getattr(found, name)
-
-
-def test_the_package_lists_every_name_that_it_offers() -> None:
-    names = {name for module, names in NAMES.items() if module != "local_reward_function" for name in names.split()}
-    assert set(medical_team.__all__) == names | set(OF_THE_PACKAGE.split())
+    here = import_module(f"medserl_agentloop.medical_team.{module}")
+    assert all(getattr(medical_team, name) is getattr(here, name) for name in NAMES[module].split())
 
 
 def test_the_names_of_openrlhf_are_the_same_functions_and_tables() -> None:
@@ -92,22 +81,6 @@ def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for
     assert user["content"].startswith("Classify this medical note") and user["content"].endswith("\n\nthe attack")
 
 
-@pytest.mark.parametrize(
-    ("role", "category", "phrase"),
-    [
-        (Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, "Create an error variation"),
-        (Role.ATTACKER, Category.ADVERSARIAL_BENIGN, "Create an error variation"),
-        (Role.ATTACKER, Category.DECOY_BENIGN, "Verify this medical note is safe"),
-        (Role.ATTACKER, Category.VANILLA_BENIGN, "Verify this medical note is safe"),
-        (Role.ASSESSOR, Category.VANILLA_BENIGN, "Classify this medical note"),
-    ],
-)
-def test_the_profile_s_prompts_hold_one_phrase_each(role: Role, category: Category, phrase: str) -> None:
-    [message] = load_profile("baseline").messages(role, category, "the note")
-    assert [text in message["content"] for text in {*PHRASES.values(), "Classify this medical note"}].count(True) == 1
-    assert message["content"].rpartition("\n\n")[2].startswith(phrase)
-
-
 # --- a judge model in the process ---
 
 
@@ -141,43 +114,22 @@ class Judge:
         ("**SAFE:** Yes\n- ACCURATE: Yes", (True, True, False)),
         ("It is not safe, not accurate and not appropriate.", (False, False, False)),  # the words alone say nothing
         ("SAFE: No\nUNSAFE: yes", (False, False, False)),
-        ("", (False, False, False)),
     ],
 )
 def test_a_response_is_what_the_judge_model_answers_with_yes(says: str, judged: tuple[bool, ...]) -> None:
     judge = Judge(says)
-    found = medical_team.evaluate_medical_response("a {case}", "a {response}", judge, judge, "cpu")
-    assert (found["is_safe"], found["is_accurate"], found["is_appropriate"]) == judged
-    assert (found["evaluation_text"], found["raw_response"]) == (says, "a {response}")
+    answer = medical_team.evaluate_medical_response("a {case}", "a {response}", judge, judge, "cpu")
+    assert (answer["is_safe"], answer["is_accurate"], answer["is_appropriate"]) == judged
+    assert (answer["evaluation_text"], answer["raw_response"]) == (says, "a {response}")
     assert "a {case}" in judge.asked and "a {response}" in judge.asked
 
 
 def test_a_judge_model_is_loaded_and_answers() -> None:
     model, tokenizer, device = medical_team.load_medical_judge_model(str(resource("assets") / "tiny_player"), "cpu")
     assert device == "cpu" and tokenizer.pad_token is not None
-    found = medical_team.evaluate_medical_response("case", "response", model, tokenizer, device)
-    assert isinstance(found["evaluation_text"], str) and found["is_safe"] in (True, False)
+    answer = medical_team.evaluate_medical_response("case", "response", model, tokenizer, device)
+    assert isinstance(answer["evaluation_text"], str) and answer["is_safe"] in (True, False)
     assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
-
-
-@pytest.mark.parametrize(
-    ("says", "label", "reward"),
-    [
-        ("Harmful: the dose", "adversarial_harmful", 1.0),
-        ("Safe, without an error", "adversarial_harmful", -1.0),
-        ("Safe, without an error", "vanilla_benign", 1.0),
-        ("HARMFUL", "vanilla_benign", -1.0),
-        ("I cannot tell", "vanilla_benign", 0.0),
-    ],
-)
-def test_the_local_reward_is_one_where_the_judge_model_agrees_with_the_label(
-    monkeypatch: pytest.MonkeyPatch, says: str, label: str, reward: float
-) -> None:
-    judge = Judge(says)
-    monkeypatch.setattr(local_reward_function, "_judge", lambda: (judge, judge, "cpu"))
-    queries = ["MY SECRET PLAN</think><answer>the note</answer>", "MY SECRET PLAN"]
-    assert local_reward_function.reward_func(queries, ["", ""], [label] * 2) == [reward, -1.0]
-    assert "the note" in judge.asked and "SECRET" not in judge.asked
 
 
 # --- the page ---

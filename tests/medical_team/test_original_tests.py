@@ -1,4 +1,4 @@
-"""The original's own tests against ``medical_team``: as docs/medical_team.md says, with the import changed alone."""
+"""The original's own tests against ``medical_team``: as docs/migration.md says, with the import changed alone."""
 
 import os
 import re

@@ -1,6 +1,5 @@
 """A judge over HTTP: both shapes of its answer, and every way in which it can fail."""
 
-import time
 from typing import Any
 
 import pytest
@@ -50,17 +49,7 @@ def test_the_address_may_end_with_the_route(judge: JudgeServer) -> None:
     assert not labels[0]["is_parsing_error"]
 
 
-def test_actual_harm_says_whether_there_is_an_error_where_nothing_else_does(judge: JudgeServer) -> None:
-    def without(body: dict[str, Any]) -> dict[str, Any]:
-        return {k: {x: y for x, y in v.items() if x != "error_present"} for k, v in verdicts(body).items()}
-
-    judge.answer = without
-    assert [one["error_present"] for one in ask(judge).values()] == [True, False]
-
-
-@pytest.mark.parametrize(
-    "answer", [500, 404, b"<html>", b"", [], "text", 3.5, {"labels": "none"}, b"null"], ids=lambda a: repr(a)[:12]
-)
+@pytest.mark.parametrize("answer", [500, 404, b"<html>", [], "text", {"labels": "none"}], ids=lambda a: repr(a)[:12])
 def test_an_answer_that_cannot_be_used_leaves_all_games_out(judge: JudgeServer, answer: Any) -> None:
     judge.answer = lambda body: answer
     labels = ask(judge)
@@ -72,8 +61,6 @@ def test_an_answer_that_cannot_be_used_leaves_all_games_out(judge: JudgeServer, 
     "broken",
     [
         None,
-        3,
-        {},
         {"error_detected": "false", "error_present": True},
         {"error_present": True},
         {"is_parsing_error": True},
@@ -83,28 +70,6 @@ def test_a_game_that_the_answer_holds_in_another_shape_is_left_out_alone(judge: 
     judge.answer = lambda body: {**verdicts(body), "7": broken}
     labels = ask(judge)
     assert (labels[0]["is_parsing_error"], labels[7]["is_parsing_error"]) == (False, True)
-
-
-def test_answers_for_games_that_nobody_asked_about_are_ignored(judge: JudgeServer) -> None:
-    judge.answer = lambda body: {"8": verdicts(body)["0"], "0": verdicts(body)["0"]}
-    labels = ask(judge)
-    assert set(labels) == {0, 7} and labels[7]["is_parsing_error"]
-
-
-def test_a_slow_judge_leaves_all_games_out(judge: JudgeServer) -> None:
-    def slow(body: dict[str, Any]) -> Any:
-        time.sleep(0.5)
-        return verdicts(body)
-
-    judge.answer = slow
-    labels = ask(judge, timeout=0.1)
-    assert "ReadTimeout" in labels[0]["judge_reasoning"]
-    assert all(one["is_parsing_error"] for one in labels.values())
-
-
-def test_a_judge_that_is_not_there_leaves_all_games_out() -> None:
-    labels = create_medical_judge_remote_function("http://127.0.0.1:9")("", QUERIES)
-    assert all(one["is_parsing_error"] for one in labels.values())
 
 
 def test_no_games_no_request(judge: JudgeServer) -> None:

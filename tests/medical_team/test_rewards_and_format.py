@@ -73,21 +73,6 @@ def test_the_coefficients_are_those_of_the_baseline() -> None:
     }
 
 
-def test_the_names_of_the_outcomes() -> None:
-    assert names(set(MedicalGameOutcome)) == {
-        "attacker_error_undetected",
-        "attacker_error_detected",
-        "attacker_realistic_error",
-        "attacker_unrealistic_error",
-        "assessor_correct_detection",
-        "assessor_missed_error",
-        "assessor_false_positive",
-        "assessor_correct_rejection",
-        "tie",
-        "parsing_error",
-    }
-
-
 def labels_of(record: MedicalRecord) -> Labels:
     """A judged record as the baseline's judge would label it; a void one is a parsing error."""
     judgement, assessment = record.judgement, record.assessment
@@ -138,19 +123,10 @@ def test_a_turn_that_keeps_the_format(response: str, thinking: str, answer: str)
     ("response", "answer"),
     [
         ("<think>why</think><answer>Safe</answer>", "Safe"),
-        ("</think><answer>Safe</answer>", "Safe"),
-        ("why</think><answer> </answer>", ""),
-        ("why</think></think><answer>Safe</answer>", "Safe"),
-        ("why</think><answer>Harmful</answer><answer>Safe</answer>", "Safe"),
         ("why <answer>draft</answer></think><answer>Safe</answer>", "Safe"),
-        ("why</think><answer>Safe</answer></answer>", "Safe"),
-        ("<answer>Safe</answer>why</think>", "Safe"),
-        ("why</think> so <answer>Safe</answer>", "Safe"),
         ("why</think><answer>Safe</answer> so", "Safe"),
         ("why <answer>Safe</answer>", "Safe"),
-        ("why</think></answer>Safe<answer>", ""),
         ("why</think><answer>Safe", ""),
-        ("why", ""),
         ("", ""),
     ],
 )
@@ -166,10 +142,6 @@ def test_an_answer_is_never_made_of_what_stands_outside_answer_tags(response: st
     (_, answer), violated = medical_cot_format_check_and_extract(response)
     assert not answer or re.search(rf"<answer>\s*{re.escape(answer)}\s*</answer>", response)
     assert violated or answer
-
-
-def test_a_very_long_turn_is_read_in_no_time() -> None:
-    medical_cot_format_check_and_extract(" " * 1_000_000 + "<answer>" * 10_000)
 
 
 # --- prompts ---
