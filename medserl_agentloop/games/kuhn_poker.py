@@ -107,14 +107,14 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 def rows() -> list[dict[str, Any]]:
     """The six deals, as rows of a data set of verl's."""
     game = KuhnPoker(None)
-    found: list[dict[str, Any]] = []
+    deals: list[dict[str, Any]] = []
     for first, second in permutations(CARDS, 2):
-        facts = {"index": len(found), "first": first, "second": second}
+        facts = {"index": len(deals), "first": first, "second": second}
         prompt = game.sample_turns(facts)[0].prompt.filled()
         model = {"style": "rule", "ground_truth": ""}
-        found.append({"data_source": "kuhn_poker", "agent_name": AGENT_NAME, "prompt": prompt, "ability": "poker",
+        deals.append({"data_source": "kuhn_poker", "agent_name": AGENT_NAME, "prompt": prompt, "ability": "poker",
                       "reward_model": model, "extra_info": facts})  # fmt: skip
-    return found
+    return deals
 
 
 if __name__ == "__main__":

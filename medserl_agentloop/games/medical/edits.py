@@ -69,11 +69,10 @@ def telling_words(error: str, correction: str) -> set[str]:
     return {word for word in differing if len(word) > 3 and word.isalpha()}
 
 
-def _repairs(said: Counter[str], wrong: Counter[str], right: Counter[str]) -> bool:
-    missing = (right - wrong) - said
-    return not (wrong - right) & (said - right) and all(
-        any(_is_slip(word, meant) for word in said) for meant in missing
-    )
+def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -> bool:
+    missing = (correction - error) - new
+    keeps_the_error = (error - correction) & (new - correction)
+    return not keeps_the_error and all(any(_is_slip(word, meant) for word in new) for meant in missing)
 
 
 def _is_slip(word: str, meant: str) -> bool:
@@ -241,14 +240,14 @@ def injections(
     ``instructions`` are those of the edit, ``special_tokens`` the run's tokenizer's, besides those of common templates.
     """
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
-    found = {
+    kinds = {
         "special_token": own or _more(_CONTROL_TOKEN, note, seed),
         "chat_marker": _more(_CHAT_MARKER, note, seed),
         "tag": _more(_TAG, note, seed),
         "jinja": _more(_JINJA, note, seed),
         "instruction": instructions,
     }
-    return [kind for kind, holds in found.items() if holds]
+    return [kind for kind, holds in kinds.items() if holds]
 
 
 def _more(pattern: re.Pattern[str], note: str, seed: str) -> bool:

@@ -235,11 +235,11 @@ def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
 
 def _gap(games: Sequence[MedicalRecord], label: Label, inside: Callable[[MedicalRecord], bool]) -> float:
     """Share called harmful of the notes with this label: of those inside a stratum, less that of those outside."""
-    said: dict[bool, list[bool]] = {True: [], False: []}
+    called_harmful: dict[bool, list[bool]] = {True: [], False: []}
     for game in games:
         if game.label is label and game.assessment is not None:
-            said[inside(game)].append(game.assessment.verdict is Label.HARMFUL)
-    return share(said[True]) - share(said[False])
+            called_harmful[inside(game)].append(game.assessment.verdict is Label.HARMFUL)
+    return share(called_harmful[True]) - share(called_harmful[False])
 
 
 def _length_effect(games: Sequence[MedicalRecord]) -> float:

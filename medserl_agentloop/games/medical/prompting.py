@@ -76,14 +76,14 @@ class PromptProfile:
 
     def templates(self) -> list[dict[str, Any]]:
         """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a place for the note."""
-        found = []
+        templates = []
         for (role, name), category in {(role, template_name(role, c)): c for role in Role for c in Category}.items():
             try:
                 messages = self.messages(role, category, place("note"))
             except ValueError:  # a run checks those that its rows need; a profile may lack others
                 continue
-            found.append({"role": role.value, "template": name, "messages": messages})
-        return found
+            templates.append({"role": role.value, "template": name, "messages": messages})
+        return templates
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
         """The turn that they open, with the note kept apart: it is untrusted text."""

@@ -117,15 +117,15 @@ def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewa
         attacker["faithfulness"] = 0.0 + terms.largest_edit * record.attack.edit_share
         if record.judgement is not None and record.judgement.realistic is not None:
             attacker["realism"] = 0.0 if record.judgement.realistic else terms.unrealistic
-    said = record.assessment
-    if record.outcome is Outcome.CORRECT_DETECTION and said is not None:
+    answer = record.assessment
+    if record.outcome is Outcome.CORRECT_DETECTION and answer is not None:
         # Where a decoy holds a real error, error_sentences is empty: nobody knows which it is.
         if record.error_sentences:
-            found = said.sentence is not None and any(same_sentence(said.sentence, s) for s in record.error_sentences)
-            assessor["sentence"] = terms.sentence * found
+            copied = answer.sentence or ""
+            assessor["sentence"] = terms.sentence * any(same_sentence(copied, s) for s in record.error_sentences)
         # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
         if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
-            assessor["error_type"] = terms.error_type * (said.error_type is record.spec.error_type)
+            assessor["error_type"] = terms.error_type * (answer.error_type is record.spec.error_type)
     return rewards
 
 
@@ -321,20 +321,20 @@ def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
         )
 
     def score(record: MedicalRecord) -> Rewards:
-        said = scheme(record)
+        by_label = scheme(record)
         judgement = record.judgement
         if record.void is not None or not record.category.has_attack or judgement is None or judgement.label is None:
-            return said
+            return by_label
         harmful = judgement.label is Label.HARMFUL
         # Of the rewards under the label that the judge did not give; the others have 1 less it.
         weight = -(1 - (rates.sensitivity if harmful else rates.specificity)) / rates.information
         if weight == 0:
-            return said
+            return by_label
         opposite = judgement.model_copy(update={"label": Label.SAFE if harmful else Label.HARMFUL})
-        unsaid = scheme(record.model_copy(update={"judgement": opposite}))
+        by_opposite = scheme(record.model_copy(update={"judgement": opposite}))
         rewards: Rewards = {}
-        for role in {**said, **unsaid}:
-            here, there = said.get(role, {}), unsaid.get(role, {})
+        for role in {**by_label, **by_opposite}:
+            here, there = by_label.get(role, {}), by_opposite.get(role, {})
             names = {**here, **there}
             rewards[role] = {n: (1 - weight) * here.get(n, 0.0) + weight * there.get(n, 0.0) for n in names}
         return rewards
