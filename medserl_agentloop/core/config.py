@@ -129,7 +129,7 @@ class SelfPlayConfig(BaseModel):
     adapters: Literal["shared", "per_role"] = Field(
         default="shared",
         description="shared: all roles train the same weights. per_role: each role has a LoRA adapter of its own on "
-        "one base model. More: [adapters.md](adapters.md).",
+        "one base model. More: [gpu.md](gpu.md#lora).",
     )
     anchor: dict[str, Share] = Field(
         default={},
