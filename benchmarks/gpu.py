@@ -190,10 +190,10 @@ class Proofs:
             ("its negative control", self.negative_control, "certificate of a run whose positions do not restart"),
         ):
             try:
-                said, holds = proof()
+                value, holds = proof()
             except (OSError, KeyError, IndexError, ValueError) as error:
-                said, holds, how = None, False, f"{type(error).__name__}: see the logs"
-            yield Figure(what, said, "", how, holds)
+                value, holds, how = None, False, f"{type(error).__name__}: see the logs"
+            yield Figure(what, value, "", how, holds)
 
     def second_turns(self) -> tuple[str, bool]:
         played = [len(game["said"]) == 2 and game["void"] is None for game in self._games()]
@@ -211,19 +211,19 @@ class Proofs:
         [file] = (self.output / "relay" / f"global_step_{last}" / "actor").glob("model_*_rank_0.pt")
         weights = torch.load(file, map_location="cpu", mmap=True, weights_only=False)["model.norm.weight"]
         moved = float((weights.to_local() - 1).abs().max())  # they begin as ones
-        said = f"apart by {first:.2g} in step 1 and {final:.2g} in step {last + 1}; weights moved by {moved:.2g}"
-        return said, moved > 0 and final < 3 * max(first, 1e-5)
+        value = f"apart by {first:.2g} in step 1 and {final:.2g} in step {last + 1}; weights moved by {moved:.2g}"
+        return value, moved > 0 and final < 3 * max(first, 1e-5)
 
     def isolation(self) -> tuple[str, bool]:
-        said, holds = self._certificate("relay")
+        value, holds = self._certificate("relay")
         run = OmegaConf.load(self.output / "relay" / "run_config.yaml").actor_rollout_ref
         precision = (run.actor.fsdp_config.get("mixed_precision") or {}).get("param_dtype", "bf16")  # verl's default
         attention = run.model.override_config.get("attn_implementation", "flash_attention_2")  # verl's default
-        return f"{precision}, {attention}: {said}", holds
+        return f"{precision}, {attention}: {value}", holds
 
     def negative_control(self) -> tuple[str, bool]:
-        said, holds = self._certificate("control")
-        return said, not holds and self.control.code != 0
+        value, holds = self._certificate("control")
+        return value, not holds and self.control.code != 0
 
     def _games(self) -> list[dict[str, Any]]:
         lines = (self.output / "relay" / "games.jsonl").read_text(encoding="utf-8").splitlines()
@@ -231,9 +231,9 @@ class Proofs:
 
     def _certificate(self, name: str) -> tuple[str, bool]:
         measures = json.loads((self.output / name / "certificate.json").read_text(encoding="utf-8"))["measures"]
-        [found] = [m for m in measures if (m["claim"], m["of"]) == ("isolation", "actor")]
-        holds = bool(found["holds"])
-        return f"{found['value']:.2g} (limit {found['limit']:g}): {'holds' if holds else 'refused'}", holds
+        [measure] = [m for m in measures if (m["claim"], m["of"]) == ("isolation", "actor")]
+        holds = bool(measure["holds"])
+        return f"{measure['value']:.2g} (limit {measure['limit']:g}): {'holds' if holds else 'refused'}", holds
 
 
 def main(
@@ -247,9 +247,9 @@ def main(
     more: Annotated[list[str] | None, typer.Argument(help="More overrides of verl's config, for all runs.")] = None,
 ) -> None:
     """Measure a game and verl's own GRPO on equal tokens, on random weights; write gpu.json and gpu.md."""
-    output, found, console, failed = output.resolve(), cards(), Console(), list[str]()
+    output, gpus, console, failed = output.resolve(), cards(), Console(), list[str]()
     try:
-        names = recipes(size, engine, float(found[0]["memory.total"]) / 1024 if found else 0.0)
+        names = recipes(size, engine, float(gpus[0]["memory.total"]) / 1024 if gpus else 0.0)
         if games % REPEATS:
             raise ValueError(f"--games {games} is no multiple of {REPEATS}")
         output.mkdir(parents=True)
@@ -266,8 +266,8 @@ def main(
         ran = run(output, name, [*commands[command], steps, *(more or ()), *changes], gpu=gpu, **options)
         if not good(ran):
             tail = ran.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-            said = f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} ends with"
-            failed.append("\n".join([said, *tail]))
+            ended = f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} ends with"
+            failed.append("\n".join([ended, *tail]))
             console.print(failed[-1], style="red", markup=False, highlight=False)
         return ran
 
@@ -288,7 +288,7 @@ def main(
     broken = [f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds]
     failed += broken
     facts = machine()
-    facts["cards"] = [f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}" for card in found]
+    facts["cards"] = [f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}" for card in gpus]
     chosen = {"size": size, "engine": engine, "recipes": "+".join(names), "games": games, "steps": steps}
     chosen |= {"tokens of a prompt": prompt, "tokens of a turn": turn}
     results = {
@@ -299,7 +299,7 @@ def main(
     }
     (output / "gpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
-    where = facts["cards"][0] if found else f"{facts['cores']} CPU cores"
+    where = facts["cards"][0] if gpus else f"{facts['cores']} CPU cores"
     said = f"Measured on {where}; verl {facts['verl']}, torch {facts['torch']}; "
     said += f"{', '.join(f'{key} {value}' for key, value in chosen.items())}."
     rows, table = [COLUMNS, ["---"] * len(COLUMNS), *(figure.cells for figure in figures)], Table(*COLUMNS, title=said)

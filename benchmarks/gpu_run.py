@@ -124,8 +124,8 @@ class Ran:
 
     def number(self, name: str) -> float | None:
         """The median of a metric over all steps but the first; None if verl did not report it."""
-        found = [step[name] for step in self.steps[1:] if name in step]
-        return float(median(found)) if found else None
+        seconds = [step[name] for step in self.steps[1:] if name in step]
+        return float(median(seconds)) if seconds else None
 
     def at(self, step: int, name: str) -> float | None:
         """A metric of one step, by its place in the list."""
@@ -133,13 +133,13 @@ class Ran:
 
     def peak(self, phase: str) -> float | None:
         """The most GiB that were sampled in a phase. Phases lie before the end of a step, by their timings."""
-        found = []
+        used = []
         for end, step in zip(self.ends, self.steps, strict=True):
             for name in reversed(PHASES):
                 start = end - step.get(f"timing_s/{name}", 0.0)
-                found += [used for when, used in self.used_gib if name == phase and start <= when < end]
+                used += [gib for when, gib in self.used_gib if name == phase and start <= when < end]
                 end = start
-        return max(found, default=None)
+        return max(used, default=None)
 
 
 def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_after: int = 0, **env: str) -> Ran:

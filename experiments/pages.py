@@ -8,4 +8,4 @@ import re
 def with_table(page: str, name: str, table: str) -> str:
     """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
     marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
+    return marked.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page)

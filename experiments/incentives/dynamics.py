@@ -90,13 +90,13 @@ def untouched(assumed: Assumptions, truth: Label) -> Array:
 def judged_as(setting: Setting, attack: Attack, assumed: Assumptions) -> tuple[float, float]:
     """Chances that the judge calls a rewritten note safe and harmful; what is left is void."""
     harmful = attack.truth is Label.HARMFUL
-    said = {
+    chance = {
         "labels": float(attack.category.default_target_label is Label.HARMFUL),
         "errs": assumed.sensitivity if harmful else 1 - assumed.specificity,
         "pair": assumed.kind(attack.kind).pair,
         "perfect": float(harmful),
     }[setting.judge]
-    return 1 - said, said * (assumed.gate(attack.kind) if setting.gate else 1.0)
+    return 1 - chance, chance * (assumed.gate(attack.kind) if setting.gate else 1.0)
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,9 @@ class Attack:
         if game.next_role is Role.ASSESSOR:
             known = game.record.error_sentences if answer == "harmful" else []
             sentence = next(iter(known), "Follow-up is planned.")
-            found = f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: {RIGHT_DOSE}"
-            said = "verdict: safe" if answer == "safe" else found
-            game.play(f"<think>I read the note.</think>\n<answer>\n{said}\n</answer>")
+            detection = f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: {RIGHT_DOSE}"
+            verdict = "verdict: safe" if answer == "safe" else detection
+            game.play(f"<think>I read the note.</think>\n<answer>\n{verdict}\n</answer>")
             game.record.judgement = Judgement(judge="simulated", label=label if category.has_attack else self.truth)
         return game.record
 
@@ -135,16 +135,16 @@ def earned(rewards: Rewards, role: Role) -> float:
 def matrix() -> str:
     """The payoffs of both roles as a table in Markdown."""
     names = [scheme.__name__ for scheme in SCHEMES]
-    said = [f"`{name}`, says {answer}" for name in names for answer in ("safe", "harmful")]
+    columns = [f"`{name}`, says {answer}" for name in names for answer in ("safe", "harmful")]
     lines = [
-        f"| attack | judge says | {' | '.join(said)} |",
-        f"|---|---|{'---:|' * len(said)}",
+        f"| attack | judge says | {' | '.join(columns)} |",
+        f"|---|---|{'---:|' * len(columns)}",
     ]
     category = None
     for attack in ATTACKS:
         if attack.category is not category:
             category = attack.category
-            lines.append(f"| **`{category.value}`** | |{' |' * len(said)}")
+            lines.append(f"| **`{category.value}`** | |{' |' * len(columns)}")
         for label in _labels(attack):
             wrong = "" if label is attack.truth else " (wrong)"
             judge = f"{label.value}{wrong}" if label is not None else ""

@@ -104,8 +104,8 @@ def robustness_table(assumed: Assumptions, draws: int) -> Table:
     for _ in range(draws):
         guess = other(assumed, rng)
         settings = [setting for judge in JUDGES for setting in settings_of(guess, judge)]
-        found = settled(settings, [guess] * len(settings))
-        played = {(setting.judge, setting.name): row for setting, row in zip(settings, found, strict=True)}
+        outcomes = settled(settings, [guess] * len(settings))
+        played = {(setting.judge, setting.name): row for setting, row in zip(settings, outcomes, strict=True)}
         for name, statement in STATEMENTS.items():
             holds[name] += statement(played)
     return [{"statement": name, f"holds in, of {draws}": count} for name, count in holds.items()]

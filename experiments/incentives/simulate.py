@@ -63,15 +63,15 @@ def dynamics_table(assumed: Assumptions) -> Table:
     """What the players do in the end: a row for each judge and setting."""
     settings = [Setting(EARLIER, judge) for judge in ("labels", "errs")]
     settings += [setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)]
-    found = settled(settings, [assumed] * len(settings))
-    return [{"judge": s.judge, "setting": s.name, **measures} for s, measures in zip(settings, found, strict=True)]
+    outcomes = settled(settings, [assumed] * len(settings))
+    return [{"judge": s.judge, "setting": s.name, **measures} for s, measures in zip(settings, outcomes, strict=True)]
 
 
 def gate_table(assumed: Assumptions) -> Table:
     """How good the blind reader must be: all four changes, a judge that compares, and readers from good to bad."""
     readers = [
-        assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={found}"])
-        for pair, passed, found in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
+        assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={caught}"])
+        for pair, passed, caught in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
     ]
     rows: Table = [
         {
@@ -83,8 +83,8 @@ def gate_table(assumed: Assumptions) -> Table:
     ]
     settings = {setting.name: setting for setting in settings_of(assumed, "pair")}
     for column, name in (("void costs nothing", ALL), ("failing the gate costs", PENALTY)):
-        found = settled([settings[name]] * len(readers), readers)
-        for row, played in zip(rows, found, strict=True):
+        outcomes = settled([settings[name]] * len(readers), readers)
+        for row, played in zip(rows, outcomes, strict=True):
             row[f"best attack, {column}"] = max(("blatant", "subtle", "unknowable", "no error"), key=played.__getitem__)
     return rows
 
@@ -155,18 +155,18 @@ def main(
         assumed = Assumptions().changed(overrides or [])
     except ValidationError as error:
         raise typer.BadParameter(f"{error}\nThe keys are those of experiments/incentives/assumptions.py.") from None
-    found = tables(assumed)
-    for name, table in found.items():
+    every = tables(assumed)
+    for name, table in every.items():
         print(f"{name}\n\n{as_markdown(table)}\n")
     print(f"Best F1 of a threshold on untouched notes: {best_f1(assumed):.2f}")
     if overrides:
         return
     page = PAGE.read_text(encoding="utf-8")
-    for name, table in found.items():
+    for name, table in every.items():
         (FIGURES / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
         page = with_table(page, name, as_markdown(table))
     PAGE.write_text(page, encoding="utf-8")
-    draw(found["dynamics"], assumed)
+    draw(every["dynamics"], assumed)
 
 
 if __name__ == "__main__":

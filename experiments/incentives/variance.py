@@ -142,8 +142,8 @@ def assessments_table(assumed: Assumptions) -> list[dict[str, str | float]]:
     for name, verdicts in (("little", assumed.little), ("much", assumed.much)):
         base: tuple[float, float] | None = None
         for k, same_note in ((1, False), (2, True), (4, True), (4, False)):
-            found = drawn(on, assumed, verdicts, k)
-            attacker, assessor = by_role(found, assumed, same_note)
+            games = drawn(on, assumed, verdicts, k)
+            attacker, assessor = by_role(games, assumed, same_note)
             base = base or (attacker, assessor)
             rows.append(
                 {

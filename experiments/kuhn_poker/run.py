@@ -47,12 +47,12 @@ def train(estimator: str, seed: int, folder: Path) -> None:
 
 def measure(folder: Path) -> dict[int, float]:
     """NashConv by step, the model that the run started from being step 0."""
-    found = {}
+    by_step = {}
     for model in (START, *folder.glob("global_step_*/actor/huggingface")):
         step = 0 if model == START else int(model.parts[-3].removeprefix("global_step_"))
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        found[step] = nash_conv(policy_of(loaded, AutoTokenizer.from_pretrained(START)))
-    return dict(sorted(found.items()))
+        by_step[step] = nash_conv(policy_of(loaded, AutoTokenizer.from_pretrained(START)))
+    return dict(sorted(by_step.items()))
 
 
 def read() -> dict[tuple[str, int], dict[int, float]]:
@@ -100,7 +100,7 @@ def table(runs: dict[tuple[str, int], dict[int, float]]) -> str:
     """Best, average and last NashConv of each run, as a table of the page."""
     if not runs:
         return "Nothing has been measured yet."
-    lines = ["![NashConv by step](../experiments/kuhn_poker/figures/exploitability.svg)\n"]
+    lines = ["![NashConv by step](figures/exploitability.svg)\n"]
     lines += ["| estimator | seed | start | best | average | last |", "|---|---|---|---|---|---|"]
     for (estimator, seed), by_step in sorted(runs.items()):
         start, *later = (by_step[step] for step in sorted(by_step))

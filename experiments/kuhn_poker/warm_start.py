@@ -54,12 +54,12 @@ def main(folder: str = "models/kuhn_poker") -> None:
     for card in CARDS:
         prompt = Prompt(({**question, "content": question["content"].format(card)},))
         lessons += [(ChatEncoder(tokenizer).opening(Turn("first", prompt, 8)).ids, said_as(card, tokenizer))] * 4
-    width = max(len(context) + len(said) for context, said in lessons)
+    width = max(len(context) + len(answer) for context, answer in lessons)
     ids = torch.full((len(lessons), width), tokenizer.pad_token_id)
     labels = torch.full((len(lessons), width), -100)
-    for row, (context, said) in enumerate(lessons):
-        ids[row, : len(context) + len(said)] = torch.tensor(context + said)
-        labels[row, len(context) : len(context) + len(said)] = torch.tensor(said)
+    for row, (context, answer) in enumerate(lessons):
+        ids[row, : len(context) + len(answer)] = torch.tensor(context + answer)
+        labels[row, len(context) : len(context) + len(answer)] = torch.tensor(answer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(STEPS):

@@ -63,8 +63,8 @@ def headline(folder: Path) -> None:
     left.set_title("Assessor: balanced accuracy")
     right.set_title("Attacker: undetected by the novice")
     for kind, colour in zip(KINDS, KIND_COLOURS, strict=True):
-        found = [100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps]
-        kinds.plot(rates.steps, found, color=colour, lw=2, label=kind)
+        shares = [100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps]
+        kinds.plot(rates.steps, shares, color=colour, lw=2, label=kind)
     kinds.set_title("Assessor: errors found, by kind")
     layers = [[100 * chosen(rates, kind, step).value for step in rates.steps] for kind in KINDS]
     attacks.stackplot(rates.steps, layers, colors=KIND_COLOURS, labels=KINDS)

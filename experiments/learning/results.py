@@ -88,8 +88,8 @@ class Rates:
         """The counts of some measures, pooled over them and over seeds (all of them by default)."""
         names = [measures] if isinstance(measures, str) else measures
         keys = [(seed, step, temperature, name) for seed in (seeds or self.seeds) for name in names]
-        found = [self.counts.get(key, (0, 0)) for key in keys]
-        return Share(sum(hits for hits, _ in found), sum(items for _, items in found))
+        counts = [self.counts.get(key, (0, 0)) for key in keys]
+        return Share(sum(hits for hits, _ in counts), sum(items for _, items in counts))
 
     def balanced(self, step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
         """Assessor's accuracy on as many correct as wrong held-out notes."""
@@ -163,8 +163,8 @@ def kinds_table(folder: Path = FIGURES) -> Table:
     first, last = rates.steps[0], rates.steps[-1]
     table = [["kind of error", *(f"{what}, step {step}" for what in ("found", "put in") for step in (first, last))]]
     for kind in KINDS:
-        found = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
-        table.append([kind, *found, *(str(chosen(rates, kind, step)) for step in (first, last))])
+        shares = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
+        table.append([kind, *shares, *(str(chosen(rates, kind, step)) for step in (first, last))])
     return table
 
 
@@ -251,7 +251,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def with_tables(page: str, folder: Path = FIGURES) -> str:
     """The page with every table made anew from the files."""
-    return _TABLE.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]](folder=folder))}\n{found[3]}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}{markdown(TABLES[match[2]](folder=folder))}\n{match[3]}", page)
 
 
 def source_hash(*experiments: str, folder: Path = FIGURES) -> str:

@@ -163,9 +163,9 @@ def calibrate_liar(report: Path) -> None:
     notes = read_files([report.parent / "toy_clinic.csv"])
     sources = {source.file: source.sha256 for source in notes.reports}
     edits = known_edits(notes.vignettes, None, CASES_SEED)
-    found = calibrate(MedicalConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
-    write_report(found, report)
-    console.print(f"{report}: sensitivity {found.sensitivity}, specificity {found.specificity}")
+    measured = calibrate(MedicalConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
+    write_report(measured, report)
+    console.print(f"{report}: sensitivity {measured.sensitivity}, specificity {measured.specificity}")
 
 
 def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> list[str]:

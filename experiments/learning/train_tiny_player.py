@@ -94,9 +94,9 @@ def evaluate(
     prompts = [codec.chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
     answers = [MEDSERL.assessment(text) for text in sample_turns(model, codec, prompts)]
     on_clean, on_wrong = answers[:items], answers[items:]
-    found: dict[str, list[bool]] = defaultdict(list)
+    detected: dict[str, list[bool]] = defaultdict(list)
     for (note, index), answer in zip(wrong, on_wrong, strict=True):
-        found[error_detail(note, index)].append(answer.verdict is Label.HARMFUL)
+        detected[error_detail(note, index)].append(answer.verdict is Label.HARMFUL)
     safe_right = sum(a.verdict is Label.SAFE for a in on_clean) / items
     harmful_right = sum(a.verdict is Label.HARMFUL for a in on_wrong) / items
     caught = [
@@ -111,7 +111,7 @@ def evaluate(
         "error notes right": harmful_right,
         "right sentence, of found": sum(s.text == a.sentence for s, a in caught) / max(1, len(caught)),
     }
-    results["assessor finds"] = {kind: sum(hits) / len(hits) for kind, hits in sorted(found.items())}
+    results["assessor finds"] = {kind: sum(hits) / len(hits) for kind, hits in sorted(detected.items())}
     return results
 
 

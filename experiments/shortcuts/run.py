@@ -248,9 +248,9 @@ def collect(seeds: Sequence[int], results: Path) -> None:
         for arm in EVERY:
             lines = RUNS / arm / str(seed) / "metrics.jsonl"
             for line in lines.read_text().splitlines() if lines.exists() else ():
-                found = json.loads(line)
-                values = [found.get(name) for name in STEP_METRICS]
-                steps.append((arm, seed, found["step"], *("" if v is None else f"{v:.6g}" for v in values)))
+                metrics = json.loads(line)
+                values = [metrics.get(name) for name in STEP_METRICS]
+                steps.append((arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values)))
     results.mkdir(parents=True, exist_ok=True)
     _write(results / "rates.csv", ("arm", "seed", "measure", "hits", "items"), rates)
     _write(results / "steps.csv", ("arm", "seed", "step", *STEP_METRICS), steps)
