@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.reader import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"

@@ -11,9 +11,8 @@ import random
 from pathlib import Path
 
 from experiments.clinic import Split, sample_clean_note, with_error
-from medserl_agentloop.data.intake import with_numbers
-from medserl_agentloop.data.official_csv import write_rows
-from medserl_agentloop.data.vignettes import NEAR_DUPLICATE, NearDuplicateIndex
+from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex, with_numbers
+from medserl_agentloop.data.reader import write_rows
 from medserl_agentloop.games.medical.types import ErrorType
 
 VIGNETTES = 160

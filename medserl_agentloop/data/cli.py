@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter, defaultdict
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,22 +16,22 @@ from rich.text import Text
 from typer import Argument, Option
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
-from medserl_agentloop.data.intake import ReadReport
+from medserl_agentloop.data.cases import ReadReport
 from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
     FIRST_INDEX,
-    NOT_FOR_TRAINING,
-    Exclusions,
-    GameRows,
-    RowPlan,
+    NOT_UW,
+    PROFILE,
+    UW_AGREEMENT,
+    ConvertOptions,
+    Mix,
+    SplitRows,
     build_eval_rows,
-    build_rows,
     format_mix,
     labels_of,
     mix_of,
-    parse_mix,
 )
 from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, resource
@@ -42,28 +43,9 @@ SHOWN = 3  # ids in a line of the summary
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
-Profile = Annotated[str, Option(help="Prompt profile: a name, or the path of a folder.")]
-UwAgreement = Annotated[
-    bool,
-    Option("--i-have-the-uw-agreement", help="Accept MEDEC-UW rows; you have signed its data use agreement."),
-]
-NotUw = Annotated[bool, Option("--not-medec-uw", help="State that no OpenRLHF row of unknown origin is from MEDEC-UW.")]
-_INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
-_INPUT_MEASURES: dict[str, Callable[[ReadReport], int]] = {
-    "records read": lambda r: r.records,
-    "= empty records, dropped": lambda r: r.dropped_empty,
-    "+ pairs (error note and clean note)": lambda r: r.pairs,
-    "+ clean rows that are a pair's twin": lambda r: r.twins,
-    "+ clean notes without an error note": lambda r: r.clean_only,
-    "+ error notes without a clean note": lambda r: r.error_only,
-    "pairs whose clean note is the twin's": lambda r: r.pairs_by_twin,
-    "pairs edited in more than one place": lambda r: r.non_local_edits,
-    "pairs without a real edit (no-op)": lambda r: r.no_op_edits,
-    "error sentence number not in the list": lambda r: r.unlisted_error_sentences,
-    "OpenRLHF rows joined with their case": lambda r: r.joined,
-    "OpenRLHF rows not joined: no error type": lambda r: len(r.not_joined),
-    "rows in which misread characters were put right": lambda r: r.repaired,
-}
+Profile = Annotated[str, Option(help=PROFILE)]
+UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
+NotUw = Annotated[bool, Option("--not-medec-uw", help=NOT_UW)]
 
 
 def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
@@ -73,92 +55,46 @@ def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
     return program
 
 
+def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
+    """A command that has an option for each field of ``ConvertOptions``."""
+
+    def with_options(**values: Any) -> None:
+        with errors_in_one_line("error"):
+            command(ConvertOptions(**values))
+
+    options = []
+    for name, about in ConvertOptions.model_fields.items():
+        default = ... if about.is_required() else about.default
+        option = Option(default, "--" + name.replace("_", "-"), help=about.description)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        options.append(inspect.Parameter(name, kind, default=option, annotation=about.annotation))
+    with_options.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {option.name: option.annotation for option in options}
+    with_options.__doc__, with_options.__name__ = command.__doc__, command.__name__
+    return with_options
+
+
 @app.command()
-def convert(
-    context: typer.Context,
-    inputs: Annotated[list[str], Option("--input", help=_INPUTS)],
-    output: Annotated[Path, Option(help="Folder for train.parquet, val.parquet and manifest.json.")],
-    val_inputs: Annotated[
-        list[str] | None, Option("--val-input", help="Input whose cases all go to the validation split.")
-    ] = None,
-    join: Annotated[
-        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
-    ] = None,
-    mix: Annotated[
-        str, Option(help=f"Share of each category, or {AS_GIVEN}: every row of an input that names categories.")
-    ] = DEFAULT_MIX,
-    rows: Annotated[int | None, Option(help="Rows of both splits; default: as many as the mix allows.")] = None,
-    val_fraction: Annotated[float | None, Option(help="Share of cases for validation, 0 to 1; default 0.1.")] = None,
-    seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
-    profile: Profile = "medserl",
-    vanilla_attacker: Annotated[
-        VanillaAttacker,
-        Option(help="Whether the attacker copies the note in vanilla games, as the run's selfplay key says."),
-    ] = VanillaAttacker.SKIP,
-    exclude_near_duplicates_of: Annotated[
-        list[Path] | None, Option(help="Leave out cases that are nearly the same as one of this file. Repeatable.")
-    ] = None,
-    repair_encoding: Annotated[
-        bool, Option("--repair-encoding", help="Put right UTF-8 that was read as another encoding, in all fields.")
-    ] = False,
-    max_prompt_tokens: Annotated[int | None, Option(min=1, help="Longest first prompt, in tokens.")] = None,
-    tokenizer: Annotated[str | None, Option(help="Name or folder of the tokenizer that counts.")] = None,
-    on_overlong: Annotated[Literal["error", "exclude"], Option(help="What to do with longer prompts.")] = "error",
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the summary and write nothing.")] = False,
-    i_have_the_uw_agreement: UwAgreement = False,
-    not_medec_uw: NotUw = False,
-) -> None:
+@_asked
+def convert(options: ConvertOptions) -> None:
     """Write training and validation rows for medical-error self-play.
 
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
     from medserl_agentloop.data import conversion
 
-    exclusions: Exclusions = defaultdict(list)
-    with errors_in_one_line("error"):
-        if val_inputs and val_fraction is not None:
-            raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
-        read = read_files([*inputs, *(val_inputs or ())], join=join or (), repair_encoding=repair_encoding)
-        _refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
-        vignettes = read.vignettes
-        first = sum(r.pairs + r.clean_only + r.error_only for r in read.reports[: len(inputs)])
-        val_ids = frozenset(vignette.vignette_id for vignette in vignettes[first:]) if val_inputs else None
-        fraction = 0.1 if val_fraction is None else val_fraction
-        given, keep_all = mix_of(vignettes), mix == AS_GIVEN
-        if keep_all and (rows is not None or not given):
-            why = "it keeps every row, so leave out --rows" if given else "no row of the input names its category"
-            raise ValueError(f"--mix {AS_GIVEN}: {why}; or write shares such as {DEFAULT_MIX}.")
-        shares = given if keep_all else parse_mix(mix)
-        plan = RowPlan(shares, rows, keep_all, fraction, seed, profile, vanilla_attacker, val_ids)
-        if exclude_near_duplicates_of:
-            others = read_files(exclude_near_duplicates_of, join=join or (), repair_encoding=repair_encoding)
-            vignettes = conversion.without_near_duplicates(vignettes, others.vignettes, exclusions)
-        if max_prompt_tokens is not None:
-            listed = exclusions if on_overlong == "exclude" else None
-            vignettes = conversion.without_overlong(vignettes, plan, max_prompt_tokens, tokenizer, listed)
-        try:
-            games = build_rows(vignettes, plan, exclusions)
-        except ValueError as error:
-            hint = "" if keep_all or not given else f" Or give --mix {AS_GIVEN}: every row in its own category."
-            if not (overlap := exclusions[NOT_FOR_TRAINING]):
-                raise ValueError(f"{error}{hint}") from error
-            raise ValueError(
-                f"{len(overlap)} of the {first} cases of {', '.join(inputs)} share a note with a case of "
-                f"{', '.join(val_inputs or ())} and cannot be trained on as well ({overlap[0][0]} is {overlap[0][1]}): "
-                f"leave out --val-input, or give it a file of other cases."
-                + (f" {error}" if len(overlap) < first else "")
-            ) from error
-        across_splits = conversion.near_duplicates(vignettes, games)
-        if not dry_run:
-            options = {p.opts[0]: context.params[p.name] for p in context.command.params if p.name in context.params}
-            conversion.write(output, games, read.reports, across_splits, options)
-    console = Console()
+    read, val_ids = conversion.read_inputs(options)
+    _refuse_uw(read, options.i_have_the_uw_agreement, options.not_medec_uw)
+    made, across_splits = conversion.make_rows(read, options, val_ids)
+    if not options.dry_run:
+        conversion.write(options, made, read.reports, across_splits)
+    console, mix = Console(), options.shares(read.vignettes)
     _print_input(console, read.reports)
-    _print_rows(console, games, plan)
+    _print_rows(console, made, mix)
     counts = {
         "records dropped: every field is empty": sum(report.dropped_empty for report in read.reports),
-        **{reason: len(rows) for reason, rows in games.exclusions.items()},
-        "vignettes kept in one split because they share a note": games.sharing_a_note,
+        **made.left_out,
+        "cases kept in one split because they share a note": made.sharing_a_note,
     }
     _show_left_out(console, counts)
     for report in read.reports:
@@ -167,21 +103,22 @@ def convert(
     similar = [f"train {p['train']}, val {p['val']} (4-gram Jaccard {p['similarity']:.2f})" for p in across_splits]
     if similar:
         _say_some(console, "warning: near-duplicates across the splits", similar)
-    if games.no_validation:
+    if made.no_validation:
         say(
             console,
             "warning: the input is too small for a validation split at this mix, so every case is for training and "
             "val.parquet has no rows; give more input or --val-input, or train with data.val_files=train.parquet",
         )
-    available = sum(sum(split.eligible.values()) for split in games.reports.values())
-    if given and mix == DEFAULT_MIX and rows is None and len(games.train) + len(games.val) < available:
-        say(console, f"all {available} rows, each in the category that the input names: {_command(context)}")
-    say(console, f"mix {format_mix(plan.mix)}, seed {seed}, profile {profile}")
-    for name, written in (("train", games.train), ("val", games.val)):
+    available = sum(sum(split["eligible"].values()) for split in made.reports.values())
+    unused = options.rows is None and len(made.train) + len(made.val) < available
+    if unused and options.mix == DEFAULT_MIX and mix_of(read.vignettes):
+        say(console, f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
+    say(console, f"mix {format_mix(mix)}, seed {options.seed}, profile {options.profile}")
+    for name, written in (("train", made.train), ("val", made.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
-        say(console, f"{output / name}.parquet: {len(written)} rows, {labels}")
-    say(console, "nothing was written: --dry-run" if dry_run else f"{output / MANIFEST}: the account")
+        say(console, f"{options.output / name}.parquet: {len(written)} rows, {labels}")
+    say(console, "nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
 
 
 @app.command()
@@ -231,7 +168,7 @@ def sft(
         Path | None,
         Option(help="A file for self-play, of which the cases that are not taught go to selfplay_train.parquet."),
     ] = None,
-    val_fraction: Annotated[float, Option(help="Share of vignettes for validation, 0 to 1.")] = 0.1,
+    val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
     splits_of: Annotated[
@@ -319,17 +256,6 @@ def evaluation_rows(
     say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
-def _command(context: typer.Context) -> str:
-    """The command of this call, with the mix that keeps every row."""
-    words = ["medserl", "data", "convert"]
-    for option in context.command.params:
-        name, value = option.name or "", context.params.get(option.name or "")
-        if name != "mix" and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
-            for each in value if isinstance(value, list | tuple) else [value]:
-                words += [option.opts[0]] if each is True else [option.opts[0], str(getattr(each, "value", each))]
-    return shlex.join([*words, "--mix", AS_GIVEN])
-
-
 def _refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
     rows, unknown = (sum(getattr(r, name) for r in read.reports) for name in ("uw_rows", "unknown_origin"))
     if rows and not agreed:
@@ -346,35 +272,36 @@ def _refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
 
 
 def _print_input(console: Console, reports: Sequence[ReadReport]) -> None:
-    measured = ([name, *map(measure, reports)] for name, measure in _INPUT_MEASURES.items())
-    _show(console, "Input", [""], [report.file for report in reports], measured)
+    counts = {field.name: field.metadata["label"] for field in fields(ReadReport) if field.metadata}
+    rows = ([label, *(getattr(report, name) for report in reports)] for name, label in counts.items())
+    _show(console, "Input", [""], [report.file for report in reports], rows)
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
-    _show(console, "Error types", ["type"], ["vignettes"], types.most_common())
+    _show(console, "Error types", ["type"], ["cases"], types.most_common())
 
 
-def _print_rows(console: Console, games: GameRows, plan: RowPlan) -> None:
-    splits = games.reports.values()
+def _print_rows(console: Console, made: SplitRows, mix: Mix) -> None:
+    splits = made.reports.values()
     rows: list[list[Any]] = [
         [category.value, category.default_target_label.value]
-        + [f"{split.rows[category]} ({split.eligible[category]})" for split in splits]
-        for category in plan.mix
+        + [f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits]
+        for category in mix
     ]
-    total = ["total", "", *(sum(split.rows.values()) for split in splits)]
-    title = "Rows (in brackets: vignettes that could serve)"
-    _show(console, title, ["category", "presented note"], games.reports, rows, total)
+    total = ["total", "", *(sum(split["rows"].values()) for split in splits)]
+    title = "Rows (in brackets: cases that could serve)"
+    _show(console, title, ["category", "presented note"], made.reports, rows, total)
 
 
 def _print_report(console: Console, report: Report) -> None:
     """Problems in words, files, checks."""
     from medserl_agentloop.data.verify import Check
 
-    for problem in report.problems:
-        say(console, f"{'warning' if problem.warning else 'failed'}: {problem}")
-    shown = sum(1 for problem in report.problems if not problem.warning)
-    if hidden := sum(report.failures.values()) - shown:
-        say(console, f"and {hidden} more failures of the same kinds")
-    files = ([f.file, f.rows, f.labels["harmful"], f.labels["safe"], f.longest_prompt] for f in report.files)
-    _show(console, "Files", ["file"], ["rows", "harmful", "safe", "longest prompt, tokens"], files)
+    for _, problem in report.problems:
+        say(console, problem)
+    if hidden := (report.failures + report.warnings).total() - len(report.problems):
+        say(console, f"and {hidden} more of the same kinds")
+    numbers = ["rows", "harmful", "safe", "longest prompt"]
+    files = ([name, *(counts[number] for number in numbers)] for name, counts in report.files.items())
+    _show(console, "Files", ["file"], [*numbers[:-1], "longest prompt, tokens"], files)
     results = []
     for check in Check:
         counts = {"failed": report.failures[check], "warnings": report.warnings[check]}

@@ -1,12 +1,10 @@
-"""The files of a data set: what ``medserl data convert`` keeps out of them, their declared columns, their manifest.
-
-A case is kept out although it could serve because it is nearly the same as another, or its prompt is too long.
-"""
+"""``medserl data convert`` without its printing: what is kept out of the files, their columns, their manifest."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -16,9 +14,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medserl_agentloop.data.intake import MedecFormatError, ReadReport, first_line
-from medserl_agentloop.data.rows import Exclusions, GameRows, Row, RowPlan, labels_of, seed_note
-from medserl_agentloop.data.vignettes import NearDuplicateIndex, Vignette
+from medserl_agentloop.data.cases import MedecFormatError, NearDuplicateIndex, ReadReport, Vignette, first_line
+from medserl_agentloop.data.reader import ReadResult, read_files
+from medserl_agentloop.data.rows import (
+    AS_GIVEN,
+    NOT_FOR_TRAINING,
+    ConvertOptions,
+    Exclusions,
+    Row,
+    SplitRows,
+    build_rows,
+    labels_of,
+    mix_of,
+    seed_note,
+)
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
@@ -27,38 +36,28 @@ _NAMED_IN_A_MESSAGE = 10
 _ROW_GROUP = 2000
 
 
+def _texts(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "string")
+
+
 # Declared, not inferred: inference gives a column that is empty in one file the null type, and files
 # whose types differ cannot be concatenated.
-MESSAGES = pa.list_(pa.struct({"role": "string", "content": "string"}))
+MESSAGES = pa.list_(pa.struct(_texts("role", "content")))
+_FACTS = {
+    "index": "int64",
+    **_texts("split", "subset", "text_id", "vignette_id", "category", "target_label", "seed_note"),
+    **_texts("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"),
+    "error_sentence_id": "int64",
+    "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
+    **_texts("pair_source", "edit_tag", "source_sha256"),
+}
 SCHEMA: Any = pa.schema(
     {
-        "data_source": "string",
-        "agent_name": "string",
+        **_texts("data_source", "agent_name"),
         "prompt": MESSAGES,
         "ability": "string",
-        "reward_model": pa.struct({"style": "string", "ground_truth": "string"}),
-        "extra_info": pa.struct(
-            {
-                "index": "int64",
-                "split": "string",
-                "subset": "string",
-                "text_id": "string",
-                "vignette_id": "string",
-                "category": "string",
-                "target_label": "string",
-                "seed_note": "string",
-                "error_note": "string",
-                "clean_note": "string",
-                "error_type": "string",
-                "error_sentence": "string",
-                "corrected_sentence": "string",
-                "error_sentence_id": "int64",
-                "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
-                "pair_source": "string",
-                "edit_tag": "string",
-                "source_sha256": "string",
-            }
-        ),
+        "reward_model": pa.struct(_texts("style", "ground_truth")),
+        "extra_info": pa.struct(_FACTS),
     }
 )
 
@@ -68,54 +67,94 @@ def write_parquet(rows: list[dict[str, Any]], path: Path, schema: Any = SCHEMA) 
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
-def without_near_duplicates(
-    vignettes: Sequence[Vignette], others: Sequence[Vignette], exclusions: Exclusions
+def read_inputs(options: ConvertOptions) -> tuple[ReadResult, set[str] | None]:
+    """All inputs, and the ids of the cases that were given for validation."""
+    join, repair = options.join or (), options.repair_encoding
+    if options.val_input and options.val_fraction is not None:
+        raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
+    read = read_files([*options.input, *(options.val_input or ())], join=join, repair_encoding=repair)
+    if not options.val_input:
+        return read, None
+    first = sum(r.pairs + r.clean_only + r.error_only for r in read.reports[: len(options.input)])
+    return read, {case.vignette_id for case in read.vignettes[first:]}
+
+
+def make_rows(
+    read: ReadResult, options: ConvertOptions, val_ids: set[str] | None
+) -> tuple[SplitRows, list[dict[str, Any]]]:
+    """The rows of both splits, and the cases of one that are nearly the same as one of the other."""
+    exclusions: Exclusions = defaultdict(list)
+    cases = read.vignettes
+    if options.exclude_near_duplicates_of:
+        others = read_files(
+            options.exclude_near_duplicates_of, join=options.join or (), repair_encoding=options.repair_encoding
+        )
+        cases = _without_near_duplicates(cases, others.vignettes, exclusions)
+    if options.max_prompt_tokens is not None:
+        cases = _without_overlong(cases, options, options.max_prompt_tokens, exclusions)
+    try:
+        made = build_rows(cases, options, exclusions, val_ids)
+    except ValueError as error:
+        given = not options.keeps_all and mix_of(read.vignettes)
+        hint = f" Or give --mix {AS_GIVEN}: every row in its own category." if given else ""
+        if not (overlap := exclusions[NOT_FOR_TRAINING]):
+            raise ValueError(f"{error}{hint}") from error
+        first = len(read.vignettes) - len(val_ids or ())
+        raise ValueError(
+            f"{len(overlap)} of the {first} cases of {', '.join(options.input)} share a note with a case of "
+            f"{', '.join(options.val_input or ())} and cannot be trained on as well ({overlap[0][0]} is "
+            f"{overlap[0][1]}): leave out --val-input, or give it a file of other cases."
+            + (f" {error}" if len(overlap) < first else "")
+        ) from error
+    return made, _near_duplicates(cases, made)
+
+
+def _without_near_duplicates(
+    cases: Sequence[Vignette], others: Sequence[Vignette], exclusions: Exclusions
 ) -> list[Vignette]:
     """The cases none of whose notes is a near-duplicate of a note of ``others``."""
     notes = [(other.vignette_id, note) for other in others for note in other.notes]
     index = NearDuplicateIndex(note for _, note in notes)
     kept = []
-    for vignette in vignettes:
-        matches = [match for note in vignette.notes if (match := index.find(note))]
+    for case in cases:
+        matches = [match for note in case.notes if (match := index.find(note))]
         if matches:
             number, similarity = max(matches, key=lambda match: match[1])
             detail = f"{notes[number][0]} (4-gram Jaccard {similarity:.2f})"
-            exclusions["near-duplicate of a case to stay clear of"].append((vignette.vignette_id, detail))
+            exclusions["near-duplicate of a case to stay clear of"].append((case.vignette_id, detail))
         else:
-            kept.append(vignette)
+            kept.append(case)
     return kept
 
 
-def without_overlong(
-    vignettes: Sequence[Vignette], plan: RowPlan, limit: int, tokenizer: str | None, exclusions: Exclusions | None
+def _without_overlong(
+    cases: Sequence[Vignette], options: ConvertOptions, limit: int, exclusions: Exclusions
 ) -> list[Vignette]:
-    """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve.
-
-    A ValueError names the others if there are no ``exclusions`` to list them in.
-    """
-    if tokenizer is None:
+    """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
+    if options.tokenizer is None:
         raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
-    encoder = ProfileEncoder(load_tokenizer(tokenizer), load_profile(plan.profile))
-    overlong = []
-    for vignette in vignettes:
-        for category in plan.mix:
-            if note := seed_note(vignette, category):
-                length = len(encoder.of(category.first_role(plan.vanilla_attacker), category, note).ids)
+    encoder = ProfileEncoder(load_tokenizer(options.tokenizer), load_profile(options.profile))
+    overlong: list[tuple[str, str | None]] = []
+    mix = options.shares(cases)
+    for case in cases:
+        for category in mix:
+            if note := seed_note(case, category):
+                length = len(encoder.of(category.first_role(options.vanilla_attacker), category, note).ids)
                 if length > limit:
-                    overlong.append((vignette.vignette_id, f"{category.value}: {length} tokens, limit {limit}"))
-    if overlong and exclusions is None:
-        named = ", ".join(f"{vignette_id} ({detail})" for vignette_id, detail in overlong[:_NAMED_IN_A_MESSAGE])
+                    overlong.append((case.vignette_id, f"{category.value}: {length} tokens, limit {limit}"))
+    if overlong and options.on_overlong == "error":
+        named = ", ".join(f"{case_id} ({detail})" for case_id, detail in overlong[:_NAMED_IN_A_MESSAGE])
         raise ValueError(
             f"{len(overlong)} prompts are overlong: {named}{', ...' if overlong[_NAMED_IN_A_MESSAGE:] else ''}; "
             "raise --max-prompt-tokens, or leave them out with --on-overlong exclude."
         )
-    if overlong and exclusions is not None:
+    if overlong:
         exclusions["overlong prompt"] += overlong
-    left_out = {vignette_id for vignette_id, _ in overlong}
-    return [vignette for vignette in vignettes if vignette.vignette_id not in left_out]
+    left_out = {case_id for case_id, _ in overlong}
+    return [case for case in cases if case.vignette_id not in left_out]
 
 
-def near_duplicates(vignettes: Sequence[Vignette], games: GameRows) -> list[dict[str, Any]]:
+def _near_duplicates(cases: Sequence[Vignette], made: SplitRows) -> list[dict[str, Any]]:
     """Ids of a training and a validation case, and their similarity.
 
     Compares one note per case: its correct one, or its error note where that is all there is.
@@ -123,50 +162,46 @@ def near_duplicates(vignettes: Sequence[Vignette], games: GameRows) -> list[dict
 
     def used(rows: list[Row]) -> Iterator[tuple[str, str]]:
         ids = {row["extra_info"]["vignette_id"] for row in rows}
-        return ((v.vignette_id, v.clean_note or v.error_note or "") for v in vignettes if v.vignette_id in ids)
+        return ((c.vignette_id, c.clean_note or c.error_note or "") for c in cases if c.vignette_id in ids)
 
-    val = list(used(games.val))
+    val = list(used(made.val))
     index = NearDuplicateIndex(note for _, note in val)
-    found = [(name, match) for name, note in used(games.train) if (match := index.find(note))]
-    return [{"train": name, "val": val[at][0], "similarity": round(shared, 3)} for name, (at, shared) in found]
+    matches = [(case_id, match) for case_id, note in used(made.train) if (match := index.find(note))]
+    return [{"train": name, "val": val[at][0], "similarity": round(shared, 3)} for name, (at, shared) in matches]
 
 
 def write(
-    folder: Path,
-    games: GameRows,
-    sources: Sequence[ReadReport],
-    across_splits: list[dict[str, Any]],
-    options: dict[str, Any],
+    options: ConvertOptions, made: SplitRows, sources: Sequence[ReadReport], across_splits: list[dict[str, Any]]
 ) -> None:
-    """Write all three files into ``folder``, or none; the same data set gives the same bytes.
+    """Write all three files into the output folder, or none; the same data set gives the same bytes.
 
-    ``across_splits`` are the near-duplicates. Paths stand in the ``options`` as the user typed them. A ValueError says
-    that they cannot be written, or that a prompt lacks its note.
+    ``across_splits`` are the near-duplicates. A ValueError says that they cannot be written, or that a prompt lacks its
+    note.
     """
-    for row in (*games.train, *games.val):
+    for row in (*made.train, *made.val):
         # A profile that forgets the note would train on nothing.
         if row["extra_info"]["seed_note"] not in row["prompt"][-1]["content"]:
             raise MedecFormatError(
                 f"the prompt of {row['extra_info']['text_id']} does not contain its note; "
                 "write {{ note }} in every template of the profile."
             )
-    with all_or_none(folder) as place:
+    with all_or_none(options.output) as place:
         outputs = {}
-        for split, rows in (("train", games.train), ("val", games.val)):
+        for split, rows in (("train", made.train), ("val", made.val)):
             path = place / f"{split}.parquet"
             write_parquet(rows, path)
             outputs[path.name] = {"rows": len(rows), "labels": labels_of(rows), "sha256": sha256_of(path)}
         account = {
             "format": 1,
-            "options": options,
+            "options": {f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()},
             "versions": {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}},
             "sources": [asdict(source) for source in sources],
             "outputs": outputs,
-            "splits": {name: asdict(report) for name, report in games.reports.items()},
+            "splits": made.reports,
             "near_duplicates_across_splits": across_splits,
             "exclusions": [
                 {"reason": reason, "count": len(rows), "rows": [{"id": i, "detail": d} for i, d in rows]}
-                for reason, rows in games.exclusions.items()
+                for reason, rows in made.exclusions.items()
             ],
         }
         text = json.dumps(account, ensure_ascii=False, default=str, indent=1)

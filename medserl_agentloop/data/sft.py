@@ -15,9 +15,8 @@ as ``recipes/warm_start_base.yaml`` does.
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from medserl_agentloop.data.cases import EditTag, Vignette
 from medserl_agentloop.data.conversion import MESSAGES
-from medserl_agentloop.data.rows import Row, RowPlan, build_rows, game_row
-from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.data.rows import Exclusions, Row, RowPlan, SplitRows, build_rows
 from medserl_agentloop.games.medical.edits import one_line, same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
@@ -47,15 +46,6 @@ _TEXTS = ("data_source", "game_role", "category", "split", "vignette_id")
 SFT_SCHEMA: Any = pa.schema({"messages": MESSAGES, **dict.fromkeys(_TEXTS, "string"), "index": "int64"})
 
 
-@dataclass(frozen=True)
-class SftRows:
-    """The conversations of both splits, and reason -> number of vignettes, attacks or turns left out."""
-
-    train: list[Row]
-    val: list[Row]
-    left_out: dict[str, int]
-
-
 def build_sft_rows(
     vignettes: Sequence[Vignette],
     *,
@@ -63,7 +53,7 @@ def build_sft_rows(
     seed: int = 42,
     profile: str = "medserl",
     split_of: Mapping[str, str] | None = None,
-) -> SftRows:
+) -> SplitRows:
     """Conversations of one user's and one assistant's message each, shuffled.
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
@@ -72,27 +62,31 @@ def build_sft_rows(
     sentence holds text that the game would read as part of its format, or that the cases cannot be split as asked.
     """
     prompts = load_profile(profile)
-    reasons = [_why_not(vignette) for vignette in vignettes]
-    left_out = Counter(filter(None, reasons))
-    cases = [vignette for vignette, reason in zip(vignettes, reasons, strict=True) if not reason]
+    exclusions: Exclusions = defaultdict(list)
+    cases = []
+    for case in vignettes:
+        if why := _why_not(case):
+            exclusions[why].append((case.vignette_id, None))
+        else:
+            cases.append(case)
     if not cases:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
-    why = "vignettes that are in neither file of --splits-of"
+    why = "cases that are in neither file of --splits-of"
     if split_of is None:
-        why = "vignettes that have a source that asks for other games only"
+        why = "cases that have a source that asks for other games only"
         # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
-        # benign row for every vignette with a clean note and leaves none out.
-        plan = RowPlan({Category.VANILLA_BENIGN: 1}, val_fraction=val_fraction, seed=seed, profile=profile)
+        # benign row for every case with a clean note and leaves none out.
+        plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed, profile=profile)
         games = build_rows(vignettes, plan)
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: list[Row] = []
     for case in cases:
         if case.vignette_id not in split_of:
-            left_out[why] += 1
+            exclusions[why].append((case.vignette_id, None))
             continue
         answers = _answers(case, prompts)
         if Category.ADVERSARIAL_BENIGN not in answers:
-            left_out["attacks that change more than the game's limits allow"] += 1
+            exclusions["attacks that change more than the game's limits allow"].append((case.vignette_id, None))
         for category, answer in answers.items():
             note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
             messages = prompts.messages(category.first_role(), category, note or "")
@@ -100,11 +94,11 @@ def build_sft_rows(
             rows.append(_row(source, category.first_role(), category, case.vignette_id, messages, answer))
     if not rows:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
-    return _in_splits(rows, split_of, seed, left_out)
+    return _in_splits(rows, split_of, seed, exclusions)
 
 
 def read_splits(folder: Path) -> dict[str, str]:
-    """Vignette id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
+    """Case id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
 
     A ValueError names a file that is missing, is not such a file, or is from another run than the manifest.
     """
@@ -142,17 +136,16 @@ def _cases(table: pa.Table) -> list[str]:
     return ids
 
 
-def _why_not(vignette: Vignette) -> str:
-    """Why the vignette cannot be taught; empty if it can."""
-    v = vignette
-    if v.error_note is None or v.clean_note is None:
-        return "vignettes with only one note"
-    if v.edit_tag is EditTag.NO_OP:
-        return "vignettes whose two notes differ in letter case or white space only"
-    if v.error_type is None or not v.error_sentence or not v.corrected_sentence:
-        return "vignettes without an error type or without the two sentences"
-    if one_line(v.error_sentence) not in one_line(v.error_note):
-        return "vignettes whose error sentence is not in the error note"
+def _why_not(case: Vignette) -> str:
+    """Why the case cannot be taught; empty if it can."""
+    if case.error_note is None or case.clean_note is None:
+        return "cases with only one note"
+    if case.edit_tag is EditTag.NO_OP:
+        return "cases whose two notes differ in letter case or white space only"
+    if case.error_type is None or not case.error_sentence or not case.corrected_sentence:
+        return "cases without an error type or without the two sentences"
+    if one_line(case.error_sentence) not in one_line(case.error_note):
+        return "cases whose error sentence is not in the error note"
     return ""
 
 
@@ -165,7 +158,9 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
     nothing = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    found = f'The sentence "{wrong}" does not fit the rest of the note: the {kind} is wrong. It should read: {right}'
+    wrong_here = (
+        f'The sentence "{wrong}" does not fit the rest of the note: the {kind} is wrong. It should read: {right}'
+    )
     changed = (
         f'I change the sentence "{right}" to "{wrong}". '
         f"That makes the {kind} wrong, and the rest of the note stays as it is."
@@ -173,18 +168,18 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
     write, role = profile.parser.write_assessment, Role.ASSESSOR
     try:
         safe = write(nothing, Label.SAFE, prefill=prefix)
-        harmful = write(found, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
+        harmful = write(wrong_here, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
         role = Role.ATTACKER
         attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
         raise ValueError(
-            f"vignette {case.vignette_id!a}: the {role.value}'s answer would break the output format "
+            f"case {case.vignette_id!a}: the {role.value}'s answer would break the output format "
             f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
-    row = game_row(case, Category.ADVERSARIAL_BENIGN, role, case.clean_note, "train", 0, profile)
-    game = MedicalGame(GameSpec.from_extra_info(row["extra_info"]), EditLimits(), profile.parser)
+    spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, case.clean_note)
+    game = MedicalGame(spec, EditLimits(), profile.parser)
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
@@ -203,7 +198,7 @@ def _row(
     }
 
 
-def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, left_out: Counter[str]) -> SftRows:
+def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusions: Exclusions) -> SplitRows:
     """The rows shuffled within their splits and numbered."""
     splits: dict[str, list[Row]] = {"train": [], "val": []}
     for row in rows:
@@ -213,10 +208,10 @@ def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, left_out
         random.Random(f"{seed}/sft/{name}").shuffle(members)
     for index, row in enumerate(splits["train"] + splits["val"]):
         row["index"] = index
-    return SftRows(splits["train"], splits["val"], dict(+left_out))
+    return SplitRows(splits["train"], splits["val"], exclusions)
 
 
-def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SftRows:
+def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SplitRows:
     """Conversations of the turns that were right, readable and in good form.
 
     An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
@@ -224,45 +219,44 @@ def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, 
     As many assessments say "harmful" as "safe", taken from all kinds of game in turn; all kinds of attack are equally
     frequent. If no turn is left, a ValueError says why the others were left out.
     """
-    left_out: Counter[str] = Counter()
+    exclusions: Exclusions = defaultdict(list)
     rng = random.Random(f"{seed}/own games")
     shuffled = list(games)
     rng.shuffle(shuffled)
     strata: dict[Role, dict[str, dict[str, list[Row]]]] = {
         role: defaultdict(lambda: defaultdict(list)) for role in Role
     }
-    seen: set[tuple[str, ...]] = set()
+    taken: set[tuple[str, ...]] = set()
     for played in shuffled:
         assessed = [(each, Role.ASSESSOR) for each in played.by_assessment]
         for game, role in [(played, Role.ATTACKER), *assessed]:
             turn = game.attack if role is Role.ATTACKER else game.assessment
             if turn is None:
                 continue
-            if why := _why_not_taught(game, role):
-                left_out[why] += 1
+            category, case = game.category, game.spec.vignette_id
+            key = (role.value, category.value, case or game.spec.seed_note)
+            if why := _why_not_taught(game, role) or (REPEATED if key in taken else ""):
+                exclusions[why].append((case, None))
                 continue
-            key = (role.value, game.category.value, game.spec.vignette_id or game.spec.seed_note)
-            if key in seen:
-                left_out[REPEATED] += 1
-                continue
-            seen.add(key)
+            taken.add(key)
             verdict = game.assessment.verdict if game.assessment is not None else None
-            stratum = verdict.value if role is Role.ASSESSOR and verdict is not None else game.category.value
-            profile, category = load_profile(game.profile or "medserl"), game.category
+            stratum = verdict.value if role is Role.ASSESSOR and verdict is not None else category.value
+            profile = load_profile(game.profile or "medserl")
             note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
             messages = profile.messages(role, game.spec.task, note)
             answer = profile.settings.assistant_prefix + turn.response
-            row = _row(f"own_games/{category.value}", role, category, game.spec.vignette_id, messages, answer)
+            row = _row(f"own_games/{category.value}", role, category, case, messages, answer)
             strata[role][stratum][category.value].append(row)
-    rows = [row for of_role in strata.values() for row in _balanced(of_role, left_out)]
+    rows = [row for of_role in strata.values() for row in _balanced(of_role, exclusions)]
     if not rows:
+        left_out = SplitRows([], [], exclusions).left_out
         reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items()) or "there are no turns"
         raise ValueError(f"the games hold no turn to imitate in both verdicts: {reasons}. Play more games.")
     cases = sorted({row["vignette_id"] for row in rows})
     rng.shuffle(cases)
     val = round(val_fraction * len(cases))
     split_of = dict.fromkeys(cases[:val], "val") | dict.fromkeys(cases[val:], "train")
-    return _in_splits(rows, split_of, seed, left_out)
+    return _in_splits(rows, split_of, seed, exclusions)
 
 
 def _why_not_taught(game: MedicalRecord, role: Role) -> str:
@@ -285,15 +279,13 @@ def _why_not_taught(game: MedicalRecord, role: Role) -> str:
     return ""
 
 
-def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], left_out: Counter[str]) -> list[Row]:
+def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], exclusions: Exclusions) -> list[Row]:
     """As many rows of every stratum, each stratum's kinds of game in turn. Nothing where a verdict is missing."""
-    available = {name: sum(map(len, kinds.values())) for name, kinds in strata.items()}
-    verdicts = {label.value for label in Label}
-    missing = bool(available) and set(available) < verdicts
-    size = 0 if missing else min(available.values(), default=0)
-    chosen: list[Row] = []
-    for name, kinds in strata.items():
-        in_turn = [row for round_ in zip_longest(*kinds.values()) for row in round_ if row is not None]
-        chosen += in_turn[:size]
-        left_out[UNBALANCED] += available[name] - size
-    return chosen
+    in_turn = {
+        name: [row for round_ in zip_longest(*kinds.values()) for row in round_ if row is not None]
+        for name, kinds in strata.items()
+    }
+    missing = in_turn and set(in_turn) < {label.value for label in Label}
+    size = 0 if missing else min(map(len, in_turn.values()), default=0)
+    exclusions[UNBALANCED] += [(row["vignette_id"], None) for rows in in_turn.values() for row in rows[size:]]
+    return [row for rows in in_turn.values() for row in rows[:size]]

@@ -1,6 +1,15 @@
 """Is a parquet file fit to train on? Opened as verl opens it, every row checked. Called by ``medserl data verify``.
 
-Rows may be damaged in any way, so nothing here trusts a type.
+The columns must be those of ``SCHEMA``, and the medical game itself plans every row, as it does when a run starts. What
+only a look at several rows shows is checked here.
+
+Does anything but its medical content tell a row's label? No classifier is trained. For each feature of a row (white
+space and length of its note, its place in the file; ids reach no prompt) every rule "harmful on this side of a cut,
+safe on the other" is tried. How many harmful rows lie on one side is a hypergeometric count if feature and label are
+independent, so Fisher's exact test gives the chance of a count that far off. It is multiplied by the number of rules
+tried (Bonferroni); below ``ALPHA`` the feature is a leak. Copies of a row are not independent, so each note counts
+once per label, except for its place. The bound is wide in small files: MEDEC's own leak, trailing blanks on 60 % of
+the error notes and 47 % of the clean ones, shows from about 1,000 rows on, a perfect rule from about 20.
 """
 
 from __future__ import annotations
@@ -15,80 +24,69 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from scipy.stats import hypergeom
 
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.data.cases import NearDuplicateIndex
 from medserl_agentloop.data.conversion import SCHEMA
-from medserl_agentloop.data.leaks import LabelledRow, find_leaks
-from medserl_agentloop.data.rows import AGENT_NAME
-from medserl_agentloop.data.vignettes import NearDuplicateIndex
+from medserl_agentloop.data.rows import AGENT_NAME, Row
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import GameSpec, Label, VanillaAttacker
 from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest, option_in_manifest
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
 REMAKE = "write the file again with data_prep/medec_to_parquet.py"
-_FACTS_THAT_VARY = ("category", "seed_note", "vignette_id", "text_id", "index")
+ALPHA = 1e-3  # chance of one false alarm in a file without leaks
+_MAX_CUTS = 32
+
+_PLACE = "the row's place in the file"
+_STRIP = "strip the notes of both labels alike"
+_REMEDIES = {
+    "white space before the note": _STRIP,
+    "white space after the note": _STRIP,
+    "a line break at the end of the note": _STRIP,
+    "double blanks inside the note": "normalise white space in the notes of both labels alike",
+    _PLACE: "shuffle the rows with a seed",
+    "the note's length": "take the notes of both labels from the same cases",
+}
 _MAY_BE_ABSENT = ("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence")
-_REQUIRED_FACTS = [fact.name for fact in SCHEMA.field("extra_info").type if fact.name not in _MAY_BE_ABSENT]
 
 
 class Check(str, Enum):
     """What is checked, in the order of the final table."""
 
-    OPENS = "verl's RLHFDataset hands out every row"
     MANIFEST = "files are those of their manifest"
-    SCHEMA = "schema, and no missing values"
-    PROMPT = "prompts are native lists, rendered from their own note"
+    SCHEMA = "columns, and no missing values"
+    PLAYABLE = "every row can be played, with the prompt it has"
     LENGTH = "prompt lengths"
     LABELS = "labels"
-    FACTS = "facts of the game"
-    AGENT = "agent name"
     INDEX = "unique indices"
     SPLITS = "no case in two splits"
     BALANCE = "balance of presented labels"
-    CONSTANT = "no constant columns"
     LEAKS = "no label leaks"
-
-
-Finding = tuple[Check, str]  # the message says what was found and what to do
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that does not hold. ``row`` counts from 0 as verl does; None for the whole file."""
-
-    check: Check
-    file: str
-    row: int | None
-    message: str
-    warning: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.file}{'' if self.row is None else f', row {self.row}'}: {self.message}."
-
-
-@dataclass
-class FileSummary:
-    """What one file holds: rows, presented labels, and tokens of its longest first prompt."""
-
-    file: str
-    rows: int
-    labels: Counter[str] = field(default_factory=Counter)
-    longest_prompt: int = 0
 
 
 @dataclass
 class Report:
-    """The result: what was read, the problems in words, and how many there are of each check."""
+    """The result: what was read, the problems in words, and how many there are of each check.
 
-    files: list[FileSummary] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    ``files`` has for each file its ``rows``, those of which are ``harmful`` and ``safe``, and the tokens of its
+    ``longest prompt``. ``problems`` are a check and a sentence. Rows are counted from 0, as verl does.
+    """
+
+    files: dict[str, Counter[str]] = field(default_factory=dict)
+    problems: list[tuple[Check, str]] = field(default_factory=list)
     failures: Counter[Check] = field(default_factory=Counter)
     warnings: Counter[Check] = field(default_factory=Counter)
     unchecked: dict[Check, str] = field(default_factory=dict)  # why nothing, or not every row, was checked
+    _told: Counter[tuple[Check, str]] = field(default_factory=Counter)
 
     @property
     def ok(self) -> bool:
@@ -98,8 +96,10 @@ class Report:
     def add(self, check: Check, file: str, row: int | None, message: str, *, warning: bool = False) -> None:
         """Count a problem, and keep its words if there are few of its kind so far."""
         (self.warnings if warning else self.failures)[check] += 1
-        if sum((known.check, known.file) == (check, file) for known in self.problems) < SHOWN_PER_CHECK:
-            self.problems.append(Problem(check, file, row, message, warning))
+        self._told[check, file] += 1
+        if self._told[check, file] <= SHOWN_PER_CHECK:
+            where = file if row is None else f"{file}, row {row}"
+            self.problems.append((check, f"{'warning' if warning else 'failed'}: {where}: {message}."))
 
 
 def verify_files(
@@ -123,72 +123,52 @@ def verify_files(
         ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
     """
     report = Report()
-    unplayable = 0
-    first: dict[tuple[str, str], tuple[Any, str]] = {}
+    first: dict[tuple[str, str], tuple[str, str]] = {}
+    encoder = ChatEncoder(tokenizer)
     same_name = len({path.name for path in paths}) < len(paths)
     for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
-        for message in _wrong_columns(schema):
+        wrong = list(_wrong_columns(schema))
+        for message in wrong:
             report.add(Check.SCHEMA, name, None, message)
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
-        prompts = load_profile(profile or option_in_manifest(path, "--profile") or "medserl")
-        encoder = ProfileEncoder(tokenizer, prompts)
+        prompts = profile or option_in_manifest(path, "--profile") or "medserl"
+        load_profile(prompts)  # its error is about the option, not about a row
         copying = vanilla_attacker or VanillaAttacker(option_in_manifest(path, "--vanilla-attacker") or "skip")
+        game = MedicalGameInteraction(MedicalConfig(profile=prompts, vanilla_attacker=copying, judge="llm"), encoder)
         dataset = _open_as_verl(path, tokenizer)
-        summary = FileSummary(name, len(dataset))
-        report.files.append(summary)
-        rows: list[dict[str, Any]] = []
-        for number in range(summary.rows):
+        counts = report.files[name] = Counter({"rows": len(dataset), "longest prompt": 0})
+        specs: list[GameSpec] = []
+        for number in () if wrong else range(len(dataset)):
+            row = dataset.dataframe[number]
+            if message := _wrong_values(row):
+                report.add(Check.SCHEMA, name, number, f"{message}; {REMAKE}")
+                continue
             try:
-                row = dataset[number]
-            except Exception as error:  # whatever verl raises on a damaged row is the finding
-                message = f"verl cannot hand out the row ({type(error).__name__}: {error}); {REMAKE}"
-                report.add(Check.OPENS, name, number, message)
-                row = dataset.dataframe[number]
-            rows.append(row)
-            findings = [*_check_values(row), *_check_against(first, _facts_of(row), f"{name}, row {number}")]
-            try:
-                spec = GameSpec.from_extra_info(_facts_of(row))
-                role = spec.category.first_role(copying.on(_facts_of(row)))
-                findings += _check_game(row, spec, role, prompts)
-                tokens = len(encoder.of(role, spec.task, spec.seed_note).ids)
-            except (ValueError, TypeError) as error:
-                tokens = 0
-                unplayable += 1
-                findings.append((Check.FACTS, str(error).rstrip(".")))
-            summary.longest_prompt = max(summary.longest_prompt, tokens)
+                dataset[number]
+                tokens, _ = game.plan(row["extra_info"], row["prompt"], encoder)
+            except Exception as error:  # verl raises anything on a damaged row
+                report.add(Check.PLAYABLE, name, number, str(error).rstrip("."))
+                continue
+            spec = GameSpec.from_extra_info(row["extra_info"])
+            specs.append(spec)
+            counts["longest prompt"] = max(counts["longest prompt"], tokens)
             if max_prompt_tokens is not None and tokens > max_prompt_tokens:
                 message = (
                     f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not "
                     f"be played; set data.max_prompt_length to at least {tokens}, or leave the row out"
                 )
-                findings.append((Check.LENGTH, message))
-            for check, message in findings:
+                report.add(Check.LENGTH, name, number, message)
+            for message in _wrong_labels(row, spec):
+                report.add(Check.LABELS, name, number, f"{message}; {REMAKE}")
+            for check, message in _repeated(first, spec, row["extra_info"]["split"], f"{name}, row {number}"):
                 report.add(check, name, number, message)
-        _check_columns(report, summary, rows)
+        only_eval = not wrong and all("_eval/" in source for source in dataset.dataframe["data_source"])
+        _check_labels(report, name, specs, only_eval)
     _check_near_duplicates(report, first)
-    report.unchecked = _unchecked(report, paths, unplayable, {split for split, _ in first.values()})
-    if max_prompt_tokens is None:
-        report.unchecked[Check.LENGTH] = "give --max-prompt-tokens"
+    report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()}, max_prompt_tokens)
     return report
-
-
-def _unchecked(report: Report, paths: Sequence[Path], unplayable: int, splits: set[Any]) -> dict[Check, str]:
-    """What says nothing about the files although it found nothing wrong."""
-    loose = [path.name for path in paths if hash_in_manifest(path) is None]
-    why = {
-        Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
-        Check.PROMPT: f"{unplayable} rows describe no game" if unplayable else "",
-        Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
-        Check.CONSTANT: "every file has one row" if all(file.rows < 2 for file in report.files) else "",
-    }
-    labels = max(len(file.labels) for file in report.files)
-    why |= {
-        Check.BALANCE: "" if labels else "no row has a label",
-        Check.LEAKS: "" if labels > 1 else "no file has both labels",
-    }
-    return {check: reason for check, reason in why.items() if reason}
 
 
 def _schema_of(path: Path) -> Any:
@@ -209,16 +189,14 @@ def _schema_of(path: Path) -> Any:
             f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads and nothing here "
             "checks; give files that data_prep/medec_to_parquet.py or medec_eval_to_parquet.py wrote."
         )
-    if "extra_info" in schema.names and not pa.types.is_struct(kind := schema.field("extra_info").type):
-        raise ValueError(f"{path}: column 'extra_info' is {kind}, not a struct with the facts of a game; {REMAKE}.")
     return schema
 
 
 def _wrong_columns(schema: Any) -> Iterator[str]:
     """Every column that is not as ``SCHEMA`` declares it; verl hands all there are to the agent loop."""
-    found, expected = ({column.name: column.type for column in columns} for columns in (schema, SCHEMA))
-    for name in expected | found:
-        is_type, should_be = found.get(name, "missing"), expected.get(name, "missing")
+    types, expected = ({column.name: column.type for column in columns} for columns in (schema, SCHEMA))
+    for name in expected | types:
+        is_type, should_be = types.get(name, "missing"), expected.get(name, "missing")
         if is_type != should_be:
             yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
 
@@ -240,92 +218,66 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Any:
         datasets.enable_progress_bars()
 
 
-def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The row's ``extra_info``; empty if it is not a struct."""
-    facts = row.get("extra_info")
-    return facts if isinstance(facts, dict) else {}
-
-
-def _truth_of(row: dict[str, Any]) -> Any:
-    """The row's ``reward_model.ground_truth``; None if it has none."""
-    reward_model = row.get("reward_model")
-    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-
-
-def _check_values(row: dict[str, Any]) -> Iterator[Finding]:
-    """What is wrong with single values."""
-    facts = _facts_of(row)
-    # verl makes an empty struct of an extra_info that is null.
-    missing = [name for name in SCHEMA.names if row.get(name) is None or row[name] == {}]
-    missing += [f"extra_info.{name}" for name in _REQUIRED_FACTS if facts and facts.get(name) is None]
+def _wrong_values(row: Row) -> str:
+    """What a row lacks, or that another agent loop plays it; empty if neither. The game itself checks its facts."""
+    facts = row["extra_info"] or {}
+    missing = [name for name in SCHEMA.names if row[name] is None]
+    missing += [f"extra_info.{name}" for name, value in facts.items() if value is None and name not in _MAY_BE_ABSENT]
     if missing:
-        yield Check.SCHEMA, f"{', '.join(missing)} has no value; {REMAKE}"
-    if (agent := row.get("agent_name")) != AGENT_NAME:
-        message = f"agent_name is {_shown(agent)}, not {AGENT_NAME!r}, the agent loop that plays these rows; {REMAKE}"
-        yield Check.AGENT, message
-    truth, target = _truth_of(row), facts.get("target_label")
-    if truth != target or truth not in [label.value for label in Label]:
+        return f"{', '.join(missing)} has no value"
+    if row["agent_name"] != AGENT_NAME:
+        return f"agent_name is {row['agent_name']!a}, not {AGENT_NAME!r}, the agent loop that plays these rows"
+    return ""
+
+
+def _wrong_labels(row: Row, spec: GameSpec) -> Iterator[str]:
+    """Where a row's labels do not agree with the game that its facts describe."""
+    truth, target, category = row["reward_model"]["ground_truth"], spec.target_label, spec.category
+    if truth != target.value:
         yield (
-            Check.LABELS,
-            f"reward_model.ground_truth is {_shown(truth)} and extra_info.target_label is {_shown(target)}; "
-            f"both must be the same text, 'harmful' or 'safe': {REMAKE}",
+            f"reward_model.ground_truth is {truth!a} and extra_info.target_label is {target.value!r}; both must be the "
+            "same"
         )
-
-
-def _check_game(row: dict[str, Any], spec: GameSpec, role: Role, profile: PromptProfile) -> Iterator[Finding]:
-    """Where a row does not agree with the game that its facts describe."""
-    category, name = spec.category, profile.folder.name
+    if not category.has_attack and target is not category.seed_label:
+        yield (
+            f"a {category.value} row presents its seed note as it is, so its label must be "
+            f"{category.seed_label.value!r}, not {target.value!r}"
+        )
     key = "error_note" if category.seed_label is Label.HARMFUL else "clean_note"
     if getattr(spec, key) not in (None, spec.seed_note):
-        message = f"seed_note is not the row's {key}, from which a {category.value} game starts; {REMAKE}"
-        yield Check.FACTS, message
-    if not category.has_attack and spec.target_label is not category.seed_label:
-        yield (
-            Check.LABELS,
-            f"a {category.value} row presents its seed note as it is, so its label must be "
-            f"{category.seed_label.value!r}, not {spec.target_label.value!r}: {REMAKE}",
-        )
-    if row.get("prompt") != profile.messages(role, spec.task, spec.seed_note):
-        yield (
-            Check.PROMPT,
-            f"the prompt is {_shown(row.get('prompt'))}, not the list of messages that profile {name!r} renders from "
-            f"the row's seed note in category {category.value}; {REMAKE} --profile {name}, or verify it with the "
-            "--profile and --vanilla-attacker it was written with",
-        )
+        yield f"seed_note is not the row's {key}, from which a {category.value} game starts"
 
 
-def _check_against(
-    first: dict[tuple[str, str], tuple[Any, str]], facts: dict[str, Any], place: str
-) -> Iterator[Finding]:
+def _repeated(
+    first: dict[tuple[str, str], tuple[str, str]], spec: GameSpec, split: str, place: str
+) -> Iterator[tuple[Check, str]]:
     """What an earlier row of any file has that only this one may have; ``first`` remembers split and place."""
-    index, split = str(facts.get("index")), facts.get("split")
-    _, earlier = first.setdefault(("index", index), (split, place))
-    if earlier != place and index != "None":
-        yield Check.INDEX, f"index {index} is already that of {earlier}; give every row of all files its own"
-    case, note = (str(facts.get(name) or "") for name in ("vignette_id", "seed_note"))
-    keys = {("case", case): f"vignette {case!a}", ("note", one_line(note).casefold()): "its note, under another id,"}
-    for key, who in keys.items():
-        other, earlier = first.setdefault(key, (split, place)) if key[1] else (split, place)
+    _, earlier = first.setdefault(("index", str(spec.index)), (split, place))
+    if earlier != place:
+        yield Check.INDEX, f"index {spec.index} is already that of {earlier}; give every row of all files its own"
+    case, note = spec.vignette_id, one_line(spec.seed_note).casefold()
+    for key, who in {("case", case): f"case {case!a}", ("note", note): "its note, under another id,"}.items():
+        other, earlier = first.setdefault(key, (split, place))
         if other != split:
             message = f"{who} is in split {split!r} here and in {other!r} at {earlier}"
-            yield Check.SPLITS, f"{message}; split by vignette, or leave one of the files out"
+            yield Check.SPLITS, f"{message}; split by case, or leave one of the files out"
             return
 
 
-def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[Any, str]]) -> None:
+def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[str, str]]) -> None:
     """Warns of cases in two splits that only their texts give away, because each has an id of its own."""
-    found: dict[tuple[str, Any], list[str]] = {}
-    indices: dict[Any, tuple[NearDuplicateIndex, list[str]]] = {}
+    alike: dict[tuple[str, str], list[str]] = {}
+    indices: dict[str, tuple[NearDuplicateIndex, list[str]]] = {}
     for (kind, note), (split, place) in first.items():
-        if kind == "note" and note:
+        if kind == "note":
             for other, (index, places) in indices.items():
                 if other != split and (match := index.find(note)):
                     like = f"{place} and {places[match[0]]} (4-gram Jaccard {match[1]:.2f})"
-                    found.setdefault((place.rpartition(", row ")[0], other), []).append(like)
+                    alike.setdefault((place.rpartition(", row ")[0], other), []).append(like)
             index, places = indices.setdefault(split, (NearDuplicateIndex(), []))
             index.add(note)
             places.append(place)
-    for (file, other), pairs in found.items():
+    for (file, other), pairs in alike.items():
         message = (
             f"{len(pairs)} notes are nearly those of split {other!r}, such as {pairs[0]}, so that what is learned "
             "from one is asked in the other; leave cases out with --exclude-near-duplicates-of, or mind it when you "
@@ -334,42 +286,80 @@ def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[An
         report.add(Check.SPLITS, file, None, message, warning=True)
 
 
-def _check_columns(report: Report, summary: FileSummary, rows: list[dict[str, Any]]) -> None:
-    """Counts the labels, and reports what would let a player guess them, or learn nothing."""
-    facts = [_facts_of(row) for row in rows]
-    columns = {"prompt": [row.get("prompt") for row in rows], "ground_truth": [_truth_of(row) for row in rows]}
-    columns |= {name: [fact.get(name) for fact in facts] for name in _FACTS_THAT_VARY}
-    for column, values in columns.items():
-        if len(rows) > 1 and values[0] is not None and all(value == values[0] for value in values):
-            message = (
-                f"{column} is the same in all {len(rows)} rows, so that nothing can be learned from it; write the "
-                "file again with data_prep/medec_to_parquet.py and a --mix of harmful and benign categories"
-            )
-            report.add(Check.CONSTANT, summary.file, None, message)
-    labelled: list[LabelledRow] = []
-    for fact in facts:
-        with contextlib.suppress(ValueError):  # reported as a wrong label or fact
-            target, category = Label(fact.get("target_label")), Category(fact.get("category"))
-            summary.labels[target.value] += 1
-            labelled.append(LabelledRow(str(fact.get("seed_note")), target, category.seed_label))
-    harmful, safe = summary.labels["harmful"], summary.labels["safe"]
+def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
+    """Counts the labels, and reports what would let a player guess them."""
+    counts = report.files[file]
+    counts.update(spec.target_label.value for spec in specs)
+    harmful, safe = counts["harmful"], counts["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
             f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so that one constant "
             "answer wins most games; write the file again with another --mix"
         )
-        report.add(Check.BALANCE, summary.file, None, message, warning=True)
-    only_eval = all("_eval/" in str(row.get("data_source")) for row in rows)
-    for leak in find_leaks(labelled):
-        message = (
-            f"{leak.feature} tells the {leak.label} in {leak.accuracy:.0%} of the rows without reading the note "
-            f"(chance: 50%, both labels weighed alike; p = {leak.chance:.1g}); {leak.remedy}"
-        )
+        report.add(Check.BALANCE, file, None, message, warning=True)
+    for message in find_leaks(specs):
         if only_eval:  # official text stays as published, and nothing is trained on it
             message += ", or keep in mind that a model may profit from it here"
-        report.add(Check.LEAKS, summary.file, None, message, warning=only_eval)
+        report.add(Check.LEAKS, file, None, message, warning=only_eval)
 
 
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+def _unchecked(report: Report, paths: Sequence[Path], splits: set[str], limit: int | None) -> dict[Check, str]:
+    """What says nothing about the files although it found nothing wrong."""
+    loose = [path.name for path in paths if hash_in_manifest(path) is None]
+    files = report.files.values()
+    why = {
+        Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
+        Check.LENGTH: "give --max-prompt-tokens" if limit is None else "",
+        Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
+        Check.BALANCE: "" if any(file["harmful"] + file["safe"] for file in files) else "no row has a label",
+        Check.LEAKS: "" if any(file["harmful"] and file["safe"] for file in files) else "no file has both labels",
+    }
+    return {check: reason for check, reason in why.items() if reason}
+
+
+def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
+    """A sentence on every feature of a file's rows, in their order, that tells a label better than chance."""
+    features = np.array([_features(place, spec.seed_note) for place, spec in enumerate(specs)])
+    features = features.reshape(-1, len(_REMEDIES))
+    labels = {"target_label": np.array([spec.target_label is Label.HARMFUL for spec in specs])}
+    of_seeds = np.array([spec.category.seed_label is Label.HARMFUL for spec in specs])
+    if (of_seeds != labels["target_label"]).any():
+        labels["seed label"] = of_seeds
+    places = reversed(list(enumerate(specs)))
+    distinct = list({(s.seed_note, s.target_label, s.category.seed_label): place for place, s in places}.values())
+    for column, (feature, remedy) in zip(features.T, _REMEDIES.items(), strict=True):
+        counted = slice(None) if feature == _PLACE else distinct
+        tests = len(labels) * len(_REMEDIES)
+        rules = [(*_best_rule(column[counted], harmful[counted], tests), label) for label, harmful in labels.items()]
+        chance, accuracy, label = min(rules, key=lambda rule: rule[0])
+        if chance < ALPHA:
+            yield (
+                f"{feature} tells the {label} in {accuracy:.0%} of the rows without reading the note "
+                f"(chance: 50%, both labels weighed alike; p = {chance:.1g}); {remedy}"
+            )
+
+
+def _features(place: int, note: str) -> list[int]:
+    """One value for each of ``_REMEDIES``."""
+    before, tail = len(note) - len(note.lstrip()), note[len(note.rstrip()) :]
+    broken = int("\n" in tail or "\r" in tail)
+    return [before, len(tail), broken, note.strip().count("  "), place, len(note.split())]
+
+
+def _best_rule(column: Any, harmful: Any, tests: int) -> tuple[float, float]:
+    """Of the least likely rule: the chance of one like it in ``tests`` columns if none depended on the label, and the
+    share of right answers, both labels weighing the same."""
+    rows, of_harmful = len(harmful), harmful.sum()
+    cuts = np.unique(column)[:-1]
+    if of_harmful in (0, rows) or not len(cuts):
+        return 1.0, 0.5
+    if len(cuts) > _MAX_CUTS:
+        cuts = np.unique(np.quantile(column, np.linspace(0, 1, _MAX_CUTS + 2)[1:-1], method="lower"))
+    is_below = column[:, None] <= cuts
+    below, hits = is_below.sum(axis=0), is_below[harmful].sum(axis=0)
+    drawn = hypergeom(rows, of_harmful, below)
+    # Two sides: both "more harmful rows below the cut" and "fewer" would count as a leak.
+    chances = 2 * np.minimum(drawn.cdf(hits), drawn.sf(hits - 1))
+    best = chances.argmin()
+    gap = abs(hits[best] / of_harmful - (below[best] - hits[best]) / (rows - of_harmful))
+    return min(1.0, chances[best] * len(cuts) * tests), 0.5 + gap / 2

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.data.intake import with_numbers
+from medserl_agentloop.data.cases import with_numbers
 from medserl_agentloop.evaluation.play import Model
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import TurnFormat

@@ -22,7 +22,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from medserl_agentloop.command_line import plain
-from medserl_agentloop.data.vignettes import EditTag, Vignette
+from medserl_agentloop.data.cases import EditTag, Vignette
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from medserl_agentloop.data.pair_jsonl import REQUIRED_KEYS
-from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.cases import EditTag
+from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.data.vignettes import EditTag
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote
 

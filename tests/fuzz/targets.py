@@ -24,7 +24,7 @@ from medserl_agentloop.core.chat import ChatClient, as_data
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
-from medserl_agentloop.data.intake import MedecFormatError
+from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer

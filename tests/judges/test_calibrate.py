@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from experiments.clinic import oracle
 from experiments.learning.lying_oracle import LyingOracle
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.vignettes import Vignette
+from medserl_agentloop.data.cases import Vignette
+from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED
 from medserl_agentloop.evaluation.judge_calibration import EditKind, calibrate, known_edits
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from medserl_agentloop.data.cases import MedecFormatError, Vignette
 from medserl_agentloop.data.conversion import SCHEMA
-from medserl_agentloop.data.intake import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.data.verify import Check, Report, verify_files
-from medserl_agentloop.data.vignettes import Vignette
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import tiny_tokenizer
@@ -99,7 +98,7 @@ def verify(*paths: Path, **options: Any) -> Report:
 def assert_found(report: Report, check: Check, *parts: str) -> None:
     assert not report.ok
     assert report.failures[check]
-    messages = [str(problem) for problem in report.problems if problem.check is check]
+    messages = [sentence for kind, sentence in report.problems if kind is check]
     assert any(all(part in message for part in parts) for message in messages), messages
 
 

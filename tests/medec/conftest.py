@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from medec.builders import TOKENIZER, run
 
-from medserl_agentloop.data.official_csv import COLUMNS
+from medserl_agentloop.data.reader import COLUMNS
 
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 

@@ -113,7 +113,7 @@ def test_sample_rows_pass_verification(tmp_path: Path) -> None:
     rows = written(tmp_path, SAMPLE)
     assert_untouched_and_playable(rows, cells_of(SAMPLE))
     report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
+    assert report.ok, report.problems
 
 
 def test_official_validation_set_is_complete(tmp_path: Path) -> None:
@@ -125,4 +125,4 @@ def test_official_validation_set_is_complete(tmp_path: Path) -> None:
     }
     assert_untouched_and_playable(rows, cells_of(medec_file(OFFICIAL)))
     report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
+    assert report.ok, report.problems

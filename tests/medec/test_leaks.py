@@ -21,11 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from note_files import OFFICIAL, PAIRS, medec_file
 
+from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.data.intake import MedecFormatError
-from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, parse_mix
+from medserl_agentloop.data.reader import COLUMNS, read_files
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows
 from medserl_agentloop.games.medical.types import Category
 
 FOLDS = 5
@@ -89,7 +88,7 @@ def vignettes():
 @pytest.fixture(scope="module")
 def converted(vignettes):
     """Facts of the rows of all five categories."""
-    plan = RowPlan(parse_mix(f"{DEFAULT_MIX},decoy_benign=1"), val_fraction=0.0)
+    plan = RowPlan(mix=f"{DEFAULT_MIX},decoy_benign=1", val_fraction=0.0)
     return [
         row["extra_info"] | {"seed_label": Category(row["extra_info"]["category"]).seed_label.value}
         for row in build_rows(vignettes, plan).train
@@ -122,7 +121,7 @@ def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows():
     cases = [number // 2 for number in range(len(notes))]
     assert chance_of([white_space(note) for note in notes], harmful, cases) < CLEARLY / 1000
 
-    plan = RowPlan(parse_mix("vanilla_harmful=1,vanilla_benign=1"), val_fraction=0.0)
+    plan = RowPlan(mix="vanilla_harmful=1,vanilla_benign=1", val_fraction=0.0)
     rows = [row["extra_info"] for row in build_rows(read_files([official, pairs]).vignettes, plan).train]
     harmful = [facts["target_label"] == "harmful" for facts in rows]
     values = [white_space(facts["seed_note"]) for facts in rows]
@@ -162,7 +161,7 @@ def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(no
             with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
                 read_files([path])
             return
-        games = build_rows(read_files([path]).vignettes, RowPlan(parse_mix("adversarial_benign=1"), val_fraction=0.0))
+        games = build_rows(read_files([path]).vignettes, RowPlan(mix="adversarial_benign=1", val_fraction=0.0))
         write_parquet(games.train, Path(folder, "out.parquet"))
         rows = pq.read_table(Path(folder, "out.parquet"))["extra_info"].to_pylist()
         found = {row["vignette_id"]: (row["error_note"], row["clean_note"]) for row in rows}

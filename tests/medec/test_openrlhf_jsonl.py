@@ -7,7 +7,7 @@ import pytest
 from medec.builders import assert_one_sentence, manifest_of, run
 from note_files import OFFICIAL, medec_file
 
-from medserl_agentloop.data.intake import MedecFormatError
+from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import seed_note
 from medserl_agentloop.games.medical.types import Category, ErrorType
@@ -108,14 +108,11 @@ def test_a_file_with_both_notes_serves_to_join_others(old_file, write_pairs):
     assert (report.joined, report.not_joined, report.error_types) == (160, [], {"diagnosis": 80})
 
 
-def test_every_row_is_kept_if_asked_and_the_command_is_printed(convert, old_file, tmp_path):
+def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
     path = old_file(four_way)
-    said = convert("--input", path, "--seed", 7).stdout
-    command = f"medserl data convert --input {path} --seed 7 --output {tmp_path / 'out'} --mix as-given"
-    assert "all 160 rows, each in the category that the input names: " in said
-    assert sorted(command.split()) == sorted(said.split("names: ")[1].split("\n")[0].split())
+    assert "--mix as-given keeps all 160 rows" in convert("--input", path).stdout
     result = convert("--input", path, "--mix", "as-given")
-    assert result.exit_code == 0 and "all 160 rows" not in result.stdout
+    assert result.exit_code == 0 and "keeps all" not in result.stdout
     facts = facts_of(tmp_path / "out")
     assert len(facts) == 160 and {fact["category"] for fact in facts} == {c.value for c in list(Category)[:4]}
     assert verified(tmp_path / "out").exit_code == 0
@@ -178,7 +175,7 @@ def test_rows_of_unknown_origin_need_a_statement(convert, old_file):
     assert convert("--input", path, "--not-medec-uw").exit_code == 0
 
 
-def test_rows_of_one_case_become_one_vignette_with_their_categories(write_pairs, pair, join):
+def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pair, join):
     case = pair(2)
     path = write_pairs(row(case["incorrect_note"], "adversarial_harmful"), row(case["correct_note"]), name="rows.jsonl")
     result = read_files([path], join=(join,))
@@ -242,7 +239,6 @@ def test_join_with_an_openrlhf_file_is_an_error(write_pairs):
 def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(convert, write_pairs, tmp_path):
     path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(4)), name="rows.jsonl")
     result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0, "--not-medec-uw")
-    assert result.stdout.count("not joined") == 2  # the line above, and one of the table
     assert "not joined: rows.jsonl, no --join file was given (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
     assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
     facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()

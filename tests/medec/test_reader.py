@@ -1,43 +1,62 @@
-"""Files of any format: nothing is lost, nothing is read twice, and what cannot be read is named."""
+"""Files of any format -> cases: nothing is lost, nothing is read twice, and what cannot be read is named."""
 
 from __future__ import annotations
 
 import json
-import re
+import math
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
 
+import datasets
+import huggingface_hub
+import pyarrow.parquet as pq
 import pytest
-from medec.builders import message_of
+from medec.builders import assert_one_sentence, message_of, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
-from medserl_agentloop.data.intake import MedecFormatError
-from medserl_agentloop.data.official_csv import COLUMNS
-from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.cases import EditTag, MedecFormatError, numbered_sentences, repair_encoding
+from medserl_agentloop.data.reader import COLUMNS, read_files
+from medserl_agentloop.games.medical.types import ErrorType
+
+# --- any file ---
 
 
-def test_official_validation_file_gives_319_pairs_and_255_twins():
-    (report,) = read_files([medec_file(OFFICIAL)]).reports
-    assert (report.records, report.pairs, report.twins) == (574, 319, 255)
-    assert (report.dropped_empty, report.clean_only, report.error_only) == (0, 0, 0)
-    assert report.no_op_edits == report.non_local_edits == report.unlisted_error_sentences == 0
-    assert report.error_types["causalOrganism"] == 13
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        (OFFICIAL, {"records": 574, "pairs": 319, "twins": 255}),
+        (PAIRS, {"records": 1219, "pairs": 1219, "no_op_edits": 1, "non_local_edits": 4}),
+    ],
+)
+def test_real_files_give_all_their_pairs_and_twins(name, counts):
+    (report,) = read_files([medec_file(name)]).reports
+    numbers = {key: value for key, value in vars(report).items() if isinstance(value, int) and value}
+    assert numbers == counts
+    assert sum(report.error_types.values()) == report.pairs and "unknown" not in report.error_types
 
 
-def test_pair_file_gives_1219_pairs():
-    (report,) = read_files([medec_file(PAIRS)]).reports
-    assert (report.records, report.pairs) == (1219, 1219)
-    assert (report.no_op_edits, report.non_local_edits) == (1, 4)
-    assert sum(report.error_types.values()) == 1219 and "unknown" not in report.error_types
-
-
-def test_no_white_space_feature_predicts_the_label_in_the_real_files():
-    """Case 5: on the real files."""
-    vignettes = read_files([medec_file(OFFICIAL), medec_file(PAIRS)])
-    pairs = [(v.error_note, v.clean_note) for v in vignettes.vignettes]
-    for feature in (r"^\s", r"\s$", r"\n", r"  ", r"\s\n", r"\n\s", r"\t", r"\s\.", r"\.\S", "\xa0", "\r"):
-        error_notes = sum(bool(re.search(feature, error)) for error, _ in pairs)
-        clean_notes = sum(bool(re.search(feature, clean)) for _, clean in pairs)
-        assert abs(error_notes - clean_notes) <= 0.01 * len(pairs), feature
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("notes.xlsx", b"", "files that end in '.xlsx' are not known"),
+        ("empty.csv", b"", "the file is empty"),
+        ("absent.csv", None, "absent.csv: cannot be read (No such file or directory)"),
+        ("utf16.csv", "Text".encode("utf-16"), "utf16.csv: byte 0 (0xff) is not UTF-8"),
+        ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes: give a MEDEC file with at least one row"),
+        ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes: give a MEDEC file with at least one row"),
+        ("short.csv", ",".join(COLUMNS[:-1]).encode(), "short.csv, header: column 'Corrected Text' is missing"),
+        ("twice.csv", ",".join([*COLUMNS, "Text"]).encode(), "twice.csv, header: column 'Text' occurs twice"),
+        ("open.csv", f'{",".join(COLUMNS)}\nms-test-9,"open'.encode(), "not valid CSV"),
+        ("ragged.csv", f"{','.join(COLUMNS)}\nms-test-9,text".encode(), "row 1: found 2 cells"),
+    ],
+)
+def test_file_that_cannot_be_read_says_why(tmp_path, name, content, part):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert part in message_of(tmp_path / name)
 
 
 def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs, error_row, pair):
@@ -59,12 +78,6 @@ def test_byte_of_another_encoding_is_an_error_with_its_row_and_column(write_csv,
         assert f"{place}: character 2 is the byte 0xb5, which is not UTF-8" in message_of(path)
 
 
-def test_file_in_utf_16_is_an_error(write_csv, error_row):
-    path = write_csv(error_row(0))
-    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
-    assert "notes.csv: byte 0 (0xff) is not UTF-8" in message_of(path)
-
-
 def test_key_that_occurs_twice_is_an_error(write_pairs, pair):
     path = write_pairs(pair(0), pair(1))
     path.write_text(path.read_text().replace('"ms-train-1",', '"ms-train-1", "split": "train",'))
@@ -82,31 +95,370 @@ def test_100_000_columns_are_read_in_seconds(tmp_path, pair):
     assert time.process_time() - start < 10  # a count of each name in the whole header took minutes
 
 
-@pytest.mark.parametrize(("name", "content"), [("notes.csv", ",".join(COLUMNS)), ("notes.jsonl", "\u00a0\n\u00a0")])
-def test_input_without_a_note_is_an_error(tmp_path, name, content):
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    assert "the input has no notes: give a MEDEC file with at least one row" in message_of(tmp_path / name)
+# --- MEDEC's CSV ---
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, error_row, newline):
+    """Case 4: quoted cells over several lines, either line end, no final newline, a byte order mark."""
+    note = f'One "quoted",{newline}two.{newline}{newline}Three.'
+    path = write_csv(error_row(0, Text=note), newline=newline)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().rstrip(b"\r\n"))
+    assert read_one(path).error_note == 'One "quoted",\ntwo.\n\nThree.'
+
+
+def test_clean_row_without_an_error_partner_is_unpaired(write_csv, clean_row):
+    case = read_one(write_csv(clean_row(5)))
+    assert (case.pair_source, case.edit_tag) == ("unpaired", EditTag.NO_PAIR)
+    assert (case.error_note, case.vignette_id) == (None, "ms-test-5")
+
+
+def test_edits_are_tagged(write_csv, error_row):
+    """Cases 7 and 8: a corrected sentence that stands elsewhere, and an edit of letter case only."""
+    row = error_row(0)
+    moved = f"{row['Corrected Sentence']} {row['Text'].replace(row['Error Sentence'], '')}"
+    for corrected, tag in (
+        (moved, EditTag.NON_LOCAL),
+        (row["Text"].replace("warfarin", "Warfarin"), EditTag.NO_OP),
+        (row["Corrected Text"], EditTag.LOCAL),
+    ):
+        case = read_one(write_csv(row | {"Corrected Text": corrected}))
+        assert (case.edit_tag, case.clean_note) == (tag, corrected.strip())
+
+
+def test_error_row_and_its_twin_become_one_vignette(write_csv, error_row, clean_row):
+    result = read_files([write_csv(error_row(0), clean_row(1))])
+    (case,) = result.vignettes
+    assert case.text_ids == ("ms-test-0", "ms-test-1")
+    assert case.pair_source == "in_row"
+    assert case.clean_note == error_row(0)["Corrected Text"]
+    assert case.twin_note == clean_row(1)["Text"]
+    assert (result.reports[0].pairs, result.reports[0].twins) == (1, 1)
+
+
+def test_clean_row_is_the_twin_of_one_error_row_only(write_csv, error_row, clean_row):
+    rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
+    result = read_files([write_csv(*rows)])
+    assert [v.text_ids for v in result.vignettes] == [("case-9", "case-10"), ("case-09",)]
+    assert result.reports[0].twins == 1
+
+
+def test_twin_stands_in_where_the_corrected_text_is_absent(write_csv, error_row, clean_row):
+    case = read_one(write_csv(error_row(0, Corrected_Text="NA"), clean_row(1)))
+    assert case.pair_source == "twin"
+    assert (case.clean_note, case.twin_text_id) == (clean_row(1)["Text"], "ms-test-1")
+
+
+def test_twin_is_found_by_id_not_by_row_order(write_csv, error_row, clean_row):
+    result = read_files([write_csv(clean_row(8), error_row(0), error_row(7), clean_row(1))])
+    assert [v.text_ids for v in result.vignettes] == [("ms-test-0", "ms-test-1"), ("ms-test-7", "ms-test-8")]
+
+
+def test_next_id_about_another_case_is_not_a_twin(write_csv, error_row, clean_row):
+    other = clean_row(1, Text="A woman of 70 fell at home and cannot lift her left arm any more.")
+    report = read_files([write_csv(error_row(0), other)]).reports[0]
+    assert (report.pairs, report.twins, report.clean_only) == (1, 0, 1)
+
+
+def test_records_without_content_are_dropped_and_counted(write_csv, error_row):
+    """Case 1: records of empty cells at the end."""
+    report = read_files([write_csv(error_row(0), tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")]).reports[0]
+    assert (report.records, report.dropped_empty, report.pairs) == (4, 3, 1)
+
+
+def test_given_corrected_text_is_used_where_rebuilding_would_differ(write_csv, error_row):
+    """Case 6: the error sentence ends in a newline, the corrected one does not."""
+    cells = {"Error_Sentence": "It is gout.\n", "Corrected_Sentence": "It is flu."}
+    path = write_csv(error_row(0, Text="A.\nIt is gout.\n", Corrected_Text="A.\nIt is flu. B.", **cells))
+    assert read_one(path).clean_note == "A.\nIt is flu. B."
+
+
+def test_note_longer_than_the_csv_modules_limit_is_read(write_csv, error_row):
+    assert len(read_one(write_csv(error_row(0, Text="word " * 60_000))).error_note) == 299_999
+
+
+def test_id_without_a_number_has_no_twin(write_csv, error_row, clean_row):
+    report = read_files([write_csv(error_row(0, Text_ID="first"), clean_row(1, Text_ID="second"))]).reports[0]
+    assert (report.pairs, report.twins, report.clean_only) == (1, 0, 1)
+
+
+# --- single values ---
+
+
+BAD_CELLS = [
+    *(("Error Flag", value, "write 1") for value in ("2", "0.5", "yes", "", "NA", "nan", "-1", "1e999999999")),
+    *(("Error Sentence ID", value, "") for value in ("1.5", "True", "one", "-2", "-1", "NA")),
+    *(("Text", value, "write the text of the note") for value in ("", "NA")),
+    ("Text ID", " ", "write the row's id"),
+    ("Error Type", "dosage", "found 'dosage'; write one of diagnosis"),
+    ("Error Type", "Mrs Example " * 10, "found a text of 120 characters"),
+    ("Text", "pH 7\ud83d3", "character 4 is a lone surrogate (U+D83D)"),
+    ("Text", "pH\0 7", "character 2 is a NUL character (U+0000)"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "part"), BAD_CELLS)
+def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, error_row, column, value, part):
+    """Cases 1, 2, 12 and 14: no value is guessed."""
+    message = message_of(write_csv(error_row(3) | {column: value}))
+    assert message.startswith("notes.csv, row 1") and f", column {column!r}" in message and part in message
 
 
 @pytest.mark.parametrize(
-    ("name", "part"),
+    ("column", "value"), [("Error Type", "diagnosis"), ("Error Sentence", "a"), ("Error Sentence ID", "0")]
+)
+def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, clean_row, column, value):
+    message = message_of(write_csv(clean_row(1) | {column: value}))
+    assert repr(column) in message and "flag says that it has no error: write " in message and ", or flag 1" in message
+
+
+def test_na_and_an_empty_cell_both_mean_absent(write_csv, error_row):
+    """Case 3: ``NA`` beside a really empty cell."""
+    path = write_csv(error_row(0, Error_Type="NA", Error_Sentence=""), error_row(2, Corrected_Text=""))
+    first, second = read_files([path]).vignettes
+    assert (first.error_type, first.error_sentence, second.clean_note) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
     [
-        ("notes.xlsx", "files that end in '.xlsx' are not known"),
-        ("empty.csv", "the file is empty"),
-        ("absent.csv", "cannot be read (No such file or directory)"),
+        (  # continuation lines, blank lines, a missing number
+            "0 First\nand on.\n\n1 Second.\n3 Fourth.\n1 week later.\n4 End.",
+            [(0, "First\nand on."), (1, "Second."), (3, "Fourth.\n1 week later."), (4, "End.")],
+        ),
+        (  # a dose is no sentence number
+            "0 He takes\n500 mg daily.\n1 His wife\n3 times.\n2 End.",
+            [(0, "He takes\n500 mg daily."), (1, "His wife\n3 times."), (2, "End.")],
+        ),
+        ("\nHistory:\n0 First.", [(-1, "History:"), (0, "First.")]),
     ],
 )
-def test_file_that_cannot_be_read_says_why(tmp_path, name, part):
-    if name != "absent.csv":
-        (tmp_path / name).write_text("")
-    message = message_of(tmp_path / name)
-    assert name in message and part in message
+def test_sentences_keep_their_numbers_and_lines_without_one_are_appended(text, sentences):
+    """Case 9: nothing is lost and nothing renumbered."""
+    assert [(s.id, s.text) for s in numbered_sentences(text)] == sentences
 
 
-def test_vignettes_are_a_list_in_the_order_of_the_input(write_pairs, pair):
-    vignettes = read_files([write_pairs(*(pair(n) for n in range(3)))]).vignettes
-    assert [v.vignette_id for v in vignettes[::-1]] == ["ms-train-2", "ms-train-1", "ms-train-0"]
-    assert vignettes[-1] == vignettes[2]
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            vignettes[index]
+@pytest.mark.parametrize("flag", ["1", "1.0", " 1 ", "01", "1.", "True"])
+def test_flag_is_read_in_any_spelling_of_a_whole_number(write_csv, error_row, flag):
+    """Case 2: flags as pandas or a spreadsheet writes them."""
+    assert read_one(write_csv(error_row(0, Error_Flag=flag))).error_note
+
+
+def test_sentence_id_may_be_written_as_a_float_and_may_be_zero(write_csv, error_row):
+    """Cases 2 and 10: ``10.0``, and 0 is a sentence."""
+    path = write_csv(error_row(0, Error_Sentence_ID="0.0"), error_row(2, Error_Sentence_ID="10.0"))
+    assert [v.error_sentence_id for v in read_files([path]).vignettes] == [0, 10]
+
+
+def test_both_notes_of_a_pair_are_stripped_alike(write_csv, error_row):
+    """Case 5: trailing blanks on one side are a label leak."""
+    note = error_row(0)["Text"]
+    case = read_one(write_csv(error_row(0, Text=f"\n {note} \n", Corrected_Text=f"{note}x \t")))
+    assert case.error_note == note.strip() and case.clean_note == f"{note}x"
+
+
+@pytest.mark.parametrize("spelling", ["causalOrganism", "causalorganism", "Causal Organism"])
+def test_error_type_has_one_canonical_name(write_csv, error_row, spelling):
+    """Case 12: spellings of one type."""
+    assert read_one(write_csv(error_row(0, Error_Type=spelling))).error_type is ErrorType.CAUSAL_ORGANISM
+
+
+@pytest.mark.parametrize(
+    "note", ["pO2 <5 %, K >3 <tag/> <think>x</think></answer><image>", "{{ note }} {% if %} 5 % \\1 a\u2028b"]
+)
+def test_markup_braces_and_line_separators_in_a_note_stay_text(write_csv, error_row, note):
+    """Cases 13 and 14: neither markup nor template."""
+    assert read_one(write_csv(error_row(0, Text=note))).error_note == note
+
+
+# --- pairs ---
+
+
+def test_pair_line_becomes_a_vignette(write_pairs, pair):
+    case = read_one(write_pairs(pair(4, error_type="causalorganism")))
+    assert (case.vignette_id, case.subset) == ("ms-train-4", "medec_ms")
+    assert (case.error_type, case.edit_tag) == (ErrorType.CAUSAL_ORGANISM, EditTag.LOCAL)
+    assert (case.pair_source, case.error_sentence_id) == ("in_row", -1)
+
+
+def test_jsonl_is_split_at_line_feeds_only(write_pairs, pair):
+    """Case 14: U+2028 and its like are no line ends."""
+    note = "One\u2028two\u0085three\x0cfour"
+    assert read_one(write_pairs(pair(0, incorrect_note=note))).error_note == note
+
+
+def test_escaped_surrogate_in_a_pair_is_an_error_with_its_id(write_pairs, pair):
+    """Case 14: the same as a JSON escape."""
+    message = message_of(write_pairs(pair(0), pair(6, correct_note="a\udc00b"), ensure_ascii=True))
+    assert "pairs.jsonl, row 2 ('ms-train-6'), column 'correct_note'" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "found a JSON list"),
+        ('{"note_id": "a-1", "correct_note": "b"}', "column 'incorrect_note': found an empty cell"),
+        ('{"note_id": 5, "incorrect_note": "a", "correct_note": "b"}', "write a JSON string"),
+    ],
+)
+def test_line_that_is_no_pair_is_an_error_with_its_row(tmp_path, line, expected):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"\n{line}\n")
+    message = message_of(path)
+    assert "row 2" in message and expected in message
+
+
+# --- data sets ---
+
+
+@pytest.mark.parametrize("saved", ["disk", "splits", "parquet", "csv", "jsonl"])
+def test_local_data_set_reads_as_the_csv_does(write_csv, error_row, clean_row, tmp_path, saved):
+    """Case 3: what a library's types make of flags, numbers and absent cells is read as the CSV's text."""
+    rows = [error_row(0), clean_row(1), error_row(4, Text="Two lines,\nand <tags>.", Error_Sentence_ID="0")]
+    typed = [r | {"Error Flag": float(r["Error Flag"]), "Error Sentence ID": int(r["Error Sentence ID"])} for r in rows]
+    typed[1]["Error Type"] = None
+    data, folder = datasets.Dataset.from_list(typed), tmp_path / "data"
+    if saved in ("disk", "splits"):
+        (data if saved == "disk" else datasets.DatasetDict(train=data)).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        to_file = {"parquet": data.to_parquet, "csv": data.to_csv, "jsonl": data.to_json}[saved]
+        to_file(str(folder / f"part.{saved}"))
+    result, expected = read_files([folder]), read_files([write_csv(*rows)])
+    assert without_source(result) == without_source(expected)
+    assert (result.reports[0].file, result.reports[0].records, result.reports[0].pairs) == ("data", 3, 2)
+
+
+def without_source(result: Any) -> list[dict[str, Any]]:
+    return [{name: value for name, value in vars(v).items() if name != "source_sha256"} for v in result.vignettes]
+
+
+def test_several_files_of_a_folder_are_read_in_the_order_of_their_names(write_csv, error_row, tmp_path):
+    (tmp_path / "data").mkdir()
+    for n, name in ((2, "b.csv"), (0, "a.csv")):
+        write_csv(error_row(n)).rename(tmp_path / "data" / name)
+    assert [v.vignette_id for v in read_files([tmp_path / "data"]).vignettes] == ["ms-test-0", "ms-test-2"]
+
+
+def test_nan_is_an_absent_cell(error_row, tmp_path):
+    """Case 3: never the text ``nan``."""
+    rows = [error_row(0) | {"Error Type": math.nan, "Corrected Text": None}]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "data"))
+    (case,) = read_files([tmp_path / "data"]).vignettes
+    assert (case.error_type, case.clean_note) == (None, None)
+
+
+def test_data_set_that_lacks_a_column_or_rows_or_is_broken_is_an_error(tmp_path):
+    datasets.Dataset.from_list([{"Text": "a"}]).save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(MedecFormatError, match="'Text ID' is missing"):
+        read_files([tmp_path / "data"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MedecFormatError, match="empty: cannot be loaded as a data set"):
+        read_files([tmp_path / "empty"])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "part.parquet").write_text("no parquet")
+    with pytest.raises(MedecFormatError, match=r"broken: cannot be loaded as a data set \(.+\); give a folder"):
+        read_files([tmp_path / "broken"])
+
+
+def test_row_of_a_data_set_is_named_as_that_of_a_file(error_row, tmp_path):
+    rows = [error_row(0), error_row(2, Error_Flag="maybe")]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(MedecFormatError, match=r"data, row 2 \('ms-test-2'\), column 'Error Flag'"):
+        read_files([tmp_path / "data"])
+
+
+class _NothingHere(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    """A hub on this machine that has no data set."""
+    with HTTPServer(("127.0.0.1", 0), _NothingHere) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield server
+        server.shutdown()
+
+
+def test_name_that_the_hub_does_not_know_is_an_error(convert, hub):
+    assert_one_sentence(
+        convert("--input", "hf:nobody/nothing"), "hf:nobody/nothing: cannot be loaded as a data set (404"
+    )
+
+
+@pytest.mark.parametrize(("name", "offline"), [("hf:./nothing", False), ("hf:nobody/nothing", True)])
+def test_name_that_cannot_be_one_or_is_not_in_the_cache_is_an_error(convert, monkeypatch, name, offline):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    assert_one_sentence(convert("--input", name), f"{name}: cannot be loaded as a data set (")
+
+
+def test_hub_that_does_not_answer_is_an_error_within_seconds(convert, hub):
+    hub.shutdown()
+    hub.server_close()
+    started = time.monotonic()
+    result = convert("--input", "hf:nobody/nothing:train")
+    assert_one_sentence(result, "hf:nobody/nothing:train: cannot be loaded as a data set (", "HF_HUB_OFFLINE=1")
+    assert time.monotonic() - started < 40  # 80 to 99 s with the hub's own retries
+
+
+# --- misread UTF-8 ---
+
+
+SIGNS = "2–3 µg|≥ 5|37 °C|−2|90 µg/dL, 3 × 10³ ± 2|HCO₃⁻|Sjögren’s|β-blocker|½ cup|5\xa0mg"  # noqa: RUF001
+
+
+@pytest.mark.parametrize("text", SIGNS.split("|"))
+def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
+    """Case 11: nothing but misread UTF-8 changes."""
+    assert repair_encoding(text) == text
+    assert repair_encoding(f"At 5 µg: {text}") == f"At 5 µg: {text}"
+    misread = "".join(bytes([b]).decode("cp1252", "replace").replace("\ufffd", chr(b)) for b in text.encode())
+    assert misread != text and repair_encoding(f"At 5 µg: {misread}") == f"At 5 µg: {text}"
+
+
+def test_a_sequence_that_is_no_utf_8_stays():
+    overlong = b"\xe0\x80\x80".decode("latin-1").replace("\x80", "\u20ac")
+    for genuine in ("caf\u00e9 \u20ac5", overlong, "no-break\xa0space \u2026 \u201cquoted\u201d \ufb01ne \uff21"):
+        assert repair_encoding(genuine) == genuine
+
+
+@pytest.mark.parametrize(("name", "rows"), [(OFFICIAL, 124), (PAIRS, 244)])
+def test_misread_rows_of_the_real_files_are_put_right(name, rows):
+    (report,) = read_files([medec_file(name)], repair_encoding=True).reports
+    assert report.repaired == rows
+
+
+def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
+    """Case 11: raw by default, repaired on request, genuine signs untouched."""
+    dash = "\u2013".encode().decode("cp1252")
+    broken = [pair(n, correct_note=f"Note {n}: 2{dash}3 \u00b5g, 5 m\u00b3.") for n in range(12)]
+    path = write_pairs(*broken)
+    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
+    for options, expected in (
+        ((), f"2{dash}3 \u00b5g, 5 m\u00b3."),
+        (("--repair-encoding",), "2\u20133 \u00b5g, 5 m\u00b3."),
+    ):
+        assert convert(*arguments, *options).exit_code == 0
+        notes = [row["clean_note"] for row in pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()]
+        assert all(note.endswith(expected) for note in notes)
+
+
+def test_every_text_of_a_row_is_repaired_and_the_row_is_counted_once(write_csv, error_row):
+    """Case 11: the error sentence must still be found in its note."""
+    dash = "\u2013".encode().decode("cp1252")
+    row = {name: cell.replace("for it", f"2{dash}3 times for it") for name, cell in error_row(0).items()}
+    result = read_files([write_csv(row, error_row(2))], repair_encoding=True)
+    case = result.vignettes[0]
+    texts = [case.error_note, case.clean_note, case.error_sentence, case.corrected_sentence]
+    assert all("2\u20133 times" in text for text in [*texts, case.sentences[1].text])
+    assert result.reports[0].repaired == 1

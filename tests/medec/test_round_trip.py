@@ -13,7 +13,7 @@ from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_eval_rows, build_rows, parse_mix
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_eval_rows, build_rows
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -69,7 +69,7 @@ def missing_values(values: dict[str, Any], fields: Any, path: str = "") -> set[s
 
 def planned(path: Path, mix: str = DEFAULT_MIX, val_fraction: float = 0.1) -> list[dict[str, Any]]:
     """The rows of both splits before they are written."""
-    games = build_rows(read_files([path]).vignettes, RowPlan(parse_mix(mix), val_fraction=val_fraction))
+    games = build_rows(read_files([path]).vignettes, RowPlan(mix=mix, val_fraction=val_fraction))
     return [*games.train, *games.val]
 
 
@@ -78,7 +78,7 @@ def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
     paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
     assert round_trip(paths, tmp_path / "cache") == planned(SAMPLE)
     report = verify_files(paths, TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
+    assert report.ok, report.problems
 
 
 def test_round_trip_of_the_official_validation_set(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_round_trip_of_the_official_validation_set(tmp_path: Path) -> None:
     paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
     assert round_trip([*paths, evaluation], tmp_path / "cache") == planned(official) + build_eval_rows([official])[0]
     report = verify_files(paths, TOKENIZER)
-    assert report.ok, [str(problem) for problem in report.problems]
+    assert report.ok, report.problems
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any, error_row: Any) -> None:

@@ -6,15 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-import pyarrow as pa
 import pytest
 
-from medserl_agentloop.data import rows as game_rows
-from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, parse_mix
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, parse_mix
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+from medserl_agentloop.games.medical.types import Category, Role
 
 
 @pytest.fixture
@@ -23,13 +20,7 @@ def vignettes(write_pairs, pair):
 
 
 def plan(mix=DEFAULT_MIX, **values):
-    return RowPlan(parse_mix(mix), **({"val_fraction": 0.25} | values))
-
-
-def build_rows(vignettes, plan):
-    """The rows as lists, which tests may compare and read twice."""
-    games = game_rows.build_rows(vignettes, plan)
-    return replace(games, train=list(games.train), val=list(games.val))
+    return RowPlan(mix=mix, **({"val_fraction": 0.25} | values))
 
 
 def counts(rows):
@@ -55,12 +46,12 @@ def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
     games = build_rows(vignettes, plan(rows=47))
     assert len(games.train) + len(games.val) == 47
     assert counts(games.train)["vanilla_benign"] in (17, 18)  # half of 35
-    assert set(counts(games.val)) == set(counts(games.train)) == {c.value for c in plan().mix}
+    assert set(counts(games.val)) == set(counts(games.train)) == {c.value for c in parse_mix(DEFAULT_MIX)}
 
 
 def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
     """Case 15: more rows asked than exist."""
-    with pytest.raises(ValueError, match=r"need 125 vignettes for vanilla_harmful .* at most about 60 rows"):
+    with pytest.raises(ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"):
         build_rows(vignettes, plan(rows=1000))
 
 
@@ -68,11 +59,6 @@ def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possi
 def test_cases_too_few_for_a_validation_split_at_the_mix_are_for_training(vignettes, fraction):
     games = build_rows(vignettes, plan(val_fraction=fraction))
     assert games.no_validation and games.val == [] and len(games.train) == 78
-
-
-def test_val_fraction_zero_asks_for_no_validation_rows(vignettes):
-    games = build_rows(vignettes, plan(val_fraction=0.0))
-    assert games.val == [] and len(games.train) == 78
 
 
 def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
@@ -110,24 +96,14 @@ def test_vignettes_that_share_notes_through_others_stay_in_one_split(vignettes):
 
 def test_every_vignette_serves_where_the_mix_has_a_place_for_it(vignettes):
     games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1"))
-    assert [report.unused_vignettes for report in games.reports.values()] == [0, 0]
+    assert [report["unused_vignettes"] for report in games.reports.values()] == [0, 0]
     games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1", rows=20))
-    assert sum(r.unused_vignettes for r in games.reports.values()) == 20  # none serves twice
-
-
-def test_index_is_unique_across_train_and_val(vignettes):
-    games = build_rows(vignettes, plan())
-    indices = [row["extra_info"]["index"] for row in games.train + games.val]
-    assert indices == list(range(len(indices)))
+    assert sum(r["unused_vignettes"] for r in games.reports.values()) == 20  # none serves twice
 
 
 def test_same_seed_gives_the_same_rows_whatever_the_input_order(vignettes):
     games, again = build_rows(vignettes, plan()), build_rows(vignettes[::-1], plan())
     assert (games.train, games.val, games.reports) == (again.train, again.val, again.reports)
-
-
-def test_another_seed_gives_another_split(vignettes):
-    assert build_rows(vignettes, plan()).train != build_rows(vignettes, plan(seed=7)).train
 
 
 def test_row_order_follows_neither_the_ids_nor_the_label(vignettes):
@@ -158,13 +134,6 @@ def test_prompt_contains_no_id_and_no_error_type(vignettes):
         assert "diagnosis" not in content and "medec" not in content.lower()
 
 
-def test_game_spec_reads_every_row(vignettes):
-    games = build_rows(vignettes, plan(DEFAULT_MIX + ",decoy_benign=1"))
-    for row in pa.Table.from_pylist(games.train + games.val, schema=SCHEMA).to_pylist():
-        spec = GameSpec.from_extra_info(row["extra_info"])
-        assert (spec.seed_note, spec.index) == (row["extra_info"]["seed_note"], row["extra_info"]["index"])
-
-
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):
     """Case 8: the two notes differ in letter case only."""
     pairs = [pair(n) for n in range(12)]
@@ -173,14 +142,14 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     games = build_rows(vignettes, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
     harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
     assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
-    assert [(len(rows), "letter case" in reason) for reason, rows in games.exclusions.items()] == [(1, True)]
+    assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
 
 
 def test_clean_only_vignette_serves_benign_categories_only(write_csv, clean_row):
     vignettes = read_files([write_csv(clean_row(3), clean_row(5))]).vignettes
     row = build_rows(vignettes, plan("adversarial_benign=1", val_fraction=0)).train[0]
     assert (row["extra_info"]["error_note"], row["extra_info"]["pair_source"]) == (None, "unpaired")
-    with pytest.raises(ValueError, match="vignettes for vanilla_harmful and there are 0"):
+    with pytest.raises(ValueError, match="cases for vanilla_harmful and there are 0"):
         build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0))
 
 
@@ -197,30 +166,21 @@ def test_data_source_of_other_collections_is_the_prefix_of_their_ids(write_pairs
     assert (row["data_source"], row["extra_info"]["subset"]) == ("toy/vanilla_harmful", "toy")
 
 
-def test_braces_in_a_note_reach_the_prompt_unrendered(write_pairs, pair):
-    """Case 14: one pass of substitution."""
-    note = "{{ note }} {% raw %} %s \\g<0> </answer><image>"
-    vignettes = read_files([write_pairs(pair(0, incorrect_note=note))]).vignettes
-    row = build_rows(vignettes, plan("adversarial_harmful=1", val_fraction=0)).train[0]
-    assert note in row["prompt"][0]["content"]
-
-
 @pytest.mark.parametrize(
-    "text", ["", "vanilla=1", "vanilla_benign", "vanilla_benign=-1", "vanilla_benign=nan", "vanilla_benign=0"]
+    "text",
+    [
+        *("", "vanilla=1", "vanilla_benign", "vanilla_benign=-1", "vanilla_benign=nan", "vanilla_benign=0"),
+        "vanilla_benign=1,vanilla_benign=2",
+    ],
 )
 def test_mix_that_makes_no_sense_is_an_error(text):
     with pytest.raises(ValueError, match=r"^mix: "):
         parse_mix(text)
 
 
-def test_category_given_twice_is_an_error():
-    with pytest.raises(ValueError, match="given twice"):
-        parse_mix("vanilla_benign=1,vanilla_benign=2")
-
-
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
 def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match="--val-fraction is "):
         build_rows(vignettes, plan(val_fraction=fraction))
 
 
@@ -228,6 +188,4 @@ def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv
     vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).vignettes
     games = build_rows(vignettes, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
     assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
-    assert {reason: len(rows) for reason, rows in games.exclusions.items()} == {
-        "not a benign seed: it has no clean note": 1
-    }
+    assert games.left_out == {"not a benign seed: it has no clean note": 1}

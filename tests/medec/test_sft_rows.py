@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.data import conversion
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.sft import SFT_SCHEMA, SftRows, build_sft_rows
+from medserl_agentloop.data.rows import SplitRows
+from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -22,7 +23,7 @@ from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
 
 
 @pytest.fixture
-def made(write_pairs: Any, pair: Any) -> SftRows:
+def made(write_pairs: Any, pair: Any) -> SplitRows:
     return build_sft_rows(read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes)
 
 
@@ -40,13 +41,13 @@ def assert_all_parse(rows: list[dict[str, Any]]) -> None:
         assert (prompt["role"], answer["role"]) == ("user", "assistant")
         if row["game_role"] == "attacker":
             attack = MEDSERL.attack(answer["content"])
-            assert attack.violations == () and attack.note and attack.reasoning
+            assert not attack.violations and attack.note and attack.reasoning
         else:
             read = MEDSERL.assessment(answer["content"])
-            assert read.violations == () and read.verdict is Category(row["category"]).seed_label
+            assert not read.violations and read.verdict is Category(row["category"]).seed_label
 
 
-def test_each_pair_gives_an_attack_and_two_assessments(made: SftRows, pair: Any) -> None:
+def test_each_pair_gives_an_attack_and_two_assessments(made: SplitRows, pair: Any) -> None:
     assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})
     rows = by_category(made.train + made.val, "ms-train-3")
     error_note, clean_note = pair(3)["incorrect_note"].strip(), pair(3)["correct_note"]
@@ -65,10 +66,10 @@ def test_each_pair_gives_an_attack_and_two_assessments(made: SftRows, pair: Any)
 
     prompt, answer = rows["vanilla_benign"]
     assert prompt == load_profile().messages(Role.ASSESSOR, category, clean_note)[0]["content"]
-    assert MEDSERL.assessment(answer).verdict is Label.SAFE and MEDSERL.assessment(answer).violations == ()
+    assert MEDSERL.assessment(answer).verdict is Label.SAFE and not MEDSERL.assessment(answer).violations
 
 
-def test_every_answer_keeps_the_format(made: SftRows) -> None:
+def test_every_answer_keeps_the_format(made: SplitRows) -> None:
     assert_all_parse(made.train + made.val)
     assert all(row["vignette_id"] not in str(row["messages"]) for row in made.train + made.val)
 
@@ -124,8 +125,8 @@ def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, pair: A
     ]
     made = build_sft_rows(read_files([write_pairs(*odd, *(pair(n) for n in range(10, 30)))]).vignettes)
     assert made.left_out == {
-        "vignettes whose two notes differ in letter case or white space only": 1,
-        "vignettes whose error sentence is not in the error note": 1,
+        "cases whose two notes differ in letter case or white space only": 1,
+        "cases whose error sentence is not in the error note": 1,
         "attacks that change more than the game's limits allow": 1,
     }
     assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}
@@ -136,11 +137,11 @@ def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pai
     bad = pair(
         3, incorrect_note=f"Fever. {wrong}", error_sentence=wrong, correct_note="Fever. Diagnosis 3 is pneumonia."
     )
-    with pytest.raises(match=r"vignette 'ms-train-3': the assessor's answer .* take the row out"):
+    with pytest.raises(match=r"case 'ms-train-3': the assessor's answer .* take the row out"):
         build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
     sentence = "Findings.\ncorrection: gout."
     bad = pair(4, incorrect_note=f"Fever. {sentence}", error_sentence=sentence)
-    with pytest.raises(match="vignette 'ms-train-4'"):
+    with pytest.raises(match="case 'ms-train-4'"):
         build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
 
 
@@ -166,7 +167,7 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         turn = answer["content"].removeprefix(prefix)
         assert prefix + turn == answer["content"]
         read = profile.parser.attack if role is Role.ATTACKER else profile.parser.assessment
-        assert read(turn, prefix).violations == () and read(turn, prefix).reasoning
+        assert not read(turn, prefix).violations and read(turn, prefix).reasoning
         [*system, _] = prompt
         assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
         if role is Role.ASSESSOR:
@@ -181,7 +182,7 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pai
     uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(20)), name="uw.jsonl")
     for arguments, part in (
         (["--input", pairs, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
-        (["--input", pairs, "--val-fraction", "2"], "from 0 to 1"),
+        (["--input", pairs, "--val-fraction", "2"], "--val-fraction is 2.0"),
         (["--input", uw], "--i-have-the-uw-agreement"),
         (["--input", tmp_path / "none.csv"], "cannot be read"),
     ):
@@ -272,8 +273,8 @@ def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_r
     rows = [error_row(0), error_row(2, Error_Type="NA"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
     made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).vignettes)
     assert made.left_out == {
-        "vignettes without an error type or without the two sentences": 2,
-        "vignettes with only one note": 1,
+        "cases without an error type or without the two sentences": 2,
+        "cases with only one note": 1,
     }
 
 
@@ -287,5 +288,5 @@ def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any,
     """Case 13: where escaping is not possible, the case is named instead of taught wrongly."""
     notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
     path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
-    with pytest.raises(match=r"vignette 'ms-train-1': the attacker's answer .* take the row out"):
+    with pytest.raises(match=r"case 'ms-train-1': the attacker's answer .* take the row out"):
         build_sft_rows(read_files([path]).vignettes)

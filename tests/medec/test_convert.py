@@ -1,0 +1,275 @@
+"""``medserl data convert``: files that come back as written, what is kept out of them, errors that are one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from medec.builders import assert_one_sentence, manifest_of, run
+from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
+from typer.testing import CliRunner
+
+from medserl_agentloop.cli import app
+from medserl_agentloop.data.cases import four_grams
+from medserl_agentloop.data.conversion import SCHEMA
+from medserl_agentloop.data.verify import Check, verify_files
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
+from medserl_agentloop.testing.tiny import tiny_tokenizer
+
+FILES = ["manifest.json", "train.parquet", "val.parquet"]
+
+
+def ids_in(path: Path) -> set[str]:
+    return {facts["vignette_id"] for facts in pq.read_table(path)["extra_info"].to_pylist()}
+
+
+# --- the files ---
+
+
+def test_files_have_the_declared_schema_and_no_temporary_file_stays(convert, pairs, tmp_path):
+    assert convert("--input", pairs).exit_code == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == FILES
+    for name in ("train", "val"):
+        assert pq.read_schema(tmp_path / f"out/{name}.parquet").equals(SCHEMA)
+
+
+def test_prompt_comes_back_as_a_native_list_of_messages(convert, pairs, tmp_path):
+    convert("--input", pairs)
+    path = str(tmp_path / "out" / "train.parquet")
+    loaded = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
+    assert isinstance(loaded[0]["prompt"], list)
+    assert [sorted(message) for message in loaded[0]["prompt"]] == [["content", "role"]]
+    assert list(pd.read_parquet(path)["prompt"].iloc[0]) == loaded[0]["prompt"]
+    for row in loaded:
+        assert GameSpec.from_extra_info(row["extra_info"]).target_label.value == row["reward_model"]["ground_truth"]
+
+
+def test_same_input_and_seed_give_identical_bytes(convert, pairs, tmp_path):
+    convert("--input", pairs, output="a")
+    convert("--input", pairs, output="b")
+    convert("--input", pairs, "--seed", 1, output="c")
+    files = [(tmp_path / name / "train.parquet").read_bytes() for name in "abc"]
+    assert files[0] == files[1] != files[2]
+
+
+def test_files_of_two_inputs_can_be_concatenated(convert, pairs, write_csv, clean_row, tmp_path):
+    clean = write_csv(*(clean_row(n) for n in range(0, 40, 2)))
+    convert("--input", pairs, output="a")
+    assert convert("--input", clean, "--mix", "vanilla_benign=1", output="b").exit_code == 0
+    paths = [str(tmp_path / name / "train.parquet") for name in "ab"]
+    loaded = datasets.load_dataset("parquet", data_files=paths, cache_dir=str(tmp_path / "cache"))
+    assert len(loaded["train"]) == sum(pq.read_metadata(p).num_rows for p in paths)
+
+
+@pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
+@pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
+def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):
+    options = ("--profile", profile, "--vanilla-attacker", vanilla_attacker)
+    assert convert("--input", pairs, *options).exit_code == 0
+    path = tmp_path / "out" / "train.parquet"
+    for row in pq.read_table(path).to_pylist():
+        spec = GameSpec.from_extra_info(row["extra_info"])
+        role = spec.category.first_role(VanillaAttacker(vanilla_attacker))
+        assert row["prompt"] == load_profile(profile).messages(role, spec.category, spec.seed_note)
+    tokenizer = tiny_tokenizer()
+    for given in VanillaAttacker:
+        report = verify_files([path], tokenizer, profile=profile, vanilla_attacker=given)
+        assert (Check.PLAYABLE in report.failures) == (given.value != vanilla_attacker)
+    assert verify_files([path], tokenizer).ok, "the manifest says what they were written with"
+
+
+def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
+    convert, write_csv, error_row, clean_row, tmp_path
+):
+    rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
+    path = write_csv(*rows, tail=",,,,,,,,\n")
+    result = convert("--input", path, "--rows", 30, "--val-fraction", 0.2)
+    words = " ".join(result.stdout.split())
+    for part in ("records read │ 81", "twin │ 40", "every field is empty │ 1", "without any row"):
+        assert part in words
+    assert "train.parquet: 24 rows, presented notes 12 harmful, 12 safe" in words
+    manifest = manifest_of(tmp_path / "out")
+    (source,) = manifest["sources"]
+    assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (source["records"], source["dropped_empty"], source["pairs"], source["twins"]) == (81, 1, 40, 40)
+    for name, output in manifest["outputs"].items():
+        assert output["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
+    rows_of = {entry["reason"]: entry["rows"] for entry in manifest["exclusions"]}
+    twins = next(rows for reason, rows in rows_of.items() if reason.startswith("twin"))
+    assert sorted(row["id"] for row in twins) == sorted(f"ms-test-{n}" for n in range(1, 80, 2))
+    assert all(entry["count"] == len(entry["rows"]) for entry in manifest["exclusions"])
+    assert (manifest["options"]["--rows"], manifest["options"]["--seed"]) == (30, 42)
+    assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
+
+
+def test_dry_run_shows_the_summary_and_writes_nothing(convert, pairs, tmp_path):
+    result = convert("--input", pairs, "--dry-run")
+    assert result.exit_code == 0 and "nothing was written" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_files_convert_with_exact_counts(convert, tmp_path):
+    for name, expected in ((OFFICIAL, (570, 60)), (PAIRS, (2190, 240))):
+        assert convert("--input", medec_file(name)).exit_code == 0
+        written = [pq.read_table(tmp_path / "out" / f"{split}.parquet") for split in ("train", "val")]
+        assert tuple(table.num_rows for table in written) == expected
+        for row in written[0].to_pylist() + written[1].to_pylist():
+            assert GameSpec.from_extra_info(row["extra_info"]).seed_note in row["prompt"][0]["content"]
+
+
+# --- what is kept out ---
+
+
+def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, pair, tmp_path):
+    shared = pair(3, note_id="ms-val-1003")  # the same notes as ms-train-3
+    other = write_pairs(shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl")
+    assert convert("--input", pairs, "--val-input", other).exit_code == 0
+    train, val = (ids_in(tmp_path / f"out/{name}.parquet") for name in ("train", "val"))
+    assert val and all(text_id.startswith("ms-val") for text_id in val)
+    assert len(train) == 39 and "ms-train-3" not in train
+    exclusions = manifest_of(tmp_path / "out")["exclusions"]
+    (left_out,) = (entry for entry in exclusions if "given for validation" in entry["reason"])
+    assert left_out["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
+
+
+def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, pair, tmp_path):
+    changed = pair(7, note_id="ms-eval-1")
+    for key in ("incorrect_note", "correct_note"):
+        changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
+    near = write_pairs(changed, name="eval.jsonl")
+    assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
+    exclusions = manifest_of(tmp_path / "out")["exclusions"]
+    rows = [row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]]
+    assert "ms-train-7" in {row["id"] for row in rows}
+    assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
+
+
+def test_near_duplicates_across_the_splits_are_reported_and_kept(convert, pairs, write_pairs, pair, tmp_path):
+    near = pair(7, note_id="ms-val-0")
+    for key in ("incorrect_note", "correct_note"):
+        near[key] = near[key].replace("temperature", "high temperature")
+    others = [near, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110))]
+    result = convert("--input", pairs, "--val-input", write_pairs(*others, name="val.jsonl"))
+    one, two = (four_grams(each["correct_note"]) for each in (near, pair(7)))
+    expected = round(len(one & two) / len(one | two), 3)
+    assert 0.5 <= expected < 1
+    assert manifest_of(tmp_path / "out")["near_duplicates_across_splits"] == [
+        {"train": "ms-train-7", "val": "ms-val-0", "similarity": expected}
+    ]
+    similar = f"train ms-train-7, val ms-val-0 (4-gram Jaccard {expected:.2f})"
+    assert f"warning: near-duplicates across the splits (1): {similar}" in result.stdout
+    assert "ms-train-7" in ids_in(tmp_path / "out/train.parquet")
+
+
+def test_overlong_prompts_are_an_error_that_names_them(convert, pairs, tokenizer, tmp_path):
+    """Case 15: overlong rows, by default."""
+    result = convert("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tokenizer)
+    assert_one_sentence(result, "160 prompts are overlong", "ms-train-0 (vanilla_harmful:", "--on-overlong")
+    assert not (tmp_path / "out").exists()
+
+
+def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs, pair, tokenizer, tmp_path):
+    """Case 15: overlong rows, left out on request."""
+    path = write_pairs(pair(0, incorrect_note="word " * 4000), *(pair(n) for n in range(1, 20)))
+    arguments = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--on-overlong", "exclude")
+    assert convert("--input", path, "--mix", "vanilla_harmful=1", "--val-fraction", 0, *arguments).exit_code == 0
+    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 19
+    (overlong,) = (e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt")
+    assert [row["id"] for row in overlong["rows"]] == ["ms-train-0"]
+
+
+def test_prompts_are_measured_for_the_notes_that_a_case_has(convert, write_csv, error_row, clean_row, tokenizer):
+    path = write_csv(*(error_row(n) for n in range(0, 20, 2)), *(clean_row(n) for n in range(31, 50, 2)))
+    arguments = ("--max-prompt-tokens", 100, "--tokenizer", tokenizer, "--val-fraction", 0)
+    result = convert("--input", path, "--mix", "vanilla_harmful=1,vanilla_benign=1", *arguments)
+    assert_one_sentence(result, "30 prompts are overlong", "ms-test-0 (vanilla_harmful:")
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--mix", "vanilla=1"], "'vanilla' is not a category"),
+        (["--rows", "5000"], "can have at most about"),
+        (["--rows", "0"], "--rows is 0: Input should be greater than or equal to 1"),
+        (["--val-fraction", "2"], "--val-fraction is 2.0: Input should be less than or equal to 1"),
+        (["--profile", "nonsense"], "no prompt profile 'nonsense'"),
+        (["--max-prompt-tokens", "10"], "needs --tokenizer"),
+        (["--max-prompt-tokens", "10", "--tokenizer", "./absent"], "tokenizer ./absent: cannot be loaded"),
+        (["--val-input", "other.csv", "--val-fraction", "0.1"], "contradict each other"),
+    ],
+)
+def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
+    assert_one_sentence(convert("--input", pairs, *arguments), part)
+
+
+def test_tokenizer_without_a_chat_template_is_an_error(convert, pairs, tmp_path):
+    plain = tiny_tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path / "plain")
+    result = convert("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tmp_path / "plain")
+    assert_one_sentence(result, "plain: it has no chat template; give --tokenizer that of an instruct model")
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("Play.", "does not contain its note; write {{ note }} in every template"),
+        ("{{ nothing }}", "'nothing' is undefined. It may use {{ note }}"),
+    ],
+)
+def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path, template, part):
+    for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / f"{name}.jinja").write_text(template)
+    assert_one_sentence(convert("--input", pairs, "--profile", tmp_path / "mine"), part)
+    assert not (tmp_path / "out").exists()
+
+
+def test_uw_rows_are_refused_without_the_agreement(convert, write_pairs, pair, tmp_path):
+    uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(40)))
+    assert_one_sentence(convert("--input", uw), "40 MEDEC-UW rows", "--i-have-the-uw-agreement")
+    assert not (tmp_path / "out").exists()
+    assert convert("--input", uw, "--i-have-the-uw-agreement").exit_code == 0
+
+
+# --- the commands ---
+
+
+def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+    commands: dict[str, tuple[str, list[Any]]] = {
+        "convert": ("medec_to_parquet", ["--input", SAMPLE, "--output", "data"]),
+        "verify": ("verify_parquet", ["data/train.parquet", "data/val.parquet"]),
+        "sft": ("sft_to_parquet", ["--input", SAMPLE, "--output", "data", "--splits-of", "data"]),
+        "eval": ("medec_eval_to_parquet", ["--input", SAMPLE, "--output", "data/eval.parquet"]),
+    }
+    for name, (script, words) in commands.items():
+        results = []
+        for folder in ("one", "two"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            monkeypatch.chdir(tmp_path / folder)
+            command = (
+                CliRunner().invoke(app, ["data", name, *map(str, words)]) if folder == "one" else run(script, *words)
+            )
+            assert command.exit_code == 0, command.output
+            results.append(command.stdout)
+        assert results[0] == results[1]
+    one, two = ({f.name: f.read_bytes() for f in (tmp_path / name / "data").iterdir()} for name in ("one", "two"))
+    assert one == two and len(one) == 6
+
+
+@pytest.mark.slow
+def test_the_commands_load_no_parquet_and_no_model_library_before_they_run() -> None:
+    code = "import sys, medserl_agentloop.data.cli; print(*{'pyarrow', 'datasets', 'torch', 'verl'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,302 @@
+"""``medserl data verify``: every kind of damage is named with file, row and remedy; what was not checked says so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from medec.builders import assert_found, assert_one_sentence, good_row, good_rows, run, verify, write
+from note_files import SAMPLE
+
+from medserl_agentloop.data.conversion import SCHEMA
+from medserl_agentloop.data.sft import rows_for_self_play
+from medserl_agentloop.data.verify import Check, find_leaks
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+from medserl_agentloop.paths import sha256_of
+
+# --- columns and values ---
+
+
+def replaced(path: Path, column: str, values: pa.Array) -> Path:
+    """The good rows with one column of another type."""
+    table = pa.Table.from_pylist(good_rows(), schema=SCHEMA)
+    pq.write_table(table.set_column(SCHEMA.get_field_index(column), column, values), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("prompt", [json.dumps(row["prompt"]) for row in good_rows()]),
+        ("prompt", [[{"role": "user", "text": "Play."}]] * 60),
+        ("reward_model", [0.5] * 60),
+        ("reward_model", [{"ground_truth": "harmful"}] * 60),
+        *(("extra_info", [value] * 60) for value in (1, "{}", ["a"], None)),
+    ],
+)
+def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: list[Any]) -> None:
+    report = verify(replaced(tmp_path / "train.parquet", column, pa.array(values)))
+    assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ", ", and it should be ", "again with")
+
+
+def test_missing_and_extra_columns(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(good_rows(12), schema=SCHEMA)
+    table = table.drop_columns(["agent_name"]).append_column("index", pa.array(range(12)))
+    pq.write_table(table, tmp_path / "train.parquet")
+    report = verify(tmp_path / "train.parquet")
+    assert_found(report, Check.SCHEMA, "train.parquet: column 'agent_name' is missing")
+    assert_found(report, Check.SCHEMA, "train.parquet: column 'index' is int64, and it should be missing")
+
+
+@pytest.mark.parametrize("value", [1, "{}", ["a"]])
+def test_game_whose_facts_are_no_struct(tmp_path: Path, value: Any) -> None:
+    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
+    with pytest.raises(ValueError, match=r"extra_info is of type \w+, not the facts of a game"):
+        GameSpec.from_extra_info(value)
+    with pytest.raises(ValueError, match=r"train\.parquet: not a file of rows for self-play"):
+        rows_for_self_play(path, [])
+
+
+NOTE = good_row(3)["extra_info"]["seed_note"]
+OTHER_PROMPT = "its prompt is not the one that --profile medserl --vanilla-attacker skip gives it"
+
+
+def message(role: str, content: str | None) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "check", "part"),
+    [
+        ("agent_name", "single_turn_agent", Check.SCHEMA, "agent_name is 'single_turn_agent', not 'medserl_selfplay'"),
+        ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
+        ("prompt", [], Check.PLAYABLE, OTHER_PROMPT),
+        ("prompt", message("user", None), Check.PLAYABLE, OTHER_PROMPT),
+        ("prompt", message("user", "PLACEHOLDER: built at run time"), Check.PLAYABLE, OTHER_PROMPT),
+        ("prompt", good_row(4)["prompt"], Check.PLAYABLE, OTHER_PROMPT),
+        ("prompt", message("user", f"ms-train-3: {NOTE}"), Check.PLAYABLE, OTHER_PROMPT),
+        ("reward_model", {"style": "rule", "ground_truth": "harmful"}, Check.LABELS, "target_label is 'safe'"),
+        ("reward_model", {"style": "rule", "ground_truth": "0.5"}, Check.LABELS, "ground_truth is '0.5'"),
+        ("reward_model", {"style": "rule", "ground_truth": "ms-train-3"}, Check.LABELS, "ground_truth is 'ms-train-3'"),
+        ("reward_model", {"style": "rule", "ground_truth": None}, Check.LABELS, "ground_truth is None"),
+        ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
+        ("extra_info.target_label", "maybe", Check.PLAYABLE, "is 'maybe': Input should be 'safe' or 'harmful'"),
+        ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
+        ("extra_info.category", "vanilla", Check.PLAYABLE, "'category'] is 'vanilla'"),
+        ("extra_info.seed_note", None, Check.SCHEMA, "extra_info.seed_note has no value"),
+        ("extra_info.clean_note", "Another note.", Check.LABELS, "seed_note is not the row's clean_note"),
+        ("extra_info.index", None, Check.SCHEMA, "extra_info.index has no value"),
+        ("extra_info", None, Check.SCHEMA, "extra_info"),
+    ],
+)
+def test_damaged_value_is_found(tmp_path: Path, key: str, value: Any, check: Check, part: str) -> None:
+    rows = good_rows(12)
+    number = next(i for i, row in enumerate(rows) if row["extra_info"]["index"] == 3)
+    target = rows[number]
+    *parents, last = key.split(".")
+    for parent in parents:
+        target = target[parent]
+    target[last] = value
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, check, f"train.parquet, row {number}:", part, "rite the file again with")
+    assert report.failures.total() == 1
+
+
+def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> None:
+    rows = good_rows(12)
+    row = next(r for r in rows if r["extra_info"]["category"] == "vanilla_benign")
+    row["reward_model"]["ground_truth"] = row["extra_info"]["target_label"] = "harmful"
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LABELS, "a vanilla_benign row presents its seed note as it is")
+
+
+def test_braces_of_a_note_are_no_template(tmp_path: Path) -> None:
+    rows = good_rows(12)
+    for row in rows:
+        facts = row["extra_info"]
+        for key in ("seed_note", "error_note", "clean_note"):
+            facts[key] += " Formula {{ x }} {% y %} \\1 <think>."
+        category = Category(facts["category"])
+        role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
+        row["prompt"] = load_profile().messages(role, category, facts["seed_note"])
+    assert verify(write(tmp_path / "train.parquet", rows)).ok
+
+
+# --- several rows and files ---
+
+
+def test_good_files_pass(tmp_path: Path) -> None:
+    report = verify(
+        write(tmp_path / "train.parquet", good_rows()), write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
+    )
+    assert report.ok and not report.problems
+    longest = {name: counts.pop("longest prompt") for name, counts in report.files.items()}
+    assert report.files == {
+        "train.parquet": {"rows": 60, "harmful": 30, "safe": 30},
+        "val.parquet": {"rows": 12, "harmful": 6, "safe": 6},
+    }
+    assert min(longest.values()) > 100
+
+
+def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
+    train, val = good_rows(12), good_rows(12, 12, "val")
+    val[5]["extra_info"]["index"] = train[2]["extra_info"]["index"]
+    val[4]["extra_info"]["vignette_id"] = train[1]["extra_info"]["vignette_id"]
+    twin = copy.deepcopy(train[3])
+    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "ms-val-99", "text_id": "ms-val-99"}
+    report = verify(write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin]))
+    assert_found(report, Check.INDEX, "val.parquet, row 5: index", "already that of train.parquet, row 2")
+    assert_found(report, Check.SPLITS, "val.parquet, row 4: case", "'train' at train.parquet, row 1", "split by")
+    assert_found(report, Check.SPLITS, "val.parquet, row 12: its note", "'train' at train.parquet, row 3")
+
+
+def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_path: Path) -> None:
+    train, val = good_rows(12), good_rows(12, 12, "val")
+    twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
+    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2", "text_id": "rows-2"}
+    note = twin["extra_info"]["error_note"].replace("He was", "She was")
+    twin["extra_info"] |= {"seed_note": note, "error_note": note}
+    twin["prompt"][0]["content"] = twin["prompt"][0]["content"].replace("He was", "She was")
+    report = verify(write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin]))
+    assert report.ok and report.warnings[Check.SPLITS] == 1
+    ((_, warning),) = report.problems
+    assert "val.parquet: 1 notes are nearly those of split 'train', such as val.parquet, row 12 and train" in warning
+
+
+def test_prompt_that_is_too_long(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.parquet", good_rows(12))
+    longest = verify(path).files["train.parquet"]["longest prompt"]
+    assert verify(path, max_prompt_tokens=longest).ok
+    report = verify(path, max_prompt_tokens=longest - 1)
+    assert_found(report, Check.LENGTH, f"the prompt has {longest} tokens", f"max_prompt_length to at least {longest}")
+
+
+def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
+    rows = [good_row(n, category="vanilla_harmful") for n in range(40)]
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert report.ok and report.warnings == {Check.BALANCE: 1}
+    assert report.unchecked[Check.LEAKS] == "no file has both labels"
+
+
+# --- leaks ---
+
+
+def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:
+    for row in rows:
+        facts = row["extra_info"]
+        facts["error_note"] += blank
+        if facts["category"].endswith("harmful"):
+            facts["seed_note"] += blank
+            row["prompt"][0]["content"] += blank
+    return rows
+
+
+@pytest.mark.parametrize(("blank", "feature"), [(" ", "white space after the note"), ("\n", "a line break at the")])
+def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: str) -> None:
+    rows = with_trailing_blanks(good_rows(), blank)
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LEAKS, f"train.parquet: {feature}", "tells the seed label in 100%", "strip the notes")
+    for row in rows:  # official text stays as published, and nothing is trained on it
+        row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
+    report = verify(write(tmp_path / "eval.parquet", rows))
+    assert report.ok and report.warnings[Check.LEAKS] >= 1
+
+
+def test_order_that_tells_the_label(tmp_path: Path) -> None:
+    rows = sorted(good_rows(), key=lambda row: row["extra_info"]["target_label"])
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
+
+
+def test_an_id_that_tells_the_label_is_no_leak_because_no_prompt_has_it(tmp_path: Path) -> None:
+    rows = good_rows()
+    for row in rows:
+        facts = row["extra_info"]
+        facts["text_id"] = f"ms-train-{2 * facts['index'] + (facts['target_label'] == 'safe')}"
+    assert verify(write(tmp_path / "train.parquet", rows)).ok
+
+
+def labelled(note: str, target: Label, seed: Label | None = None) -> GameSpec:
+    harmful = (seed or target) is Label.HARMFUL
+    return GameSpec(Category.ADVERSARIAL_HARMFUL if harmful else Category.ADVERSARIAL_BENIGN, target, note)
+
+
+def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None:
+    """60 % of the error notes against 47 % of the clean ones, and labels drawn at random."""
+    rng = random.Random(1)
+    leaky = []
+    for n in range(2000):
+        label = rng.choice(list(Label))
+        leaky.append(labelled(f"a b{n}" + " " * (rng.random() < (0.6 if label is Label.HARMFUL else 0.47)), label))
+    (leak,) = find_leaks(leaky)
+    assert leak.startswith("white space after the note tells the target_label in ")
+    for _ in range(30):
+        chance = []
+        for n in range(300):
+            label = rng.choices(list(Label), [0.7, 0.3])[0]
+            note = "a  " * rng.randrange(20) + f"b{n}" + " " * rng.randrange(2)
+            chance.append(labelled(note, label, rng.choice(list(Label))))
+        assert not list(find_leaks(chance))
+
+
+def test_copies_of_a_row_do_not_make_a_leak() -> None:
+    notes = [
+        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0))) for n in range(30) for label in Label
+    ]
+    rows = (notes[number * 7 % len(notes)] for number in range(50 * len(notes)))
+    assert list(find_leaks([labelled(f"Note {n}.{blanks}", label) for n, label, blanks in rows])) == []
+
+
+# --- the command ---
+
+
+def test_what_was_checked_holds_and_what_was_not_says_so(tokenizer: str, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.parquet", good_rows())
+    result = run("verify_parquet", train)  # with the tiny player's tokenizer
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("not checked: ") == 3  # no manifest, no limit of length, one split
+    assert result.stdout.count("holds") == len(Check) - 3
+    val = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
+    outputs = {path.name: {"sha256": sha256_of(path)} for path in (train, val)}
+    (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
+    result = run("verify_parquet", train, val, "--tokenizer", tokenizer, "--max-prompt-tokens", 2000)
+    assert result.exit_code == 0 and result.stdout.count("holds") == len(Check)
+
+
+def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tokenizer: str, tmp_path: Path) -> None:
+    rows = good_rows()
+    for row in rows[9:19]:
+        row["agent_name"] = "other"
+    result = run("verify_parquet", write(tmp_path / "train.parquet", rows), "--tokenizer", tokenizer)
+    assert result.exit_code == 1
+    assert "failed: train.parquet, row 9: agent_name is 'other'" in result.stdout
+    assert result.stdout.count("failed: train.parquet, row") == 3
+    assert "and 7 more of the same kinds" in result.stdout and "failed: 10" in result.stdout
+
+
+def test_exit_code_is_2_for_what_cannot_be_read(tokenizer: str, tmp_path: Path) -> None:
+    good = write(tmp_path / "good.parquet", good_rows(12))
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    write(tmp_path / "empty.parquet", [])
+    content = bytearray(good.read_bytes())
+    content[4:400] = bytes(396)  # the footer is whole, the rows are not
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    for arguments, part in (
+        ([tmp_path / "none.parquet"], "none.parquet: cannot be read as parquet"),
+        ([tmp_path / "bad.parquet"], "bad.parquet: cannot be read as parquet"),
+        ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
+        ([tmp_path / "empty.parquet"], "has no rows"),
+        ([tmp_path / "damaged.parquet"], "damaged.parquet: verl's RLHFDataset cannot open it ("),
+        ([tmp_path / "sft_train.parquet"], "sft_train.parquet: the file has conversations for a warm start"),
+        ([good, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
+    ):
+        assert_one_sentence(run("verify_parquet", *arguments, "--tokenizer", tokenizer), part)
+    assert_one_sentence(run("verify_parquet", good, "--tokenizer", tmp_path / "nowhere"), "nowhere: cannot be loaded")
