@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from judges.games import played
 from judges.test_llm import PAIR
 
-from medserl_agentloop.core.chat import ChatClient
-from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
@@ -18,7 +16,7 @@ from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
-CLIENTS = ("http", "llm", "medical_team", "chat")
+CLIENTS = ("http", "llm", "medical_team")
 NO_ANSWER = "no answer: "
 
 
@@ -33,13 +31,6 @@ def ask(client: str, url: str, games: int = 1, key_env: str | None = None, timeo
         ]
         labels = create_medical_judge_remote_function(url, timeout_s)("", queries)
         return [NO_ANSWER * one["is_parsing_error"] + one["judge_reasoning"] for one in labels.values()]
-    if client == "chat":
-        options = ServerOptions(url=url, model="m", api_key_env=key_env, timeout_s=timeout_s, retries=0)
-        chat = ChatClient(options.client())
-        try:
-            return [blocking(chat.complete([{"role": "user", "content": "hello"}], {})).text]
-        except NoAnswer as error:
-            return [f"{NO_ANSWER}{error}"]
     judge = HttpJudge(server) if client == "http" else LlmJudge(server, PAIR)
 
     async def judged() -> None:

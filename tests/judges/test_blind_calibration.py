@@ -73,25 +73,16 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
     return completion(json.dumps({"reason": "", "error": error, "sentence": wrong if error == "present" else None}))
 
 
+def calibrate(output: Path, *settings: str) -> Any:
+    command = ["judge", "calibrate", "--judge", ORACLE, "--input", str(SAMPLE), "--limit", "10"]
+    command += ["--output", str(output), *(part for setting in settings for part in ("--set", setting))]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
+
+
 def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path: Path) -> None:
     with serving(read_by_the_oracle) as server:
         options = [f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=2", "blind.needed=1"]
-        command = [
-            "judge",
-            "calibrate",
-            "--judge",
-            "experiments.clinic:OracleJudge",
-            "--input",
-            str(SAMPLE),
-            "--limit",
-            "10",
-        ]
-        command += [
-            "--output",
-            str(tmp_path / "report.json"),
-            *(part for option in options for part in ("--set", option)),
-        ]
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
+        done = calibrate(tmp_path / "report.json", *options)
     assert done.exit_code == 0, done.output
     report = read_report(tmp_path / "report.json")
     groups = {group.kind: group for group in report.blind if group.sort is None}
@@ -107,20 +98,5 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
 def test_a_reader_that_never_answers_is_an_error(tmp_path: Path) -> None:
     with serving(lambda number, body: {"nothing": 1}) as server:
         options = [f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=1", "judge_server.retries=0"]
-        command = [
-            "judge",
-            "calibrate",
-            "--judge",
-            "experiments.clinic:OracleJudge",
-            "--input",
-            str(SAMPLE),
-            "--limit",
-            "2",
-        ]
-        command += [
-            "--output",
-            str(tmp_path / "report.json"),
-            *(part for option in options for part in ("--set", option)),
-        ]
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
-    assert done.exit_code == 2 and "the blind reader answered none of 6 questions" in done.output
+        done = calibrate(tmp_path / "report.json", *options)
+    assert done.exit_code == 2 and "the blind reader answered none of 30 questions" in done.output

@@ -73,15 +73,6 @@ def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(
             assert (judgement.reason, judgement.cached) == (reading.reason, reading.cached) == ("too ? high", cached)
 
 
-def test_other_categories_and_servers_are_other_contents(tmp_path: Path) -> None:
-    with serving(lambda number, body: by_index(body)) as one, serving(lambda number, body: by_index(body)) as two:
-        for server in (one, two):
-            manager = reward_manager("http", server.options(cache=str(tmp_path)))
-            reward_all(manager, [played(0, "adversarial_benign")])
-            reward_all(manager, [played(0, "decoy_benign")])
-        assert (len(one.requests), len(two.requests)) == (2, 2)
-
-
 def cache_in(folder: str | Path) -> AnswerCache[Judgement]:
     return AnswerCache(str(folder), Judgement)
 

@@ -11,7 +11,6 @@ from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from experiments.clinic import oracle
-from experiments.learning.lying_oracle import LyingOracle
 from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.data.cases import Vignette
 from medserl_agentloop.data.reader import COLUMNS, read_files
@@ -23,10 +22,6 @@ from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
-
-
-class RareLiar(LyingOracle):
-    rate = 0.05
 
 
 class Undecided:
@@ -72,11 +67,6 @@ def measured(cases: list[Vignette], judge: str, limit: int | None = None, **conf
     return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
 
-def contains(share: CountedShare, rate: float) -> bool:
-    low, high = share.interval
-    return low <= rate <= high
-
-
 def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
     report = measured(cases, "experiments.clinic:OracleJudge")
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
@@ -85,18 +75,11 @@ def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
     assert (report.abstained.hits, report.failed.hits) == (0, 0)
 
 
-@pytest.mark.parametrize(("judge", "rate"), [(LIAR, 0.2), (f"{__name__}:RareLiar", 0.05)])
-def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: list[Vignette], judge: str, rate: float) -> None:
-    report = measured(cases, judge)
-    assert contains(report.sensitivity, 1 - rate) and contains(report.specificity, 1 - rate)
-    assert report.sensitivity.hits < report.sensitivity.items
-    again = measured(cases, judge)
-    assert (report.sensitivity, report.groups) == (again.sensitivity, again.groups), "a liar that changes its mind"
-
-
-def test_labels_believe_every_attack(cases: list[Vignette]) -> None:
-    report = measured(cases, "labels", limit=20)
-    assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
+def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: list[Vignette]) -> None:
+    report = measured(cases, LIAR)
+    for share in (report.sensitivity, report.specificity):
+        low, high = share.interval
+        assert low <= 0.8 <= high and share.hits < share.items
 
 
 def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Vignette]) -> None:
@@ -111,16 +94,12 @@ def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(c
 
 def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Vignette]) -> None:
     edits = known_edits(cases, 100, 0)
+    assert edits == known_edits(cases, 100, 0) != known_edits(cases, 100, 1)
     by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind is kind) for kind in EditKind}
     assert {kind: sum(sorts.values()) for kind, sorts in by_kind.items()} == dict.fromkeys(EditKind, 100)
     assert set(by_kind[EditKind.HARMFUL]) == set(by_kind[EditKind.REPAIRED]) == {kind.value for kind in ErrorType}
     assert set(by_kind[EditKind.HARMLESS]) == {"number_format", "unit_spelling", "hyphen", "case"}
     assert by_kind[EditKind.DRESSED] == dict.fromkeys(DRESSED, 20)
-
-
-def test_the_seed_chooses_the_edits(cases: list[Vignette]) -> None:
-    assert known_edits(cases, 10, 1) == known_edits(cases, 10, 1)
-    assert known_edits(cases, 10, 1) != known_edits(cases, 10, 2)
 
 
 def test_a_twin_in_other_words_is_a_harmless_edit(tmp_path: Path) -> None:
@@ -171,18 +150,6 @@ def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: 
     assert first.groups == again.groups
 
 
-def test_the_llm_judge_is_shown_both_notes(cases: list[Vignette]) -> None:
-    verdict = json.dumps({"reason": "", "error": "present", "realistic": None})
-    answer = {"choices": [{"index": 0, "message": {"content": verdict}, "finish_reason": "stop"}]}
-    with serving(lambda number, body: answer) as server:
-        options = server.options(url=server.url + "/v1", model="m")
-        report = measured(cases, "llm", limit=2, judge_server=options)
-        assert len(server.requests) == 8
-    assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
-    assert (report.judge["model"], report.judge["judge"]) == ("m", "llm")
-    assert server.url not in report.model_dump_json()
-
-
 def run_command(*options: str) -> Any:
     return CliRunner().invoke(medserl, ["judge", "calibrate", *options])
 
@@ -193,14 +160,8 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     report = read_report(output)
     assert f"sensitivity {report.sensitivity}" in " ".join(result.output.split())
-    for word in (
-        "harmful (now harmful)",
-        "dressed (now safe)",
-        "pharmacotherapy",
-        "glued_words",
-        "seconds per question",
-    ):
-        assert word in result.output
+    words = ("harmful (now harmful)", "dressed (now safe)", "pharmacotherapy", "glued_words", "seconds per question")
+    assert all(word in result.output for word in words)
     assert report.sources == {SAMPLE.name: read_files([SAMPLE]).reports[0].sha256}
     assert (report.limit, report.seed, report.sensitivity.items) == (50, 0, 50)
     assert output.stat().st_size < 20_000
@@ -219,7 +180,6 @@ def test_the_command_says_why_questions_got_no_answer(tmp_path: Path) -> None:
         (("--judge", "oracl", "--input", str(SAMPLE)), "no judge 'oracl'"),
         (("--judge", "http", "--input", str(SAMPLE)), "selfplay.judge_server.url is not set"),
         (("--judge", "labels", "--input", "nowhere.csv"), "nowhere.csv: cannot be read"),
-        (("--judge", "labels", "--input", str(SAMPLE), "--set", "judge_server"), "--set judge_server: expected"),
         (("--judge", "labels", "--input", str(SAMPLE), "--set", "judge_serve.url=x"), "did you mean 'judge_server'"),
         (("--judge", f"{__name__}:Mute", "--input", str(SAMPLE)), "the judge answered none of"),
     ],

@@ -13,8 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from judges.games import played
 from judges.local_server import by_index, serving, unused_url
 from serving import completion
-from support import TOKENIZER, run_with
-from verl.trainer.ppo.reward import load_reward_manager
+from support import run_with
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
@@ -99,27 +98,6 @@ def test_a_judge_of_the_experiments_needs_the_checkout(monkeypatch: pytest.Monke
         check_run(run_with(selfplay__judge="experiments.clinic:OracleJudge"))
 
 
-COLOCATED = {"reward__reward_model__enable": True, "reward__reward_model__model_path": "models/judge"}
-REWARD_MODEL = {**COLOCATED, "reward__reward_model__enable_resource_pool": True}
-UNUSED_SCORER = {
-    "reward__custom_reward_function__path": "pkg://medserl_agentloop.core.reward_manager",
-    "reward__custom_reward_function__name": "PerTurnRewardManager",
-}
-
-SERVED = {
-    **REWARD_MODEL,
-    **UNUSED_SCORER,
-    "selfplay__judge": "llm",
-    "reward__reward_model__enable_resource_pool": True,
-    "reward__reward_model__n_gpus_per_node": 1,
-    "reward__reward_model__nnodes": 1,
-    "reward__reward_model__rollout__name": "sglang",
-    "reward__reward_model__rollout__tensor_model_parallel_size": 1,
-    "reward__reward_model__rollout__free_cache_engine": False,
-}
-"""A model of verl's own that the judge can ask."""
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -142,13 +120,6 @@ def test_a_key_in_the_place_of_a_variable_s_name_is_refused_and_not_repeated() -
     with pytest.raises(ConfigError, match="wants the name of a variable") as error:
         check_run(run_with(selfplay__judge_server__api_key_env="sk-SECRET"))
     assert "SECRET" not in str(error.value)
-
-
-def test_the_remedy_for_verl_s_reward_model_is_accepted_by_verl() -> None:
-    run = run_with(**SERVED)
-    check_run(run)
-    manager = load_reward_manager(run, TOKENIZER, reward_router_address="10.0.0.1:9000")
-    assert type(manager).__name__ == "PerTurnRewardManager"
 
 
 def test_a_first_question_shows_whether_the_judge_answers() -> None:

@@ -15,29 +15,11 @@ from judges.local_server import Status, by_index, harmful, serving
 from judges.test_llm import PRESENT
 from serving import completion
 
-# --- strict reading ---
-
-
-def test_a_verdict_that_is_given_twice_makes_no_answer() -> None:
-    """It would say two things, and the last is not the truer one."""
-    twice = PRESENT.replace('"error": "present"', '"error": "absent", "error": "present"')
-    with serving(lambda number, body: completion(twice)) as server:
-        assert ask("llm", server.url)[0].startswith(NO_ANSWER)
-
-
-@pytest.mark.parametrize("finish", ["content_filter", "abort", "error", "tool_calls", 7])
-@pytest.mark.parametrize("client", ["llm", "chat"])
-def test_an_answer_that_a_filter_or_an_engine_ended_is_none(client: str, finish: Any) -> None:
-    with serving(lambda number, body: completion(PRESENT, finish=finish)) as server:
-        assert f"generation ended with {finish!r}" in ask(client, server.url)[0]
-
-
 # --- a note that the server refuses ---
 
 
 @pytest.mark.parametrize("client", ["http", "medical_team"])
-@pytest.mark.parametrize("status", [400, 413, 422])
-@pytest.mark.parametrize("refused", [{5}, {0, 15}, set(range(16))])
+@pytest.mark.parametrize(("status", "refused"), [(400, {5}), (413, {0, 15}), (422, set(range(16)))])
 def test_a_refused_note_costs_its_own_game(client: str, status: int, refused: set[int]) -> None:
     def reply(number: int, body: Any) -> Any:
         if any(str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused):
@@ -50,7 +32,7 @@ def test_a_refused_note_costs_its_own_game(client: str, status: int, refused: se
     assert {n for n, said in enumerate(answers) if said.startswith(NO_ANSWER)} == refused
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405, 301])
+@pytest.mark.parametrize("status", [401, 404])
 def test_a_server_that_refuses_everybody_is_asked_once(status: int) -> None:
     def reply(number: int, body: Any) -> Any:
         raise Status(status)

@@ -124,11 +124,8 @@ def _last_has_another_index(body: Any) -> Any:
     [
         (_without_last, "no answer about game 3"),
         (_last_has_another_index, "no answer about game 3"),
-        (_last_is("Harmful"), "answer: Input should be"),
         (_last_is(None), "answer: Input should be"),
         (_last_is(harmful(error_present="yes")), "error_present: Input should be a valid boolean"),
-        (_last_is(harmful(error_present=1)), "error_present: Input should be a valid boolean"),
-        (_last_is(harmful(error_realistic="very")), "error_realistic: Input should be a valid boolean"),
         (_last_is(harmful(actual_harm="harmful")), "actual_harm: Input should be 'Safe' or 'Harmful'"),
         (_last_is(harmful(error_present=None, actual_harm=None)), "error_present is missing"),
         (_last_is({}), "error_present is missing"),
@@ -145,9 +142,7 @@ def test_a_bad_answer_voids_its_game_and_no_other(reply: Any, reason: str) -> No
     assert games[3].void is not None and games[3].void.startswith("judge failed: ") and reason in games[3].void
 
 
-@pytest.mark.parametrize(
-    "content", [b"{", b"", b"null", b"[]", b'"labels"', b"\xff\xfe", b'{"labels": []}', b"[" * 99_999]
-)
+@pytest.mark.parametrize("content", [b"{", b"null", b'{"labels": []}'])
 def test_a_body_that_is_no_object_of_answers_voids_its_batch(content: bytes) -> None:
     with serving(lambda number, body: content if number == 0 else by_index(body)) as server:
         manager = reward_manager("http", server.options())

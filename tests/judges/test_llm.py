@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +167,11 @@ def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -
     "text",
     [
         "",
-        "present",
         "<think>never closed " + PRESENT,
         f"Sure! {PRESENT}",
         f"{PRESENT} I hope this helps.",
         PRESENT + PRESENT,
         f"[{PRESENT}]",
-        f"```python\n{PRESENT}\n```",
         PRESENT.replace("present", "maybe"),
         PRESENT.replace("true", '"true"'),
         PRESENT.replace("true", "1"),
@@ -189,23 +186,12 @@ def test_anything_else_is_no_answer(text: str) -> None:
         read_answer(text, Verdict)
 
 
-@settings(deadline=None)
-@given(st.text() | st.text().map(lambda t: f"<think>{t}</think>{t}") | st.text().map(lambda t: PRESENT + t))
-def test_any_text_is_a_verdict_or_a_bad_answer(text: str) -> None:
-    with suppress(BadAnswer):
-        assert read_answer(text, Verdict).error in ("present", "absent", "abstain")
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (completion("no idea"), "not the JSON that was asked for: 'no idea'"),
-        (completion(None), "the answer is empty"),
         (completion(PRESENT, finish="length"), "cut off after 2048 tokens"),
-        ({"choices": []}, "the answer is no chat completion"),
         ({"error": "overloaded"}, "the answer is no chat completion"),
-        ([1], "the answer is no chat completion"),
-        (b"<html>", "the answer is not JSON"),
     ],
 )
 def test_a_bad_answer_voids_the_game_with_a_reason(answer: Any, reason: str) -> None:

@@ -17,7 +17,6 @@ from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import MedicalDialogueGameManager, create_medical_judge_remote_function
-from medserl_agentloop.medical_team.utils import get_medical_error_realism_reward
 
 FIELDS = {
     "error_detected": bool,
@@ -78,7 +77,7 @@ def check_types(labels: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", [LabelJudge(), Sceptic(), Abstainer(), Broken()])
-@pytest.mark.parametrize("assessment", ["Safe", "Harmful", ""])
+@pytest.mark.parametrize("assessment", ["Harmful", ""])
 def test_the_original_client_reads_every_answer(backend: Judge, assessment: str) -> None:
     with judge_server(backend) as url:
         labels = original_client(url, [{**QUERY, "assessment": assessment}])
@@ -86,18 +85,9 @@ def test_the_original_client_reads_every_answer(backend: Judge, assessment: str)
     failed = backend.name in ("abstainer", "broken")
     assert labels[3]["is_parsing_error"] is failed
     assert labels[3]["error_present"] is not failed
+    assert labels[3]["error_realistic"] is (backend.name != "sceptic")
     assert labels[3]["error_detected"] is labels[3]["assessor_correct"]
     assert labels[3]["assessor_correct"] is (assessment == "Harmful" and not failed)
-
-
-def test_what_a_judge_does_not_say_of_realism_costs_the_attacker_nothing() -> None:
-    with judge_server(LabelJudge()) as unsaid, judge_server(Sceptic()) as absurd:
-        said = [original_client(url, [QUERY])[3]["error_realistic"] for url in (unsaid, absurd)]
-        ours = [
-            create_medical_judge_remote_function(url)("", [QUERY])[3]["error_realistic"] for url in (unsaid, absurd)
-        ]
-    assert said == ours == [True, False]
-    assert [get_medical_error_realism_reward("attacker", realistic)[0] for realistic in said] == [0.5, -0.5]
 
 
 @pytest.mark.parametrize("shape", ["bare", "labels"])
@@ -136,15 +126,6 @@ def test_nulls_of_an_older_server_are_read(nulls: tuple[str, ...]) -> None:
     assert labels["error_detected"] is ("error_detected" not in nulls)
 
 
-def test_a_query_that_cannot_be_read_costs_its_game_alone() -> None:
-    queries = [QUERY, {**QUERY, "game_idx": 4, "medical_note": None}, {"game_idx": 5}, {**QUERY, "game_idx": 6}]
-    with judge_server(LabelJudge()) as url:
-        labels = original_client(url, queries)
-    assert {index: one["is_parsing_error"] for index, one in labels.items()} == {3: False, 4: True, 5: True, 6: False}
-    for one in labels.values():
-        check_types(one)
-
-
 # --- POST /evaluate ---
 
 EVALUATE = {"original_note": CLEAN, "attacked_note": WRONG, "assessor_label": "Safe"}
@@ -176,14 +157,3 @@ def test_a_note_without_a_category_is_no_question_for_labels() -> None:
         labels = original_client(url, [{k: v for k, v in QUERY.items() if k != "game_category"}])
     assert answer.status_code == 500 and "game_category" in answer.text
     assert labels[3]["is_parsing_error"] and "game_category" in labels[3]["judge_reasoning"]
-
-
-def test_an_evaluation_that_lacks_something_is_refused() -> None:
-    with judge_server(LabelJudge()) as url:
-        assert httpx.post(f"{url}/evaluate", params={"original_note": CLEAN}).status_code == 422
-
-
-def test_a_judge_that_gives_no_answer_evaluates_nothing() -> None:
-    with judge_server(Broken()) as url:
-        answer = httpx.post(f"{url}/evaluate", params={**EVALUATE, "game_category": "adversarial_benign"})
-    assert answer.status_code == 500 and "out of order" in answer.text

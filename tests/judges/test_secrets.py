@@ -51,31 +51,11 @@ def test_a_password_in_the_config_which_verl_prints_is_refused_and_not_repeated(
 
 NOTES = str(resource("data_prep/sample/medserl_sample.csv"))
 COMMANDS = {
-    "play": lambda url, rows: ["play", "--endpoint", url, "--model", "m", "--data", rows, "--games", "1"],
-    "probe": lambda url, rows: [
-        "probe",
-        url,
-        "--model",
-        "m",
-        "--data",
-        rows,
-        "--notes",
-        "2",
-        "--output",
-        rows + ".jsonl",
-    ],
-    "evaluate": lambda url, rows: ["evaluate", url, "--model", "m", "--notes", NOTES, "--output", rows + ".answers"],
-    "evaluate a folder": lambda url, rows: ["evaluate", url, "--notes", NOTES, "--output", rows + ".answers"],
-    "tournament": lambda url, rows: [
-        "tournament",
-        f"m@{url}",
-        "--data",
-        rows,
-        "--games",
-        "2",
-        "--output",
-        rows + ".games",
-    ],
+    "play": "play --endpoint {url} --model m --data {rows} --games 1",
+    "probe": "probe {url} --model m --data {rows} --notes 2 --output {rows}.jsonl",
+    "evaluate": "evaluate {url} --model m --notes {notes} --output {rows}.answers",
+    "evaluate a folder": "evaluate {url} --notes {notes} --output {rows}.answers",
+    "tournament": "tournament m@{url} --data {rows} --games 2 --output {rows}.games",
 }
 
 
@@ -89,7 +69,7 @@ def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
     monkeypatch.chdir(tmp_path)
     rows = pa.Table.from_pylist([{"extra_info": extra_info("adversarial_benign")}] * 2)
     pq.write_table(rows, tmp_path / "rows.parquet")
-    words = COMMANDS[command](url.format("anna:hunter2"), str(tmp_path / "rows.parquet"))
-    result = CliRunner().invoke(app, words)
+    places = {"url": url.format("anna:hunter2"), "rows": tmp_path / "rows.parquet", "notes": NOTES}
+    result = CliRunner().invoke(app, COMMANDS[command].format(**places).split())
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
     assert "hunter2" not in result.output

@@ -75,11 +75,7 @@ def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_c
     assert all(g.void is None for g in by_http)
     judges = Counter(g.judgement.judge for g in by_http if g.judgement)
     assert judges == {"http": 120, "labels": 80}
-
-
-def test_health_says_which_backend_is_ready(labels_command: str) -> None:
-    answer = httpx.get(f"{labels_command}/health")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "backend": "labels"})
+    assert {g.judgement.realistic for g in by_http if g.judgement} == {None}
 
 
 @pytest.mark.parametrize("category", Category)
@@ -104,7 +100,6 @@ def test_labels_answer_by_category(labels_command: str, category: Category) -> N
     [
         ("Harmful", True),
         ("safe\n", False),
-        ("", False),
         ("maybe", False),
         ("<answer>\nverdict: harmful\n</answer>", True),
     ],
@@ -114,17 +109,13 @@ def test_what_the_assessor_said_is_read_from_its_words(labels_command: str, asse
     assert (answer["error_detected"], answer["assessor_correct"]) == (detected, detected)
 
 
-def test_an_unknown_category_costs_its_game_alone(labels_command: str) -> None:
-    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "game_category": "nonesuch"})
+def test_an_unknown_category_or_a_long_note_costs_its_game_alone(labels_command: str) -> None:
+    too_long = {**QUERY, "game_idx": 9, "medical_note": "x " * 60_000}
+    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "game_category": "nonesuch"}, too_long)
     assert answers["7"]["error_present"] is True
     assert answers["8"]["is_parsing_error"] is True and answers["8"]["error_present"] is False
     assert "nonesuch" in answers["8"]["judge_reasoning"]
-
-
-def test_a_note_that_is_too_long_costs_its_game_alone(labels_command: str) -> None:
-    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "medical_note": "x " * 60_000})
-    assert not answers["7"]["is_parsing_error"]
-    assert "longer than 100000 characters" in answers["8"]["judge_reasoning"]
+    assert "longer than 100000 characters" in answers["9"]["judge_reasoning"]
 
 
 def test_two_games_of_one_index_are_refused(labels_command: str) -> None:
@@ -138,11 +129,6 @@ def test_answers_stand_under_the_score_key_of_the_request_where_that_shape_is_as
         assert set(ask(url, QUERY, score_key="scores")) == {"scores"}
         games = reward_all(reward_manager("http", JudgeServer(url=url)), [played(n) for n in range(3)])
     assert all(g.judgement and g.judgement.judge == "http" for g in games)
-
-
-def test_a_realism_that_the_judge_did_not_speak_of_stays_unknown_to_our_own_client(labels_command: str) -> None:
-    (game,) = reward_all(reward_manager("http", JudgeServer(url=labels_command)), [played()])
-    assert game.judgement is not None and game.judgement.realistic is None
 
 
 def test_a_language_model_answers_for_the_clients_of_the_protocol() -> None:
@@ -196,18 +182,6 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
     assert message in result.output and "hunter2" not in result.output
 
 
-def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[LlmJudge] = []
-    monkeypatch.setattr(
-        "medserl_agentloop.games.medical.judges.protocol.create_app", lambda judge, *_: served.append(judge)
-    )
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
-    command = ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1", "--model", "m"]
-    result = CliRunner().invoke(medserl, [*command, "--set", "max_tokens=7"])
-    assert result.exit_code == 0, result.output
-    assert served[0]._model._fields["max_tokens"] == 7
-
-
 # --- requests that nobody should trust ---
 
 
@@ -215,8 +189,6 @@ def test_any_option_of_a_run_s_judge_can_be_set(monkeypatch: pytest.MonkeyPatch)
     ("body", "status"),
     [
         ('{"queries": NaN}', 422),
-        ('{"queries": [{"game_idx": NaN}]}', 422),
-        ('{"queries": [], "score_key": Infinity}', 422),
         ('{"queries": "\\ud800"}', 422),
         ('{"queries": ' + "[" * 100_000, 400),
         (b"\xff\xfe", 422),
