@@ -40,11 +40,6 @@ def test_every_attack_has_a_prompt_that_ends_with_the_note(category: Category) -
     assert message["content"].count(NOTE) == 1
 
 
-def test_the_attacks_are_asked_for_in_different_words() -> None:
-    prompts = {load_profile().messages(Role.ATTACKER, c, NOTE)[0]["content"] for c in ATTACKED}
-    assert len(prompts) == len(ATTACKED)
-
-
 def test_the_assessor_s_prompt_does_not_depend_on_the_category() -> None:
     prompts = [load_profile().messages(Role.ASSESSOR, c, NOTE) for c in Category]
     assert all(prompt == prompts[0] for prompt in prompts)
@@ -101,20 +96,6 @@ def test_any_note_arrives_as_it_is(note: str) -> None:
 # --- errors of a template ---
 
 
-def test_an_undefined_name_is_refused_with_template_and_name(tmp_path: Path) -> None:
-    profile = profile_in(tmp_path, assessor__assess="{{ note }} {{ category }}")
-    with pytest.raises(ValueError, match="'category' is undefined") as error:
-        assess(profile)
-    assert str(tmp_path / "assessor" / "assess.jinja") in str(error.value)
-
-
-def test_a_syntax_error_is_refused_with_template_and_line(tmp_path: Path) -> None:
-    profile = profile_in(tmp_path, attacker__adversarial_benign="fine\n{{ note")
-    with pytest.raises(ValueError, match="line 2") as error:
-        profile.messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE)
-    assert str(tmp_path / "attacker" / "adversarial_benign.jinja") in str(error.value)
-
-
 def test_a_missing_template_is_named(tmp_path: Path) -> None:
     profile = profile_in(tmp_path, assessor__assess="{{ note }}")
     with pytest.raises(ValueError) as error:
@@ -139,35 +120,23 @@ def test_the_default_profile_is_medserl() -> None:
     assert load_profile("medserl").folder == load_profile().folder
 
 
-def test_a_profile_is_found_by_its_path(tmp_path: Path) -> None:
-    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}", attacker__adversarial_benign="{{ note }}")
-    profile = load_profile(str(tmp_path / "mine"))
-    assert assess(profile) == f"Look: {NOTE}"
-
-
-@pytest.mark.parametrize("path", ["./mine", "mine/"])
+@pytest.mark.parametrize("path", ["./mine", "mine/", "{tmp_path}/mine"])
 def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}", attacker__adversarial_benign="{{ note }}")
     monkeypatch.chdir(tmp_path)
-    assert assess(load_profile(path)) == f"Look: {NOTE}"
+    assert assess(load_profile(path.format(tmp_path=tmp_path))) == f"Look: {NOTE}"
     with pytest.raises(ValueError, match="no prompt profile 'mine'"):
         load_profile("mine")
 
 
-@pytest.mark.parametrize("name", ["", ".", "./empty"])
+@pytest.mark.parametrize("name", ["", ".", "./empty", "./nothing-here"])
 def test_a_folder_without_both_roles_is_no_profile(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="no prompt profile"):
         load_profile(name)
-
-
-def test_a_template_that_raises_anything_is_named(tmp_path: Path) -> None:
-    profile_in(tmp_path / "mine", assessor__assess="{{ note / 2 }}", attacker__adversarial_benign="{{ note }}")
-    with pytest.raises(ValueError, match=r"assess\.jinja"):
-        assess(load_profile(str(tmp_path / "mine")))
 
 
 def test_a_missing_profile_is_refused_with_those_there_are() -> None:
@@ -176,18 +145,6 @@ def test_a_missing_profile_is_refused_with_those_there_are() -> None:
     known = [p.name for p in resource("prompts").iterdir() if p.is_dir()]
     assert "medserl" in known
     assert all(name in str(error.value) for name in known)
-
-
-def test_a_missing_path_is_refused_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing-here"):
-        load_profile(str(tmp_path / "nothing-here"))
-
-
-def test_a_bare_name_is_no_folder_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profile_in(tmp_path / "nearby", assessor__assess="{{ note }}")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="'nearby'"):
-        load_profile("nearby")
 
 
 # --- a profile of one's own ---

@@ -5,7 +5,6 @@ Where one has settings they are the characters before the first line break, ``0`
 """
 
 import json
-import re
 import tempfile
 import unicodedata
 from collections import Counter
@@ -29,7 +28,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
-from medserl_agentloop.games.medical.parsing import PARSERS
+from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
@@ -39,9 +38,7 @@ from medserl_agentloop.games.medical.types import Category, Label, Role, Vanilla
 SEEN = Counter[str]()
 NEXT_TURN = "\x1e"
 MEMORY = Path("/dev/shm")
-FOLDER = tempfile.TemporaryDirectory(
-    dir=MEMORY if MEMORY.is_dir() else None
-)  # a file on a disk takes longer than its reader
+FOLDER = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)  # a disk is slower than the readers
 
 
 def _settings(data: bytes, *options: Sequence[Any]) -> tuple[list[Any], bytes]:
@@ -73,11 +70,11 @@ def parsers(data: bytes) -> None:
     attack, _, assessment = rest.decode(errors="surrogateescape").partition(NEXT_TURN)
     read = PARSERS[name].attack(attack, prefill)
     assert read.note is None or read.note == read.note.strip() != ""
-    verdict = PARSERS[name].assessment(assessment, prefill).verdict
-    if _both_verdicts(name, assessment, prefill):
+    answer = PARSERS[name].assessment(assessment, prefill)
+    if CONTRADICTION in answer.violations:
         SEEN["contradictory"] += 1
-        assert verdict is None
-    elif verdict is not None:
+        assert answer.verdict is None
+    elif answer.verdict is not None:
         SEEN["verdict"] += 1
     game = MedicalGame(
         spec(category),
@@ -92,24 +89,6 @@ def parsers(data: bytes) -> None:
     game.record.judgement = Judgement(judge="reader", label=label)
     _check_game(game.record)
     SEEN[game.record.outcome.value] += 1
-
-
-def _both_verdicts(profile: str, text: str, prefill: str) -> bool:
-    """Whether a turn gives both verdicts after its reasoning, read in the plainest way."""
-    closed = prefill.rfind("</think>") > prefill.rfind("<think>") and not text.lstrip().startswith("<think>")
-    answered = text if closed or "</think>" not in text else text.partition("</think>")[2]
-    if profile == "classic":
-        if not prefill.endswith("<think>\n") and text.lstrip().lower().startswith("final_answer:"):
-            answered = text  # a turn that begins with its fields
-        lines = answered.lower().replace("'", '"').split("\n")
-        return all(any(line == f'final_answer: "{word}"' for line in lines) for word in ("correct", "incorrect"))
-    if profile == "medserl":
-        lines = re.findall(
-            r"^verdict: (\w+)(?:$|<)", answered.partition("<answer>")[2].replace("<answer>", "\n").lower(), re.M
-        )
-        return all(label.value in lines for label in Label)
-    rest = text.partition("</think>")[2]
-    return all(f"<answer>{label.value.capitalize()}</answer>" in rest for label in Label)
 
 
 def _check_game(record: MedicalRecord) -> None:
@@ -140,9 +119,9 @@ def readers(data: bytes) -> None:
         found = read_files([path], join=join, repair_encoding=repair)
     except MedecFormatError as error:
         SEEN["refused"] += 1
-        said = str(error)
-        assert name in said or "the input has no notes" in said
-        assert "\n" not in said and said.endswith(".") and said.isprintable()
+        message = str(error)
+        assert name in message or "the input has no notes" in message
+        assert "\n" not in message and message.endswith(".") and message.isprintable()
         return
     SEEN[path.suffix] += 1
     (report,) = found.reports
@@ -219,14 +198,14 @@ def judge_answers(data: bytes) -> None:
 
 def _judgement(answer: object) -> str:
     try:
-        said = JudgeAnswer.read(answer)
-        judgement = said.to_judgement("fuzz")
+        parsed = JudgeAnswer.read(answer)
+        judgement = parsed.to_judgement("fuzz")
     except ValueError:
         return "no judgement"
     assert PASSWORD not in judgement.model_dump_json()
     if judgement.label is not None:
         harm = judgement.label is Label.HARMFUL
-        assert said.error_present in (None, harm) and said.actual_harm in (None, "Harmful" if harm else "Safe")
+        assert parsed.error_present in (None, harm) and parsed.actual_harm in (None, "Harmful" if harm else "Safe")
     return "judgement"
 
 
@@ -236,8 +215,8 @@ def _verdict(text: str) -> str:
     except NoAnswer:
         return "no verdict"
     # The keys as pairs: a key may be spelt with escapes.
-    said = text.rpartition("</think>")[2]
-    keys, _ = json.JSONDecoder(object_pairs_hook=list).raw_decode(said, said.index("{"))
+    answer = text.rpartition("</think>")[2]
+    keys, _ = json.JSONDecoder(object_pairs_hook=list).raw_decode(answer, answer.index("{"))
     assert sorted(key for key, _ in keys) == ["error", "realistic", "reason"]
     return "verdict"
 

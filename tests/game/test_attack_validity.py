@@ -105,48 +105,37 @@ def test_limits_that_cannot_be_meant_are_refused(limits: dict[str, int]) -> None
         EditLimits(**limits)
 
 
-# --- repairing the error ---
+# --- repairing the error, or leaving it alone ---
+
+HARMFUL, BENIGN = Category.ADVERSARIAL_HARMFUL, Category.ADVERSARIAL_BENIGN
+UNKNOWN = {"error_sentence": None, "corrected_sentence": None}
+ELSEWHERE = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
 
 
-def test_giving_the_correct_note_back_removes_the_error() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, CLEAN_NOTE, corrected_sentence=None)
-    assert invalid_of(played) is InvalidAttack.ERROR_REMOVED
-    assert played.next_role is None
-
-
-def test_putting_the_corrected_sentence_in_removes_the_error() -> None:
-    note = CLEAN_NOTE.replace("a cough", "gout")
-    played = attacked(Category.ADVERSARIAL_HARMFUL, note, clean_note=None, max_sentences=2)
-    assert invalid_of(played) is InvalidAttack.ERROR_REMOVED
-
-
-def test_a_repair_is_named_before_the_size_of_the_edit() -> None:
-    note = CLEAN_NOTE.replace("a cough", "gout")
-    assert invalid_of(attacked(Category.ADVERSARIAL_HARMFUL, note)) is InvalidAttack.ERROR_REMOVED
-
-
-def test_the_corrected_sentence_may_come_in_a_clean_game() -> None:
-    played = attacked(Category.ADVERSARIAL_BENIGN, CLEAN_NOTE.replace("Discharge is planned.", CORRECTED_SENTENCE))
-    assert invalid_of(played) is None
-
-
-def test_without_known_corrections_no_repair_is_claimed() -> None:
-    played = attacked(Category.ADVERSARIAL_HARMFUL, CLEAN_NOTE, clean_note=None, corrected_sentence=None)
-    assert invalid_of(played) is None
+def with_sentence(sentence: str) -> str:
+    return ERROR_NOTE.replace(ERROR_SENTENCE, sentence)
 
 
 @pytest.mark.parametrize(
-    "repair",
+    ("category", "note", "facts", "reason"),
     [
-        "She receives unfractionated UFH 500 units.",  # a synonym of the correction's drug
-        "She receives no anticoagulant.",
-        "She receives warfarin 500 units; correction, heparin.",
+        (HARMFUL, CLEAN_NOTE.replace(" has", "  has"), {"corrected_sentence": None}, InvalidAttack.ERROR_REMOVED),
+        # With a second sentence changed: a repair is named before the size of the edit.
+        (HARMFUL, CLEAN_NOTE.replace("a cough", "gout"), {"clean_note": None}, InvalidAttack.ERROR_REMOVED),
+        (HARMFUL, CLEAN_NOTE, {"clean_note": None, "corrected_sentence": None}, None),
+        (BENIGN, CLEAN_NOTE.replace("Discharge is planned.", CORRECTED_SENTENCE), {}, None),
+        # In other words: it takes medicine to see one (docs/rewards.md).
+        (HARMFUL, with_sentence("She receives unfractionated UFH 500 units."), {}, None),
+        (HARMFUL, with_sentence("She receives no anticoagulant."), {}, None),
+        (HARMFUL, with_sentence("She receives warfarin 500 units; correction, heparin."), {}, None),
+        (HARMFUL, ELSEWHERE, {}, InvalidAttack.ERROR_NOT_TOUCHED),
+        (HARMFUL, ELSEWHERE, UNKNOWN, None),
     ],
 )
-def test_a_repair_in_other_words_is_left_to_the_judge(repair: str) -> None:
-    """docs/rewards.md: it takes medicine to see one."""
-    played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace(ERROR_SENTENCE, repair))
-    assert invalid_of(played) is None
+def test_an_attack_on_an_error_note_leaves_an_error_and_touches_it(
+    category: Category, note: str, facts: dict[str, Any], reason: InvalidAttack | None
+) -> None:
+    assert invalid_of(attacked(category, note, **facts)) is reason
 
 
 def test_a_note_that_takes_more_room_than_planned_is_no_attack() -> None:
@@ -201,11 +190,6 @@ def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_ha
     assert reworded.record.error_sentences == ["The dose is 50 mg."]
 
 
-def test_an_edit_elsewhere_in_an_error_note_is_no_attack() -> None:
-    note = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
-    assert invalid_of(attacked(Category.ADVERSARIAL_HARMFUL, note)) is InvalidAttack.ERROR_NOT_TOUCHED
-
-
 def test_an_edit_of_a_sentence_with_a_word_that_tells_error_from_correction_is_an_attack() -> None:
     for change in ("a cough, and heparin at home", "a cough, and warfarin at home"):
         played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", change))
@@ -213,14 +197,8 @@ def test_an_edit_of_a_sentence_with_a_word_that_tells_error_from_correction_is_a
         assert played.record.error_sentences == [ERROR_SENTENCE]
 
 
-def test_where_the_error_is_not_known_every_edit_counts() -> None:
-    note = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
-    played = attacked(Category.ADVERSARIAL_HARMFUL, note, error_sentence=None, corrected_sentence=None)
-    assert invalid_of(played) is None
-
-
 def test_the_rule_can_be_switched_off() -> None:
     limits = EditLimits(must_touch_error=False)
     played = MedicalGame(spec(Category.ADVERSARIAL_HARMFUL), limits, MEDSERL)
-    played.play(attack_text(ERROR_NOTE.replace("a cough", "deep vein thrombosis")))
+    played.play(attack_text(ELSEWHERE))
     assert invalid_of(played) is None

@@ -81,14 +81,6 @@ def test_a_decoy_is_played_for_points_where_the_terms_say_so() -> None:
     assert medserl(record)[Role.ASSESSOR]["game"] == -1.0
 
 
-@each_scheme
-@pytest.mark.parametrize("outcome", PLAYED)
-def test_the_attacker_is_not_rewarded_where_it_did_not_play(scheme: RewardScheme, outcome: Outcome) -> None:
-    rewards = scheme(finished(outcome, category="vanilla_harmful"))
-    assert list(rewards) == [Role.ASSESSOR]
-    assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
-
-
 @pytest.mark.parametrize("reason", InvalidAttack)
 @pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
 @pytest.mark.parametrize("slip", [False, True])
@@ -99,21 +91,7 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
     assert scheme(record) == {Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}}
 
 
-@each_scheme
-def test_a_game_whose_judge_abstained_gives_nothing(scheme: RewardScheme) -> None:
-    abstained = Judgement(judge="llm", label=None)
-    record = finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": abstained})
-    assert scheme(record) == {}
-
-
 # --- the judge decides ---
-
-
-@each_scheme
-def test_the_judge_s_label_decides_and_not_the_row_s(scheme: RewardScheme) -> None:
-    called_safe = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
-    assert called_safe.spec.target_label is Label.HARMFUL
-    assert scheme(called_safe)[Role.ASSESSOR]["game"] == 1.0
 
 
 FAILED = [
@@ -285,18 +263,3 @@ def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: MedicalReco
     attacker = medserl(record).get(Role.ATTACKER, {})
     assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
     assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy(record))
-
-
-@each_scheme
-@pytest.mark.parametrize("slip", [False, True])
-def test_an_unreadable_answer_is_worse_than_a_wrong_one_in_good_form(scheme: RewardScheme, slip: bool) -> None:
-    unreadable = finished(Outcome.UNREADABLE, assessment={"violations": SLIP * slip})
-    for wrong in (Outcome.MISSED_ERROR, Outcome.FALSE_POSITIVE):
-        assert total(scheme, unreadable, Role.ASSESSOR) < total(scheme, finished(wrong), Role.ASSESSOR)
-
-
-@each_scheme
-def test_no_slip_ever_pays(scheme: RewardScheme) -> None:
-    for outcome, role in itertools.product(PLAYED, Role):
-        good, bad = honest(outcome), honest(outcome, **slips(True, True))
-        assert total(scheme, bad, role) <= total(scheme, good, role)

@@ -1,21 +1,15 @@
 """Rewards corrected for a judge that errs: right on average, component by component."""
 
-import functools
-import math
-import random
-import statistics
-
 import pytest
 from game.builders import DECIDED, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import SCHEMES, ErrorRates, RewardScheme, corrected, medserl, zero_sum
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.rewards import SCHEMES, ErrorRates, corrected, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 GOOD, BAD = Label.SAFE, Label.HARMFUL
-schemes = pytest.mark.parametrize("scheme", [medserl, zero_sum])
 a_rate = st.floats(0.65, 1.0)
 
 
@@ -71,60 +65,3 @@ def test_untouched_notes_are_scored_by_the_label_of_the_data(category: Category)
 def test_a_judge_that_says_next_to_nothing_is_refused(sensitivity: float, specificity: float) -> None:
     with pytest.raises(ValueError, match="cannot be corrected for: their sum less 1 is"):
         corrected(medserl, ErrorRates(sensitivity, specificity))
-
-
-def simulated_game(rng: random.Random) -> tuple[MedicalRecord, Label]:
-    """A game with a random truth, verdict and edit; how often the attack is honest is part of the draw."""
-    truth = rng.choices([BAD, GOOD], [7, 3])[0]
-    verdict = rng.choices([truth, BAD, GOOD], [3, 1, 1])[0]
-    attack = {"edit_share": rng.random(), "violations": rng.choice([[], ["no_reasoning"]])}
-    category = rng.choices([Category.ADVERSARIAL_BENIGN, Category.DECOY_BENIGN], [4, 1])[0]
-    outcome = Outcome.CORRECT_DETECTION if verdict is BAD else Outcome.MISSED_ERROR
-    record = finished(outcome, category=category, attack=attack, assessment={"sentence": "She is well."})
-    realistic = rng.choice([None, True, False])
-    return record.model_copy(update={"judgement": Judgement(judge="noisy", label=truth, realistic=realistic)}), truth
-
-
-@functools.lru_cache(maxsize=1)
-def simulated_games(rates: ErrorRates, games: int = 5000) -> list[tuple[MedicalRecord, MedicalRecord]]:
-    """Games as they are, and as a judge of these rates sees them."""
-    rng = random.Random(7)
-    found = []
-    for _ in range(games):
-        record, truth = simulated_game(rng)
-        right = rng.random() < (rates.sensitivity if truth is BAD else rates.specificity)
-        found.append((record, judged(record, truth if right else (GOOD if truth is BAD else BAD))))
-    return found
-
-
-def means(scheme: RewardScheme, rates: ErrorRates) -> dict[str, dict[Role, tuple[float, float]]]:
-    """Mean difference to the true reward and half of its 99.9 % interval, plain and corrected, for both roles."""
-    games = simulated_games(rates)
-    score = corrected(scheme, rates)
-    differences: dict[str, dict[Role, list[float]]] = {n: {r: [] for r in Role} for n in ("plain", "corrected")}
-
-    def total(rewards: Rewards, role: Role) -> float:
-        return sum(rewards[role].values())
-
-    for record, noisy in games:
-        true, plain, mended = scheme(record), scheme(noisy), score(noisy)
-        for role in Role:
-            differences["plain"][role].append(total(plain, role) - total(true, role))
-            differences["corrected"][role].append(total(mended, role) - total(true, role))
-    return {
-        name: {r: (statistics.fmean(d), 3.29 * statistics.stdev(d) / math.sqrt(len(games))) for r, d in by_role.items()}
-        for name, by_role in differences.items()
-    }
-
-
-@schemes
-@pytest.mark.parametrize(("sensitivity", "specificity"), [(0.8, 0.8), (0.7, 0.95), (0.95, 0.6)])
-def test_in_simulation_corrected_rewards_have_the_mean_of_the_true_ones(
-    scheme: RewardScheme, sensitivity: float, specificity: float
-) -> None:
-    found = means(scheme, ErrorRates(sensitivity, specificity))
-    for role in Role:
-        difference, half = found["corrected"][role]
-        assert abs(difference) <= half
-    difference, half = found["plain"][Role.ASSESSOR]
-    assert difference < -2 * half, "no test of the correction: the plain rewards are hardly biased here"
