@@ -71,6 +71,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(map(str, pages))
 
 
+def test_the_readme_lists_every_recipe_once() -> None:
+    rows = re.findall(
+        r"^\| (`.*?) \|", text_of(ROOT / "README.md").partition("| recipe |")[2].partition("\n\n")[0], re.M
+    )
+    listed = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(listed) == sorted(path.stem for path in ROOT.glob("recipes/*.yaml"))
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """The commands of a page's shell blocks, in words, without pipes, ``&``, assignments and comments."""
     for block in blocks(page, "bash"):
