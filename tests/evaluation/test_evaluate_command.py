@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from evaluation.mock_server import MODEL, TOKENIZER, MockServer, mock_server
-from peft import LoraConfig, get_peft_model
 from support import assessment_text
 from typer.testing import CliRunner, Result
 
@@ -164,18 +163,6 @@ def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path,
     assert measures(single)["f1"] == 1.0
 
 
-def test_the_chat_template_gets_its_arguments(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    results(server, notes, tmp_path / "without")
-    found = results(server, notes, tmp_path, "--template", "enable_thinking=false")
-    assert "chat_template_kwargs" not in server.bodies[0]
-    assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False} == found["prompts"]["chat_template"]
-
-
-def test_samples_that_must_be_equal_are_refused(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--samples", 3)
-    assert done.exit_code == 2 and "--temperature above 0" in done.output and not server.prompts
-
-
 @pytest.mark.slow
 def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, notes: Path, tmp_path: Path) -> None:
     options = [server.url, "--notes", notes, "--output", tmp_path, "--model", MODEL, "--concurrency", 1]
@@ -199,32 +186,25 @@ def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, 
     assert len(server.asked) == 6 + len(again)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        ("--max-tokens", 900),
-        ("--temperature", 0.5),
-        ("--profile", "classic"),
-        ("--template", "enable_thinking=false"),
-        ("--model", MODEL),
-    ],
-)
-def test_another_request_is_not_answered_from_the_cache(
-    server: MockServer, notes: Path, tmp_path: Path, changed: tuple[Any, ...]
-) -> None:
-    results(server, notes, tmp_path)
-    results(server, notes, tmp_path, *changed)
-    assert len(server.prompts) == (1 if changed[0] == "--model" else 2) * 2 * CASES
-
-
-def test_answers_that_other_strings_ended_are_not_taken_from_the_cache(
-    server: MockServer, notes: Path, tmp_path: Path
-) -> None:
+def test_only_the_same_request_is_answered_from_the_cache(server: MockServer, notes: Path, tmp_path: Path) -> None:
     profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
     (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
-    for asked, prompts in ((2 * CASES, profile), (2 * CASES, same), (4 * CASES, other), (4 * CASES, other)):
-        results(server, notes, tmp_path, "--profile", prompts)
-        assert len(server.prompts) == asked
+    thinking_off = ("--template", "enable_thinking=false")
+    for options, sets_asked in (
+        (("--profile", profile), 1),
+        (("--profile", same), 1),
+        (("--profile", other), 2),
+        (("--max-tokens", 900), 3),
+        (("--temperature", 0.5), 4),
+        (("--profile", "classic"), 5),
+        (thinking_off, 6),
+        (("--profile", other), 6),
+    ):
+        prompts = results(server, notes, tmp_path, *options)["prompts"]
+        assert len(server.prompts) == sets_asked * 2 * CASES
+        assert prompts["chat_template"] == ({"enable_thinking": False} if options is thinking_off else {})
+    assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template_kwargs" not in server.bodies[0]
 
 
 def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
@@ -253,30 +233,21 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
         (lambda prompt: assessment_text("safe"), 0.0, -0.5),
         (lambda prompt: assessment_text("harmful"), 0.0, 0.5),
         (lambda prompt: "?" if "Patient 0" in prompt else knows(prompt), 1 - 1 / CASES, 0.0),
+        (lambda prompt: "?", 0.0, None),
     ],
 )
 def test_twins_tell_medicine_from_suspicion(
-    server: MockServer, notes: Path, tmp_path: Path, answer: Callable[[str], str], both_right: float, bias: float
+    server: MockServer, notes: Path, tmp_path: Path, answer: Callable[[str], str], both_right: float, bias: float | None
 ) -> None:
     server.answer = answer
     twins = results(server, notes, tmp_path, "--twins")["twins"]
     assert twins["cases"] == CASES
-    assert (twins["both_right"][0], twins["bias"][0]) == (both_right, bias)
+    assert (twins["both_right"][0], twins["bias"] and twins["bias"][0]) == (both_right, bias)
     parts = ("both_right", "both_called_wrong", "both_called_right", "swapped", "unreadable")
     assert sum(twins[part][0] for part in parts) == pytest.approx(1.0)
-
-
-def test_twins_of_which_nothing_can_be_read_have_no_bias(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda prompt: "?"
-    twins = results(server, notes, tmp_path, "--twins")["twins"]
-    assert twins["unreadable"][0] == 1.0 and twins["bias"] is None
-
-
-def test_the_notes_of_a_case_differ_in_the_error_alone(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    results(server, notes, tmp_path, "--twins")
     asked = {note_of(prompt) for prompt in server.asked} - {note.text for note in read_reference([notes]).notes}
     assert len(asked) == 2 * CASES and all(note == note.strip() for note in asked)
-    assert {note.replace("warfarin", "amoxicillin") for note in asked} <= asked
+    assert {note.replace("warfarin", "amoxicillin") for note in asked} <= asked  # differ in the error alone
 
 
 def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tmp_path: Path) -> None:
@@ -320,26 +291,6 @@ def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: P
     assert "base" not in found["model"]
 
 
-def test_results_of_an_adapter_name_its_model_and_go_by_that_model_s_weights(notes: Path, tmp_path: Path) -> None:
-    base, adapter, output = (tmp_path / name for name in ("base", "adapter", "out"))
-    found = []
-    for seed in (0, 1):
-        model = tiny_model(len(TOKENIZER), seed=seed)
-        model.save_pretrained(base)
-        TOKENIZER.save_pretrained(base)
-        if seed == 0:
-            model.name_or_path = str(base)
-            get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(
-                str(adapter)
-            )
-        done = evaluate(adapter, notes, output, "--max-tokens", 2)
-        assert done.exit_code == 0, done.output
-        found.append(json.loads((output / "results.json").read_text())["model"])
-    assert found[0]["base"] == found[1]["base"] == str(base)
-    assert found[0]["sha256"] != found[1]["sha256"]
-    assert len(lines(output / "cache.jsonl")) == 2 * 16
-
-
 @pytest.mark.parametrize(
     ("model", "more", "says"),
     [
@@ -349,34 +300,24 @@ def test_results_of_an_adapter_name_its_model_and_go_by_that_model_s_weights(not
         ("http://127.0.0.1:9", ("--model", "x"), "no server answers at http://127.0.0.1:9/v1/models"),
         ("http://127.0.0.1:9", ("--model", "x", "--api-key-env", "NO_SUCH_VARIABLE"), "is not set"),
         ("http://127.0.0.1:9", ("--model", "x", "--profile", "nosuch"), "no prompt profile 'nosuch'"),
+        ("http://127.0.0.1:9", ("--model", "x", "--samples", 3), "--temperature above 0"),
+        ("http://127.0.0.1:9", ("--model", "x", "--notes", "{uw}"), "16 of MEDEC-UW"),
+        ("http://127.0.0.1:9", ("--model", "x", "--twins", "--notes", "{clean}"), "no note with an error and its corr"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
-    notes: Path, tmp_path: Path, model: str, more: tuple[str, ...], says: str
+    notes: Path, tmp_path: Path, model: str, more: tuple[Any, ...], says: str
 ) -> None:
-    done = evaluate(model, notes, tmp_path / "out", *more)
+    uw, clean = tmp_path / "uw.csv", tmp_path / "clean.csv"
+    uw.write_text(notes.read_text().replace("toy-val-", "uw-val-"))
+    with notes.open(newline="") as file, clean.open("w", newline="") as correct:
+        csv.writer(correct).writerows(row for row in csv.reader(file) if row[3] in ("Error Flag", "0"))
+    options = [str(option).format(uw=uw, clean=clean) for option in more]
+    read = notes if "--notes" not in more else options.pop(options.index("--notes") + 1)
+    done = evaluate(model, Path(read), tmp_path / "out", *(option for option in options if option != "--notes"))
     assert done.exit_code == 2 and says in done.output
 
 
-def test_notes_under_agreement_are_sent_to_no_model_unasked(server: MockServer, notes: Path, tmp_path: Path) -> None:
+def test_notes_under_agreement_are_sent_where_it_was_signed(server: MockServer, notes: Path, tmp_path: Path) -> None:
     (tmp_path / "uw.csv").write_text(notes.read_text().replace("toy-val-", "uw-val-"))
-    done = evaluate(server.url, tmp_path / "uw.csv", tmp_path, "--model", MODEL)
-    assert done.exit_code == 2 and "16 of MEDEC-UW" in done.output and not server.prompts
     results(server, tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
-
-
-def test_notes_without_errors_have_no_twins(server: MockServer, tmp_path: Path) -> None:
-    rows = list(csv.reader(write_notes(tmp_path / "notes.csv").open(newline="")))
-    with (tmp_path / "clean.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(row for row in rows if row[3] in ("Error Flag", "0"))
-    done = evaluate(server.url, tmp_path / "clean.csv", tmp_path, "--model", MODEL, "--twins")
-    assert done.exit_code == 2 and "no note with an error and its correction" in done.output
-
-
-@pytest.mark.slow
-def test_a_served_model_is_evaluated_without_verl_and_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys, medserl_agentloop.evaluation.cli, medserl_agentloop.evaluation.evaluate;"
-        "sys.exit(any(name in sys.modules for name in ('verl', 'torch', 'transformers')))"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

@@ -15,7 +15,14 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.interaction import Turn
-from medserl_agentloop.evaluation.local_models import LocalModel, find_weights, fingerprint, load_model, load_player
+from medserl_agentloop.evaluation.local_models import (
+    LocalModel,
+    facts_of,
+    find_weights,
+    fingerprint,
+    load_model,
+    load_player,
+)
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -44,6 +51,12 @@ def with_adapter(std: float = 0.1) -> Any:
     return model
 
 
+def merge(shards: Path, target: Path) -> None:
+    """As ``python -m verl.model_merger`` does it."""
+    places = {"local_dir": str(shards), "hf_model_config_path": str(shards / "huggingface"), "target_dir": str(target)}
+    FSDPModelMerger(ModelMergerConfig(operation="merge", backend="fsdp", **places)).merge_and_save()
+
+
 def loaded(folder: Path) -> Any:
     model, tokenizer = load_model(find_weights(folder))
     assert tokenizer.chat_template == TOKENIZER.chat_template
@@ -51,10 +64,11 @@ def loaded(folder: Path) -> Any:
     return model
 
 
-def test_a_hugging_face_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["", "actor/huggingface"])
+def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(tmp_path: Path, place: str) -> None:
     model = tiny_model(len(TOKENIZER))
-    model.save_pretrained(tmp_path)
-    TOKENIZER.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / place)
+    TOKENIZER.save_pretrained(tmp_path / place)
     assert same(loaded(tmp_path), model)
 
 
@@ -65,14 +79,7 @@ def test_shards_are_merged_without_losing_a_bit_and_verl_s_merged_folder_is_read
     model = tiny_model(len(TOKENIZER))
     shards = save_shards(model, TOKENIZER, tmp_path / "shards", ranks)
     assert same(loaded(shards), model)
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(shards),
-        hf_model_config_path=str(shards / "huggingface"),
-        target_dir=str(tmp_path / "merged"),
-    )
-    FSDPModelMerger(config).merge_and_save()
+    merge(shards, tmp_path / "merged")
     assert same(loaded(tmp_path / "merged"), model.bfloat16().float())  # verl's merger rounds
 
 
@@ -83,13 +90,6 @@ def test_a_run_means_its_last_checkpoint_and_a_step_its_actor(tmp_path: Path) ->
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     assert find_weights(tmp_path) == find_weights(tmp_path / "global_step_2") == tmp_path / "global_step_2" / "actor"
     assert find_weights(tmp_path / "global_step_1") == tmp_path / "global_step_1" / "actor"
-
-
-def test_a_checkpoint_of_the_whole_model_alone(tmp_path: Path) -> None:
-    model = tiny_model(len(TOKENIZER))
-    model.save_pretrained(tmp_path / "actor" / "huggingface")
-    TOKENIZER.save_pretrained(tmp_path / "actor" / "huggingface")
-    assert same(loaded(tmp_path), model)
 
 
 def sharded(folder: Path) -> None:
@@ -104,14 +104,7 @@ def sharded(folder: Path) -> None:
 def beside_its_base(folder: Path) -> None:
     """What verl's merger leaves of that."""
     sharded(folder / "shards")
-    config = ModelMergerConfig(
-        operation="merge",
-        backend="fsdp",
-        local_dir=str(folder / "shards"),
-        hf_model_config_path=str(folder / "shards" / "huggingface"),
-        target_dir=str(folder),
-    )
-    FSDPModelMerger(config).merge_and_save()
+    merge(folder / "shards", folder)
 
 
 def adapter_alone(folder: Path) -> None:
@@ -149,10 +142,7 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights"):
         load_model(find_weights(tmp_path))
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="holds no model: expected a Hugging Face folder"):
         find_weights(tmp_path)
 
@@ -165,6 +155,14 @@ def test_other_weights_or_another_template_have_another_fingerprint(tmp_path: Pa
     assert a == b != c
     (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
     assert fingerprint(tmp_path / "b") != a
+
+
+def test_an_adapter_s_fingerprint_goes_by_its_model_s_weights(tmp_path: Path) -> None:
+    adapter_alone(tmp_path)
+    before = facts_of(tmp_path)
+    tiny_model(len(TOKENIZER), seed=1).save_pretrained(tmp_path / "base")
+    after = facts_of(tmp_path)
+    assert before["base"] == after["base"] == str(tmp_path / "base") and before["sha256"] != after["sha256"]
 
 
 def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from medserl_agentloop.evaluation.probe import note_shares, settings_that_follow
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.paths import resource
 
 P = "selfplay/probe/"
 
@@ -50,18 +49,13 @@ def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: P
     assert "0% of the attacks are valid, most others are unparsed" in done.output
 
 
-def test_the_tiny_player_is_probed_on_this_machine(rows: Path, tmp_path: Path) -> None:
-    done = probed(str(resource("assets/tiny_player")), rows, tmp_path / "probe.jsonl")
-    assert done.exit_code == 0, done.output
-    assert len(list(read_games(tmp_path / "probe.jsonl"))) == 12
-
-
 @pytest.mark.parametrize(
     ("model", "more", "says"),
     [
         ("no/such/folder", [], "is neither a folder nor an address"),
         ("http://localhost:1", [], "a server needs --model"),
         ("no/such/folder", ["--judge", "nobody"], "no judge 'nobody'"),
+        ("x", ["--output", __file__], "exists already"),
     ],
 )
 def test_what_cannot_be_probed_is_said_in_one_line(
@@ -69,12 +63,6 @@ def test_what_cannot_be_probed_is_said_in_one_line(
 ) -> None:
     done = probed(model, rows, tmp_path / "probe.jsonl", *more)
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "probe.jsonl").exists()
-
-
-def test_a_file_that_exists_is_left_alone(rows: Path, tmp_path: Path) -> None:
-    (tmp_path / "probe.jsonl").write_text("mine")
-    assert "exists already" in probed("x", rows, tmp_path / "probe.jsonl").output
-    assert (tmp_path / "probe.jsonl").read_text() == "mine"
 
 
 def test_the_note_decides_everything_or_nothing() -> None:
@@ -115,8 +103,5 @@ def test_samples_agree_where_all_verdicts_on_an_untouched_note_are_the_same() ->
 )
 def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
     assert override in [advice.override for advice in settings_that_follow(measured, MedicalConfig(), judge)]
-
-
-def test_nothing_is_advised_where_nothing_is_wrong() -> None:
     fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
     assert list(settings_that_follow(fine, MedicalConfig(), "llm")) == []

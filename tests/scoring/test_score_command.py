@@ -1,8 +1,6 @@
 """``medserl score`` from its files to its tables and its JSON."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +140,3 @@ def test_the_sample_notes_are_a_reference() -> None:
     notes = read_reference([SAMPLE]).notes
     assert {note.error_position for note in notes} <= {None, "first", "middle", "last"}
     assert len({note.case for note in notes}) < len(notes)
-
-
-@pytest.mark.slow
-def test_help_loads_neither_scikit_learn_nor_rouge_nor_pandas() -> None:
-    code = "import sys, medserl_agentloop.cli; print([m for m in ('sklearn', 'rouge', 'pandas') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
