@@ -19,7 +19,7 @@ from rich.table import Table
 from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.evaluation.play import draw_games, model_at, play_match
+from medserl_agentloop.evaluation.play import check_judge, draw_games, model_at, play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -63,7 +63,9 @@ def probe(
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
         config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
-        rows = [game.record.spec for game in draw_games(MedicalGameInteraction(config), data, notes, seed)]
+        games = draw_games(MedicalGameInteraction(config), data, notes, seed)
+        check_judge(config, games)
+        rows = [game.record.spec for game in games]
         options = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, load_profile(config.profile), {}, **options)
 

@@ -113,7 +113,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         (["--endpoint", "http://127.0.0.1:9"], "no server answers"),
         (["--model", "other"], "does not list the model 'other'"),
         (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
-        (["--judge", "nonesuch"], "selfplay.judge"),
+        (["--judge", "nonesuch"], "no judge 'nonesuch'"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
         (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
         (["--set", "edits"], "expected key=value"),

@@ -9,14 +9,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
@@ -25,6 +24,9 @@ from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import LEAST_INFORMATION, ErrorRates, corrected, load_scheme
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import replacing
+
+if TYPE_CHECKING:
+    from medserl_agentloop.core.run_check import RunConfig
 
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "temperature", "max_tokens", "json_schema"}
