@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import medec_to_parquet
@@ -95,9 +94,7 @@ def old_and_new(tmp_path_factory, source):
 @pytest.mark.parametrize(
     ("event", "part", "number", "replaced"),
     [
-        ("os.mkdir", ".tmp", 1, 0),
         ("open", ".tmp/train.parquet", 1, 0),  # written, and about to be hashed
-        ("open", ".tmp/manifest.json", 1, 0),
         ("os.rename", ".tmp", 1, 0),
         ("os.rename", ".tmp", 2, 1),
         ("os.rename", ".tmp", 3, 2),
@@ -128,21 +125,6 @@ def test_killed_run_leaves_whole_files_and_a_mixture_is_told(
 def test_run_killed_before_a_new_folder_is_complete_leaves_none(tmp_path, source):
     assert process(tmp_path, source, "-c", KILLED, "os.rename", ".tmp", "1", seed=2).wait() == -signal.SIGKILL
     assert contents(tmp_path) == {}
-
-
-@pytest.mark.slow
-def test_run_killed_while_it_writes_rows_leaves_the_old_files(tmp_path, write_pairs, pair):
-    source = write_pairs(*(pair(n) for n in range(6000)))
-    (tmp_path / "out").mkdir()
-    old = dict.fromkeys(FILES, b"old")
-    for name, content in old.items():
-        (tmp_path / "out" / name).write_bytes(content)
-    run = process(tmp_path, source, seed=1)
-    while run.poll() is None and not any(path.stat().st_size for path in tmp_path.glob("out/.out.*/train.parquet")):
-        time.sleep(0.002)
-    run.send_signal(signal.SIGKILL)  # the first of five row groups is on disk
-    assert run.wait() == -signal.SIGKILL
-    assert contents(tmp_path / "out") == old
 
 
 def test_splits_of_a_mixture_are_refused(convert, pairs, tmp_path):

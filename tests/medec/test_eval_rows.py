@@ -71,21 +71,6 @@ def test_twins_are_two_rows_of_one_case(tmp_path: Path, write_csv: Any, error_ro
     assert error["clean_note"] is not None and error["error_type"] == "pharmacotherapy"
 
 
-def test_several_files_options_and_a_byte_order_mark(tmp_path: Path, write_csv: Any, error_row: Any) -> None:
-    first = write_csv(error_row(0), name="a.csv")
-    first.write_bytes(b"\xef\xbb\xbf" + first.read_bytes())
-    second = write_csv(error_row(2), name="b.csv", newline="\n")
-    rows = written(tmp_path, first, second, options=("--first-index", "7"))
-    assert [(row["extra_info"]["index"], row["extra_info"]["split"]) for row in rows] == [(7, "eval"), (8, "eval")]
-    assert rows[0]["extra_info"]["source_sha256"] != rows[1]["extra_info"]["source_sha256"]
-
-
-def test_same_input_gives_identical_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        assert run("medec_eval_to_parquet", "--input", SAMPLE, "--output", tmp_path / name / "e.parquet").exit_code == 0
-    assert (tmp_path / "a" / "e.parquet").read_bytes() == (tmp_path / "b" / "e.parquet").read_bytes()
-
-
 def test_what_is_wrong_is_said_in_one_sentence(
     tmp_path: Path, write_csv: Any, error_row: Any, write_pairs: Any
 ) -> None:

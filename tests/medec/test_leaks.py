@@ -8,7 +8,6 @@ is that of a one-sided test at 5 % over all comparisons together (Bonferroni, no
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
 from pathlib import Path
 from statistics import NormalDist
@@ -19,7 +18,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from note_files import OFFICIAL, PAIRS, medec_file
+from note_files import OFFICIAL, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.conversion import write_parquet
@@ -108,24 +107,6 @@ def test_what_tells_the_label_in_the_official_file(vignettes, kind, leaks):
     values = features(kind, ids, [row["Text"] for row in rows], harmful)
     chance = chance_of(values, harmful, [case_of[text_id] for text_id in ids])
     assert (chance < CLEARLY) == leaks, chance
-
-
-@pytest.mark.slow
-def test_white_space_tells_the_label_in_all_real_pairs_and_not_in_their_rows():
-    """Case 5 with 1,538 pairs, among which a leak as wide as the published one cannot hide."""
-    official, pairs = medec_file(OFFICIAL), medec_file(PAIRS)
-    with official.open(encoding="utf-8", newline="") as file:
-        raw = [(row["Text"], row["Corrected Text"]) for row in csv.DictReader(file) if row["Error Flag"] == "1"]
-    raw += [(pair["incorrect_note"], pair["correct_note"]) for pair in map(json.loads, pairs.open(encoding="utf-8"))]
-    notes, harmful = [note for pair in raw for note in pair], [True, False] * len(raw)
-    cases = [number // 2 for number in range(len(notes))]
-    assert chance_of([white_space(note) for note in notes], harmful, cases) < CLEARLY / 1000
-
-    plan = RowPlan(mix="vanilla_harmful=1,vanilla_benign=1", val_fraction=0.0)
-    rows = [row["extra_info"] for row in build_rows(read_files([official, pairs]).vignettes, plan).train]
-    harmful = [facts["target_label"] == "harmful" for facts in rows]
-    values = [white_space(facts["seed_note"]) for facts in rows]
-    assert chance_of(values, harmful, [facts["vignette_id"] for facts in rows]) > ALPHA
 
 
 @pytest.mark.slow

@@ -102,12 +102,6 @@ def test_rows_without_ids_are_paired_with_the_most_similar_note(write_pairs, pai
     }
 
 
-def test_a_file_with_both_notes_serves_to_join_others(old_file, write_pairs):
-    path = old_file(with_both_notes, name="ms_both.jsonl")
-    (report,) = read_files([old_file(four_way, name="rows.jsonl")], join=(path,)).reports
-    assert (report.joined, report.not_joined, report.error_types) == (160, [], {"diagnosis": 80})
-
-
 def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
     path = old_file(four_way)
     assert "--mix as-given keeps all 160 rows" in convert("--input", path).stdout
@@ -185,12 +179,6 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pai
     assert (result.reports[0].records, result.reports[0].joined) == (2, 2)
 
 
-def test_row_with_two_texts_is_read_from_the_one_of_its_category(write_pairs, pair, join):
-    two = {"vanilla": "", "adversarial": pair(1)["correct_note"], "completion": "", "data_type": "adversarial_benign"}
-    (vignette,) = read_files([write_pairs(two, name="rows.jsonl")], join=(join,)).vignettes
-    assert (vignette.vignette_id, vignette.categories) == ("ms-train-1", (Category.ADVERSARIAL_BENIGN,))
-
-
 def test_row_that_cannot_be_joined_is_counted_and_named(write_pairs, pair, join):
     rows = (row("An unknown note."), row(pair(0)["incorrect_note"], "vanilla_benign"))
     result = read_files([write_pairs(*rows, name="rows.jsonl")], join=(join,))
@@ -224,12 +212,6 @@ def test_same_row_twice_is_an_error(write_pairs, pair, join):
         read_files([write_pairs(*twice, name="rows.jsonl")], join=(join,))
 
 
-def test_case_that_is_also_in_another_input_is_an_error(write_pairs, pair, join):
-    path = write_pairs(row(pair(0)["correct_note"]), name="rows.jsonl")
-    with pytest.raises(MedecFormatError, match=r"join\.jsonl: 1 of its 4 cases are also in rows\.jsonl .*'ms-train-0'"):
-        read_files([path, join], join=(join,))
-
-
 def test_join_with_an_openrlhf_file_is_an_error(write_pairs):
     path = write_pairs(row("A note."), name="rows.jsonl")
     with pytest.raises(MedecFormatError, match="no error types to join with"):
@@ -243,17 +225,6 @@ def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(con
     assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
     facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
     assert [fact["error_type"] for fact in facts] == [None] * 4
-
-
-def test_category_without_its_note_is_counted_as_no_seed(convert, write_pairs, tmp_path):
-    rows = [row(f"Note {n} about a cough.", "vanilla_harmful") for n in range(3)]
-    path = write_pairs(*rows, row("A clean note."), name="rows.jsonl")
-    result = convert(
-        "--input", path, "--mix", "vanilla_harmful=3,vanilla_benign=1", "--val-fraction", 0, "--not-medec-uw"
-    )
-    counts = {entry["reason"]: entry["count"] for entry in manifest_of(tmp_path / "out")["exclusions"]}
-    assert result.exit_code == 0
-    assert counts == {"not a benign seed: it has no clean note": 3, "not a harmful seed: it has no error note": 1}
 
 
 @pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -106,14 +105,6 @@ def test_same_seed_gives_the_same_rows_whatever_the_input_order(vignettes):
     assert (games.train, games.val, games.reports) == (again.train, again.val, again.reports)
 
 
-def test_row_order_follows_neither_the_ids_nor_the_label(vignettes):
-    rows = build_rows(vignettes, plan()).train
-    labels = [row["reward_model"]["ground_truth"] for row in rows]
-    assert 10 < sum(a != b for a, b in pairwise(labels)) < 50
-    ids = [row["extra_info"]["text_id"] for row in rows]
-    assert ids != sorted(ids)
-
-
 @pytest.mark.parametrize("category", list(Category))
 def test_row_starts_from_the_categorys_note_with_its_role_prompt(vignettes, category):
     row = build_rows(vignettes, plan(f"{category.value}=1")).train[0]
@@ -143,14 +134,6 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
     assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
     assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
-
-
-def test_clean_only_vignette_serves_benign_categories_only(write_csv, clean_row):
-    vignettes = read_files([write_csv(clean_row(3), clean_row(5))]).vignettes
-    row = build_rows(vignettes, plan("adversarial_benign=1", val_fraction=0)).train[0]
-    assert (row["extra_info"]["error_note"], row["extra_info"]["pair_source"]) == (None, "unpaired")
-    with pytest.raises(ValueError, match="cases for vanilla_harmful and there are 0"):
-        build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0))
 
 
 def test_text_id_is_that_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):

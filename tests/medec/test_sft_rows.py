@@ -12,7 +12,6 @@ from medec.builders import run
 from note_files import PAIRS, SAMPLE, medec_file
 from omegaconf import OmegaConf
 
-from medserl_agentloop.data import conversion
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import SplitRows
 from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows
@@ -67,11 +66,6 @@ def test_each_pair_gives_an_attack_and_two_assessments(made: SplitRows, pair: An
     prompt, answer = rows["vanilla_benign"]
     assert prompt == load_profile().messages(Role.ASSESSOR, category, clean_note)[0]["content"]
     assert MEDSERL.assessment(answer).verdict is Label.SAFE and not MEDSERL.assessment(answer).violations
-
-
-def test_every_answer_keeps_the_format(made: SplitRows) -> None:
-    assert_all_parse(made.train + made.val)
-    assert all(row["vignette_id"] not in str(row["messages"]) for row in made.train + made.val)
 
 
 def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:
@@ -244,20 +238,6 @@ def test_a_template_that_drops_reasoning_needs_the_plain_one(tmp_path: Path) -> 
     assert trained_on(apply_chat_template_kwargs={"chat_template": CHATML}) == answer + "<|im_end|>\n"
 
 
-def test_failed_write_leaves_the_old_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full_disk(rows: Any, path: Path, schema: Any) -> None:
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(conversion, "write_parquet", full_disk)
-    result = run("sft_to_parquet", "--input", SAMPLE, "--seed", 2, "--output", tmp_path)
-    assert result.exit_code == 2 and "No space left" in result.stderr
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 def test_real_pairs_all_parse() -> None:
     made = build_sft_rows(read_files([medec_file(PAIRS)]).vignettes)
     assert_all_parse(made.train + made.val)
@@ -276,11 +256,6 @@ def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_r
         "cases without an error type or without the two sentences": 2,
         "cases with only one note": 1,
     }
-
-
-def test_input_without_a_pair_is_an_error(write_csv: Any, clean_row: Any) -> None:
-    with pytest.raises(ValueError, match="the input has no pair of an error note and its clean note"):
-        build_sft_rows(read_files([write_csv(clean_row(1))]).vignettes)
 
 
 @pytest.mark.parametrize("opening", ["<note> of today:", "See </note> and <note>:"])
