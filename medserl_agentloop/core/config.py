@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,9 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.paths import did_you_mean, find_object
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.interaction import Interaction
 
 _GAMES = "medserl_agentloop.games"
 
@@ -31,8 +28,8 @@ class ConfigError(ValueError):
 
 def refuse(problems: Iterable[str]) -> None:
     """Raise a ConfigError with a line for each problem, if there are any."""
-    if found := list(problems):
-        raise ConfigError("\n".join(found))
+    if lines := list(problems):
+        raise ConfigError("\n".join(lines))
 
 
 ROLE_ADAPTERS = "role_adapters"
@@ -201,31 +198,31 @@ class SelfPlayConfig(BaseModel):
         if not issubclass(game.Config, cls):
             raise ConfigError(f"selfplay.game={values.get('game')} is another game than this command is for")
         try:
-            parsed = game.Config.model_validate(values)
+            parsed: C = game.Config.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e, game.Config) for e in error.errors())) from None
         refuse([*_unknown_names(parsed, game), *parsed.problems()])
         return parsed
 
 
-def game_class(name: str) -> type[Interaction[Any, Any]]:
-    """The class of a game: a package or module of ``medserl_agentloop/games``, or ``package.module:Class``.
+def game_class(name: str) -> type[Any]:
+    """The ``Interaction`` of a game: a name in ``medserl_agentloop/games``, or ``package.module:Class``.
 
     Raises:
         ConfigError: There is no such game, or it cannot be imported.
     """
     try:
-        found: type[Interaction[Any, Any]] = find_object(
+        game: type[Any] = find_object(
             "game", name, import_module(_GAMES).GAMES, "package.module:Class for one of yours"
         )
     except ValueError as error:
         raise ConfigError(f"selfplay.game: {error}") from None
-    if not hasattr(found, "next_turn"):
+    if not hasattr(game, "next_turn"):
         raise ConfigError(f"selfplay.game={name} is no subclass of medserl_agentloop.core.interaction.Interaction")
-    return found
+    return game
 
 
-def _unknown_names(config: SelfPlayConfig, game: type[Interaction[Any, Any]]) -> Iterator[str]:
+def _unknown_names(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
     """Roles and alarms that a config names and the game does not have."""
     roles, alarms = game.roles, [rule.name for rule in game.rules()]
     if config.train not in ("both", *roles):
