@@ -153,10 +153,9 @@ def test_the_list_of_commands_fits_a_screen_and_every_command_has_its_panel() ->
 
 @IN_PAGE
 def test_every_example_in_python_and_yaml_can_be_read(page: Path) -> None:
-    for block in blocks(page, "python"):
-        ast.parse(block)
-    for block in blocks(page, "yaml"):
-        yaml.safe_load(block)
+    for language, read in (("python", ast.parse), ("yaml", yaml.safe_load)):
+        for block in blocks(page, language):
+            read(block)
 
 
 def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None:
