@@ -261,63 +261,51 @@ def _mean_of_known(*numbers: float) -> float:
 
 _STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
 
+# By name: the number, its limit, what to look at first, and the metric that counts the games it rests on.
 RULES = (
     # Beyond these two the loser rarely sees the reward it should learn from.
-    Rule(
-        name="attacker_wins",
-        metric="selfplay/attacker/success_rate",
-        limit=0.95,
-        advice=_STALEMATE,
-        games="selfplay/attacker/decided",
-    ),
-    Rule(
-        name="assessor_wins",
-        metric="selfplay/attacker/success_rate",
-        limit=0.05,
-        advice=_STALEMATE,
-        games="selfplay/attacker/decided",
-        above=False,
-    ),
-    Rule(
-        name="invalid_attacks",
-        metric="selfplay/attacker/valid_rate",
-        limit=0.5,  # below it most attackers' games end unassessed
-        advice="See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
+    Rule("attacker_wins", "selfplay/attacker/success_rate", 0.95, _STALEMATE, "selfplay/attacker/decided"),
+    Rule("assessor_wins", "selfplay/attacker/success_rate", 0.05, _STALEMATE, "selfplay/attacker/decided", above=False),
+    Rule(  # below one half most attackers' games end unassessed
+        "invalid_attacks",
+        "selfplay/attacker/valid_rate",
+        0.5,
+        "See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
         "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
-        games="selfplay/attacker/turns",
+        "selfplay/attacker/turns",
         above=False,
     ),
     Rule(
-        name="no_error_present",
-        metric="selfplay/judge/no_error_rate",
-        limit=0.15,
-        advice="Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
-        games="selfplay/judge/injected",
+        "no_error_present",
+        "selfplay/judge/no_error_rate",
+        0.15,
+        "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
+        "selfplay/judge/injected",
     ),
     Rule(
-        name="unknowable_errors",
-        metric="selfplay/judge/knowable_rate",
-        limit=0.8,
-        advice="Read the void games: the attacker swaps facts that the note does not decide, or the reader misses "
-        "errors that it should find (medserl judge calibrate).",
-        games="selfplay/judge/gated",
+        "unknowable_errors",
+        "selfplay/judge/knowable_rate",
+        0.8,
+        "Read the void games: the attacker swaps facts that the note does not decide, or the reader misses errors that "
+        "it should find (medserl judge calibrate).",
+        "selfplay/judge/gated",
         above=False,
     ),
     Rule(
-        name="edit_detector",
-        metric="selfplay/shortcut/index",
-        limit=0.4,
-        advice="The assessor follows the edit, not the error: balance rewritten and untouched notes (--mix with "
+        "edit_detector",
+        "selfplay/shortcut/index",
+        0.4,
+        "The assessor follows the edit, not the error: balance rewritten and untouched notes (--mix with "
         "decoy_benign), and evaluate on untouched notes.",
-        games="selfplay/shortcut/compared",
+        "selfplay/shortcut/compared",
     ),
     Rule(
-        name="unseen_errors",
-        metric="selfplay/shortcut/recall",
-        limit=-0.4,
-        advice="Far fewer errors are found in rewritten notes than in untouched ones: read the undetected attacks. If "
-        "their errors cannot be seen in the note, use the blind gate (selfplay.blind).",
-        games="selfplay/shortcut/compared",
+        "unseen_errors",
+        "selfplay/shortcut/recall",
+        -0.4,
+        "Far fewer errors are found in rewritten notes than in untouched ones: read the undetected attacks. If their "
+        "errors cannot be seen in the note, use the blind gate (selfplay.blind).",
+        "selfplay/shortcut/compared",
         above=False,
     ),
 )
