@@ -16,7 +16,6 @@ SHORT_FORMS = {
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
     "adapters": "tests/backends/test_role_adapters.py",
     "gpu": "tests/benchmarks/test_gpu.py",
-    "kills": "tests/benchmarks/test_kills.py",
     "plan_memory": "tests/planning/test_arithmetic.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
