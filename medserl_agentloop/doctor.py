@@ -15,14 +15,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import torch
-import verl
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,9 +34,6 @@ Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[tuple[Status, str]]
 
 GIB = 1024**3
-SHARED_MEMORY_GIB = {"cuda": 10, "cpu": 1}
-"""What ``/dev/shm`` should hold: on GPUs, what verl's docker/README.md gives its container."""
-
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments of AdamW, each in fp32."""
 
@@ -59,7 +55,6 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     checks: dict[str, Callable[[], Findings]] = {
         "versions": _versions,
-        "plugin": _plugin,
         "cards": _cards,
         "shared memory": partial(_shared_memory, device),
         "network": _network,
@@ -115,17 +110,6 @@ def _versions() -> Findings:
                 right = f"{needed.name}{needed.specifier}"
                 yield "fail", f"{needed.name} is {installed}, and {package} needs {right}. Run: pip install '{right}'"
     yield "ok", f"medserl-agentloop {version('medserl-agentloop')}, verl {version('verl')}, torch {torch.__version__}"
-
-
-def _plugin() -> Findings:
-    """verl loads this package in the driver."""
-    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip()
-    if "medserl" not in [entry.name for entry in entry_points(group="verl.plugins")]:
-        yield "fail", "medserl-agentloop is not installed as a plugin of verl. Run: pip install medserl-agentloop"
-    elif policy != "auto" and "medserl" not in [name.strip() for name in policy.split(",")]:
-        yield "fail", f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading the plugin. Unset it."
-    else:
-        yield "ok", f"loaded into verl {verl.__version__}"
 
 
 def _ray() -> Findings:
@@ -203,8 +187,8 @@ def _driver() -> str | None:
 
 
 def _shared_memory(device: str) -> Findings:
-    """Ray's object store, NCCL and the push of weights to the rollout engine all use it."""
-    free, needed = shutil.disk_usage("/dev/shm").free / GIB, SHARED_MEMORY_GIB.get(device, 1)
+    """Ray's object store, NCCL and the push of weights use it; verl's docker/README.md gives its container 10 GB."""
+    free, needed = shutil.disk_usage("/dev/shm").free / GIB, 10 if device == "cuda" else 1
     if free < needed:
         yield (
             "warn",

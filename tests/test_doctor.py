@@ -81,14 +81,6 @@ def test_with_a_gpu_the_versions_of_the_gpu_extras_count(monkeypatch: pytest.Mon
     assert "fail: torch " in answer and "verl needs torch==2.11.0" in answer
 
 
-def test_a_plugin_that_verl_will_not_load_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lines(doctor._plugin) == "ok: loaded into verl 0.9.1"
-    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    assert "VERL_USE_EXTERNAL_PLUGINS=none keeps verl from loading the plugin. Unset it." in lines(doctor._plugin)
-    monkeypatch.setattr(doctor, "entry_points", lambda group: [])
-    assert "fail: medserl-agentloop is not installed as a plugin of verl" in lines(doctor._plugin)
-
-
 class FakeRay:
     """A cluster of one node for each answer of a worker."""
 
@@ -182,7 +174,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_found(monkeypatch: pytest.Monke
 def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(files: dict[str, Any]) -> None:
     good = list(diagnose(run_of(files).config, schema()))
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
-    assert {finding.check for finding in good} >= {"config", "versions", "plugin", "GPU", "model", "data", "dry run"}
+    assert {finding.check for finding in good} >= {"config", "versions", "GPU", "model", "data", "dry run"}
     assert "1 turn by a script, " in good[-1].text
     broken = {**files, "selfplay.profile": "classic", "trainer.logger": ["swanlab"]}
     failed = {finding.check: finding.text for finding in diagnose(run_of(broken).config, schema())}
@@ -200,7 +192,7 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "_versions", broken)
     first, *others = diagnose(None, schema())
     assert first == Finding("versions", "fail", "the check itself failed (RuntimeError: odd machine). Mend that first.")
-    assert {finding.check for finding in others} >= {"plugin", "network"}
+    assert {finding.check for finding in others} >= {"cards", "network"}
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", 1)])
