@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, shown
+from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER, THINK, broken
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
@@ -19,45 +20,8 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 BASE = "base"
 """What stands in the place of a server's ``url`` for the base model of the run."""
 
-THINK, END_THINK = "<think>", "</think>"
-
-CONTROL_TOKEN = "|".join(
-    (
-        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
-        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
-        r"<</?SYS>>",
-        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
-    )
-)
-"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
-
-# What some tokenizer may have a token for: <think>, <|a b|>, [TOOL_CALLS], [|user|]; not "BP <140" or "[2]".
-_MARKER = re.compile(r"<(?=[|\uff5c][^<>\n]{0,64}>|[^\s<>]{1,64}>)|\[(?=[|/]?[A-Za-z_][\w|/]{0,64}\])")
-
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
-
-_JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
-
-
-def as_data(text: str) -> str:
-    """Untrusted text as a chat server may get it: nothing in it becomes a token of a chat template, whatever model is
-    served. It still reads the same."""
-    return _MARKER.sub(_broken, text)
-
-
-def _broken(found: re.Match[str]) -> str:
-    return found[0][0] + _JOINER + found[0][1:]
-
-
-def reasoning_open(prefill: str) -> bool:
-    """Whether the prompt has begun the player's reasoning and left it open."""
-    return prefill.rfind(THINK) > prefill.rfind(END_THINK)
-
-
-def reasoning_closed(prefill: str) -> bool:
-    """Whether the prompt has ended the reasoning, as templates do that switch thinking off."""
-    return prefill.rfind(END_THINK) > prefill.rfind(THINK)
 
 
 def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
@@ -107,7 +71,7 @@ class ChatClient:
             NoAnswer: No usable answer after all tries.
         """
         # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
-        harmless = [{**m, "content": self._special.sub(_broken, m["content"])} for m in messages]
+        harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
@@ -138,5 +102,5 @@ class ChatClient:
             content = f"{opening}{reasoning}{closing}{content}"
         if not content:
             raise BadAnswer("the answer is empty")
-        text, model = content.replace(_JOINER, ""), str(answer.get("model") or "")
+        text, model = content.replace(JOINER, ""), str(answer.get("model") or "")
         return ChatAnswer(text, tokens, finish == "length", model, None if weights is None else str(weights))

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core.chat import THINK, reasoning_open
+from medserl_agentloop.core.control_text import THINK, reasoning_open
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
 
 _TEMPLATES_KEPT = 1024

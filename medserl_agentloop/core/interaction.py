@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from medserl_agentloop.core.chat import as_data
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.control_text import as_data
 from medserl_agentloop.core.hooks import GameHooks
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.records import GameRecord

@@ -19,8 +19,9 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, spec
 from pydantic_core import from_json
 from rollout.families import FAMILIES, LOSSLESS, WITHOUT_SYSTEM
 
-from medserl_agentloop.core.chat import ChatClient, as_data
+from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
+from medserl_agentloop.core.control_text import as_data
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError

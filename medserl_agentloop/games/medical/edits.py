@@ -17,7 +17,7 @@ from itertools import pairwise
 from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
-from medserl_agentloop.core.chat import CONTROL_TOKEN
+from medserl_agentloop.core.control_text import CONTROL_TOKEN
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
 
 # A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.

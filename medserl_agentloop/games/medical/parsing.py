@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from medserl_agentloop.core.chat import END_THINK, THINK, reasoning_closed, reasoning_open
+from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 from medserl_agentloop.paths import find_object
