@@ -113,12 +113,12 @@ class CheckpointPool:
 
         Checkpoints of ``step`` and later are left over from a run that was taken back.
         """
-        found: dict[int, str] = {}
+        checkpoints: dict[int, str] = {}
         for folder in self.folder.glob(f"{POOL_VERSION}*/actor/huggingface"):
             number = folder.parent.parent.name.removeprefix(POOL_VERSION)
             if number.isdigit() and 0 < int(number) < step and any(folder.glob("*.safetensors")):
-                found[int(number)] = str(folder)
-        kept = {0: self._first_model} | {number: found[number] for number in sorted(found)[-self._keep :]}
+                checkpoints[int(number)] = str(folder)
+        kept = {0: self._first_model} | {number: checkpoints[number] for number in sorted(checkpoints)[-self._keep :]}
         return {f"{POOL_VERSION}{number}": path for number, path in kept.items()}
 
     def choose(self, step: int) -> str:
@@ -187,8 +187,8 @@ class CheckpointPool:
     def _swap(self, version: str, model_path: str) -> None:
         client = self.config.client(timeout_s=self.config.swap_timeout_s)
         body = {"model_path": model_path, "weight_version": version}
-        said = blocking(client.post("/update_weights_from_disk", body))
-        if not (isinstance(said, dict) and said.get("success") is True):
-            raise BadAnswer(f"the server answered {shown(str(said))}")
+        answer = blocking(client.post("/update_weights_from_disk", body))
+        if not (isinstance(answer, dict) and answer.get("success") is True):
+            raise BadAnswer(f"the server answered {shown(str(answer))}")
         if (served := self._served()) != version:
             raise BadAnswer(f"after loading {version} the server says it plays {served!r}")

@@ -1,4 +1,4 @@
-"""What ``medserl evaluate`` asks about, and what becomes of the answers: predictions, scores and files.
+"""``medserl evaluate``: what a model is asked about, and what becomes of its answers: predictions, scores and files.
 
 The prompt, the reading of an answer and the scores are those of verl's validation, so both give the same numbers.
 Twins and shortcuts show whether a model judges medicine, or something that goes with it.
@@ -6,6 +6,7 @@ Twins and shortcuts show whether a model judges medicine, or something that goes
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import platform
@@ -17,19 +18,24 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from omegaconf import OmegaConf
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
+from medserl_agentloop.command_line import errors_in_one_line
 from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.core.served_model import ServedModel
+from medserl_agentloop.core.step_file import StepFile, lock_folder
 from medserl_agentloop.data.cases import with_numbers
-from medserl_agentloop.evaluation.play import Model
+from medserl_agentloop.evaluation.play import Model, model_at
+from medserl_agentloop.evaluation.score import Neural, Train, read_reference, read_training, read_twins
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import TurnFormat
-from medserl_agentloop.games.medical.prompting import PromptProfile
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.games.medical.validation import prediction, quoted_sentence
@@ -41,7 +47,7 @@ from medserl_agentloop.scoring.notes import (
     majority,
     write_submission,
 )
-from medserl_agentloop.scoring.official import Scorer
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Scorer
 from medserl_agentloop.scoring.report import TITLES, as_dicts, as_json, report_on, table_of, tables, with_interval
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
@@ -70,6 +76,97 @@ class Sampling(NamedTuple):
 
 Question = tuple[str, int]
 """A note to assess; of several samples, which one."""
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
+            "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
+        ),
+    ],
+    notes: Annotated[list[Path], typer.Option(help="MEDEC's CSV; may be repeated.")],
+    output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
+    served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
+    profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
+    template: Annotated[list[str] | None, typer.Option(help="For the chat template: enable_thinking=false.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the samples and of the bootstrap.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight, or notes in a batch.")] = 32,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
+    tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
+    shortcuts: Annotated[
+        bool, typer.Option("--shortcuts", help="Also ask about changes that are no medicine.")
+    ] = False,
+    train: Train = None,
+    neural: Neural = False,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
+    i_have_the_uw_agreement: Annotated[
+        bool, typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement.")
+    ] = False,
+) -> None:
+    """Ask a model about every note of a MEDEC set, score its answers and write them down.
+
+    An evaluation that was stopped goes on where it was when it is started again with the same --output. Choose models,
+    prompts and settings on the validation set; the test set is for one final run.
+    """
+    console = Console()
+    sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
+    with errors_in_one_line(stopped=f"the answers so far are in {output}, and the same command goes on"):
+        if samples > 1 and temperature == 0:
+            raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
+        reference = read_reference(notes)
+        uw = sum(note.subset == "medec_uw" for note in reference.notes)
+        if uw and not i_have_the_uw_agreement:
+            raise ValueError(
+                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
+                "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
+            )
+        sets = note_sets(reference, read_twins(notes) if twins else [], shortcuts)
+        training = read_training(train, reference.notes) if train else ([], 0)
+        prompts = load_profile(profile)
+        template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
+        asking = {
+            "api_key_env": api_key_env,
+            "timeout_s": timeout,
+            "retries": tries - 1,
+            "concurrency": concurrency,
+        }
+        player = model_at(model, served, prompts, template_kwargs, **asking)
+        if isinstance(player, ServedModel):
+            facts = {"name": player.name, "server": player.url}
+        else:
+            from medserl_agentloop.evaluation.local_models import facts_of
+
+            player.batch, facts = concurrency, facts_of(Path(model))
+        identity = [facts.get("sha256", facts), template_kwargs]
+        questions = [(note.text, sample) for asked in sets.values() for note in asked for sample in range(samples)]
+        cache = output / CACHE
+        answers = ask(player, identity, prompts, questions, sampling, cache, console)
+        with lock_folder(output, wait_s=0):
+            replies, failed = asyncio.run(answers)
+        if failed and not allow_missing:
+            raise ValueError(
+                f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
+                f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
+                "or let the notes count as wrong with --allow-missing"
+            )
+        answered = {name: read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()}
+        settings = {
+            "model": facts,
+            "prompts": prompt_facts(prompts) | {"chat_template": template_kwargs},
+            "sampling": sampling._asdict(),
+            "requests_without_answer": len(failed),
+        }
+        scorers = NEURAL_SCORERS if neural else SCORERS
+        shown = conclude(output, reference, answered, training, scorers, settings)
+    console.print(shown)
+    typer.echo(f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 
 async def ask(
@@ -117,7 +214,7 @@ async def ask(
 
 
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of ``medec.read_twins`` were judged; None is no answer, which is unreadable too.
+    """How the notes of ``read_twins`` were judged; None is no answer, which is unreadable too.
 
     Shares of the ``cases``, with their 95 % intervals: ``both_right``, ``both_called_wrong`` (suspicion),
     ``both_called_right``, ``swapped`` (an error seen in the correct note only), ``unreadable`` (no part of the others).
@@ -204,7 +301,7 @@ def conclude(
 ) -> Group:
     """Score the answers on every set of notes, write the three files, and return the tables for a terminal.
 
-    The notes are in none of the files; answers may quote them. ``training`` is as :func:`medec.read_training` gives it.
+    The notes are in none of the files; answers may quote them. ``training`` is as ``read_training`` gives it.
     ``settings`` say what the results are of: model, prompts, sampling.
     """
     predictions = {name: [one.prediction for one in notes] for name, notes in answered.items()}

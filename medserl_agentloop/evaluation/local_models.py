@@ -44,19 +44,19 @@ _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*") 
 
 def find_weights(folder: Path) -> Path:
     """The folder with the weights that ``folder`` means: a run means its last checkpoint; a ValueError if none."""
-    found = folder
+    weights = folder
     if (folder / _LATEST).is_file():
-        found = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
-    if (found / "actor").is_dir():
-        found = found / "actor"
-    if not _files(found, _WEIGHTS):
-        found = found / "huggingface"  # a checkpoint of checkpoint.save_contents=[hf_model]
-    if not _files(found, _WEIGHTS):
+        weights = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
+    if (weights / "actor").is_dir():
+        weights = weights / "actor"
+    if not _files(weights, _WEIGHTS):
+        weights = weights / "huggingface"  # a checkpoint of checkpoint.save_contents=[hf_model]
+    if not _files(weights, _WEIGHTS):
         raise ValueError(
             f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder of a run, or a "
             "checkpoint of verl's FSDP engines (global_step_N). Megatron's are merged with verl.model_merger first"
         )
-    return found
+    return weights
 
 
 def base_of(weights: Path) -> str | None:
@@ -192,7 +192,7 @@ class LocalModel:
             role, strings = Role(turns[part[0]].role), turns[part[0]].stop
             if role.value in getattr(self.model, "peft_config", ()):
                 self.model.set_adapter(role.value)
-            stop: dict[str, Any] = {name: tuple(found) for name, found in self.encoder.stop(strings).items()}
+            stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
             requests: dict[int, SamplingRequest] = {}
             for number in part:
                 ids, again = prompts[number].ids, int(turns[number].conversation or 0)  # another assessment of the note

@@ -96,18 +96,18 @@ def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
     """
     import pandas as pd  # slow
 
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     for role in Role:
         rewards = pd.Series([game.reward(role.value) for game in games], [game.uid for game in games], dtype=float)
         if (share := _between(rewards.dropna())) is not None:
-            found[f"selfplay/probe/{role.value}/note_share"] = share
+            measures[f"selfplay/probe/{role.value}/note_share"] = share
     verdicts: dict[str, list[Any]] = defaultdict(list)
     for game in (each for played in games for each in played.by_assessment):
         if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
             verdicts[game.uid].append(game.assessment.verdict)
-    if compared := [said for said in verdicts.values() if len(said) > 1]:
-        found["selfplay/probe/agreement"] = fmean(len(set(said)) == 1 for said in compared)
-    return found
+    if compared := [given for given in verdicts.values() if len(given) > 1]:
+        measures["selfplay/probe/agreement"] = fmean(len(set(given)) == 1 for given in compared)
+    return measures
 
 
 def _between(rewards: Any) -> float | None:

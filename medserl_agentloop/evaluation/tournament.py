@@ -84,8 +84,8 @@ def entries(text: str) -> list[Entry]:
 def run_config(folder: Path) -> dict[str, Any]:
     """The config that a run left in its folder; empty if it left none there."""
     path = folder / CONFIG_FILE
-    found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
-    return dict(found)
+    config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
+    return dict(config)
 
 
 def tournament(
@@ -243,24 +243,24 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], co
     void = [record.void for record in records if record.is_void]
     if len(void) == len(records):
         raise ValueError(f"all games are void, the first because of: {void[0]}")
-    found = standings.shares(records)
-    rated = standings.ratings(found)
+    shares = standings.shares(records)
+    rated = standings.ratings(shares)
     lines = [[e.name for e in everyone if e.line == line] for line in dict.fromkeys(e.line for e in everyone)]
-    newest = [result for line in lines if (result := standings.newest(found, line))]
-    found.to_csv(output / TABLE, index=False)
-    results = {"void": len(void), "shares": found.to_dict("records"), "ratings": rated, "newest": newest}
+    newest = [result for line in lines if (result := standings.newest(shares, line))]
+    shares.to_csv(output / TABLE, index=False)
+    results = {"void": len(void), "shares": shares.to_dict("records"), "ratings": rated, "newest": newest}
     _write(output / RESULTS, {"settings": asked, **results})
-    for table in standings.tables(found, rated, [entry.name for entry in everyone]):
+    for table in standings.tables(shares, rated, [entry.name for entry in everyone]):
         console.print(table)
     for result in newest:
-        said = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
-        said += [
+        parts = [f"newest assessor {result['assessor']}: its worst attacker is {result['worst attacker']}"]
+        parts += [
             f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games and won "
             f"{lost['before']:.0%} against {lost['earlier']} (p {lost['p']:.2g})"
             for lost in result["forgotten"]
         ]
-        said += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
-        say(console, "; ".join(said))
+        parts += [] if result["forgotten"] else [f"nothing forgotten in {result['comparisons']} comparisons"]
+        say(console, "; ".join(parts))
     lost_games = [f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}"] if void else []
     for line in (*lost_games, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}"):
         say(console, line)

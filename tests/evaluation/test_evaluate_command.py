@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import COLUMNS
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource

@@ -10,7 +10,7 @@ import pytest
 from game.builders import ERROR_NOTE, ERROR_SENTENCE, finished
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, metrics, scores, turns

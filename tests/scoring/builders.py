@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import COLUMNS
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote
 

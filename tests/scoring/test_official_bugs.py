@@ -10,7 +10,7 @@ from note_files import OFFICIAL, medec_file
 from rouge import Rouge
 from scoring.builders import gold, guesses, note, validation, write_reference
 
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import read_submission, write_submission
 from medserl_agentloop.scoring.official import official_scores

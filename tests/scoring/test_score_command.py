@@ -8,7 +8,7 @@ import pytest
 from note_files import SAMPLE
 from scoring.builders import gold, guesses, note, run, write_reference
 
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.scoring.notes import write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]

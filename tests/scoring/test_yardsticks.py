@@ -8,7 +8,7 @@ import pytest
 from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, note, validation, write_reference
 
-from medserl_agentloop.evaluation.medec import read_training
+from medserl_agentloop.evaluation.score import read_training
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, floors, floors_above

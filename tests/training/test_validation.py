@@ -9,7 +9,7 @@ from game.builders import game, spec
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.evaluation.medec import read_reference
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.games.medical.validation import (
