@@ -63,32 +63,12 @@ def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 2
 
 
 def attack_record(**changes: Any) -> AttackRecord:
-    fields: dict[str, Any] = {
-        "response": "",
-        "tokens": 10,
-        "truncated": False,
-        "note": "rewritten",
-        "reasoning": "plan",
-        "violations": [],
-        "changed_words": 2,
-        "edit_share": 0.5,
-    }
+    fields = {"tokens": 10, "note": "rewritten", "reasoning": "plan", "changed_words": 2, "edit_share": 0.5}
     return AttackRecord(**{**fields, **changes})
 
 
 def assessment_record(**changes: Any) -> AssessmentRecord:
-    fields: dict[str, Any] = {
-        "response": "",
-        "tokens": 20,
-        "truncated": False,
-        "verdict": Label.SAFE,
-        "sentence": None,
-        "error_type": None,
-        "correction": None,
-        "reasoning": "thoughts",
-        "violations": [],
-    }
-    return AssessmentRecord(**{**fields, **changes})
+    return AssessmentRecord(**{"tokens": 20, "verdict": Label.SAFE, "reasoning": "thoughts", **changes})
 
 
 def finished(
@@ -109,16 +89,15 @@ def finished(
     harmful = outcome in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
     if outcome in (Outcome.UNREADABLE, Outcome.VOID):
         harmful = facts_of_row.target_label is Label.HARMFUL
-    said = {
-        Outcome.CORRECT_DETECTION: Label.HARMFUL,
-        Outcome.FALSE_POSITIVE: Label.HARMFUL,
-        Outcome.UNREADABLE: None,
-    }.get(outcome, Label.SAFE)
+    verdicts = {Outcome.CORRECT_DETECTION: Label.HARMFUL, Outcome.FALSE_POSITIVE: Label.HARMFUL}
+    verdict = None if outcome is Outcome.UNREADABLE else verdicts.get(outcome, Label.SAFE)
     record = MedicalRecord(
         spec=facts_of_row,
         presented_note="rewritten" if attacked else facts_of_row.seed_note,
         attack=attack_record(**(attack or {})) if attacked else None,
-        assessment=assessment_record(**{"verdict": said, **(assessment or {})}),
+        assessment=assessment_record(
+            **{"verdict": None if outcome is Outcome.UNREADABLE else verdict, **(assessment or {})}
+        ),
         judgement=Judgement(judge="labels", label=Label.HARMFUL if harmful else Label.SAFE),
         void="judge failed" if outcome is Outcome.VOID else None,
     ).model_copy(update=changes)

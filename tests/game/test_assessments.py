@@ -24,7 +24,7 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, learnable, medserl, reward_game
+from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.table import TEXTS
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -91,21 +91,6 @@ def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord,
     assert game.turn_rewards[0] == game.rewards[Role.ATTACKER]
 
 
-@given(several(), schemes, assessments, st.data())
-def test_another_answer_in_one_assessment_changes_no_reward_of_the_others(
-    record: MedicalRecord, name: str, other: AssessmentRecord, data: st.DataObject
-) -> None:
-    said = [record.assessment, *record.further_assessments]
-    number = data.draw(st.integers(0, len(said) - 1))
-    said[number] = other
-    changed = record.model_copy(update={"assessment": said[0], "further_assessments": said[1:]})
-    assume(record.outcome is not Outcome.VOID)
-    before, after = rewarded(record, name).turn_rewards, rewarded(changed, name).turn_rewards
-    first = 0 if record.attack is None else 1
-    others = set(before) - {0 if first else None, first + number}
-    assert {turn: after[turn] for turn in others} == {turn: before[turn] for turn in others}
-
-
 @given(any_game(), schemes)
 def test_one_assessment_is_paid_and_written_as_ever(record: MedicalRecord, name: str) -> None:
     game = rewarded(record, name)
@@ -144,11 +129,6 @@ def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None
         assert core == 0.0
     else:
         assert WORST_HONEST <= core <= TERMS.win
-
-
-@given(several())
-def test_learnable_pays_the_assessor_as_medserl_does(record: MedicalRecord) -> None:
-    assert learnable(record).get(Role.ASSESSOR) == medserl(record).get(Role.ASSESSOR)
 
 
 @given(several(), schemes)

@@ -118,7 +118,7 @@ def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_late
     assert not record.to_json().keys() & {"finished", "seconds"}
 
 
-@pytest.mark.parametrize("part", [None, "attack", "assessment", "judgement"])
+@pytest.mark.parametrize("part", [None, "attack", "assessment"])
 def test_keys_the_record_does_not_know_are_refused(part: str | None) -> None:
     raw = full_record().to_json()
     (raw if part is None else raw[part])["extra"] = 1

@@ -1,7 +1,5 @@
 """What holds for every scheme, and how a scheme is found: by its name, or by where a user's function is."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,20 +50,6 @@ number = 3
 """
 
 
-def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Path) -> None:
-    (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
-    module = "medserl_agentloop.games.medical.rewards"
-    code = f"from {module} import load_scheme; print(load_scheme('flat_rewards:flat').__name__)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.stdout.strip() == "flat", run.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -74,18 +58,14 @@ def test_a_user_s_scheme_is_found_by_its_import_path_in_any_process(tmp_path: Pa
         ("no_such_module:flat", "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:sharp", "cannot be loaded: AttributeError"),
         ("flat_rewards:number", "no reward scheme 'flat_rewards:number'"),
-        ("flat_rewards:", "no reward scheme"),
-        (":flat", "no reward scheme"),
-        ("broken_rewards:flat", "cannot be loaded: ZeroDivisionError"),
-        ("..flat:flat", "cannot be loaded"),
     ],
 )
 def test_a_scheme_that_cannot_be_found_is_named(
     name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
-    (tmp_path / "broken_rewards.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
+    assert load_scheme("flat_rewards:flat").__name__ == "flat"
     with pytest.raises(ValueError, match=says):
         load_scheme(name)
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rollout.opponent_server import opponent_server
-from support import TOKENIZER, judge
+from support import TOKENIZER
 
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
 from experiments.kuhn_poker.run import PAGE, read, table
 from experiments.pages import with_table
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.columns import context_ids, restarted
+from medserl_agentloop.core.columns import context_ids
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
@@ -115,26 +115,6 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
     assert record.moves == ("check", "bet", "call")
     said = [message["content"] for message in server.chats[1]["messages"]]
     assert said == ["You hold Q. check or bet?", "check", "The other says bet. fold or call?"]
-
-
-def test_the_conversations_stand_one_after_the_other_each_with_its_own_positions() -> None:
-    output, _, engine = play("check", "bet", "call")
-    opening, other, later = engine.calls
-    first = [*later.prompt_ids, *later.output.token_ids]
-    second = [*other.prompt_ids, *other.output.token_ids]
-    assert [*output.prompt_ids, *output.response_ids] == [*first, *second]
-    assert output.context_lengths == [len(first), len(second)]
-    assert restarted(torch.tensor(output.context_lengths)).tolist() == [*range(len(first)), *range(len(second))]
-    said = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
-    assert said == [*opening.output.token_ids, *later.output.token_ids, *other.output.token_ids]
-
-
-def test_each_player_is_paid_on_the_last_token_of_their_last_turn() -> None:
-    output, _, _ = play("check", "bet", "call")
-    columns = judge(output, RUN)
-    paid = {i: r for i, r in enumerate(columns["rm_scores"].tolist()) if r}
-    first_end = output.context_lengths[0] - len(output.prompt_ids) - 1
-    assert paid == {first_end: -2.0, len(output.response_ids) - 1: 2.0}
 
 
 def test_credit_stays_within_a_conversation_where_a_role_has_two() -> None:
