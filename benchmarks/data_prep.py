@@ -7,19 +7,16 @@ as many rows are written. MEDEC has a few thousand.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
-
-from medserl_agentloop.data.reader import COLUMNS
+from medserl_agentloop.data.cases import with_numbers
+from medserl_agentloop.data.reader import write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"
@@ -30,95 +27,50 @@ VOCABULARY = 5000
 SEED = 7
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One run: records read, rows written, seconds of wall time, peak resident memory in MiB."""
-
-    records: int
-    written: int
-    seconds: float
-    peak_mib: float
-
-
-def write_synthetic(path: Path, records: int, seed: int) -> None:
-    """Write a CSV of ``records`` rows: error notes and their clean twins; the same seed, the same bytes."""
-    rng = random.Random(seed)
+def synthetic_rows(records: int) -> list[list[str]]:
+    """MEDEC rows: error notes and their clean twins; always the same."""
+    rng = random.Random(SEED)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(VOCABULARY)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for number in range(0, records, 2):
-            drawn = rng.choices(words, k=SENTENCES * WORDS_PER_SENTENCE)
-            sentences = [" ".join(drawn[at::SENTENCES]) + "." for at in range(SENTENCES)]
-            at = rng.randrange(SENTENCES)
-            wrong = sentences[at].replace(drawn[at], "wrongword", 1)
-            right_note = " ".join(sentences)
-            listed = [*sentences[:at], wrong, *sentences[at + 1 :]]
-            error_type = rng.choice(TYPES)
-            writer.writerow(
-                [
-                    f"toy-{number}",
-                    " ".join(listed),
-                    _numbered(listed),
-                    1,
-                    error_type,
-                    at,
-                    wrong,
-                    sentences[at],
-                    right_note,
-                ]
-            )
-            if number + 1 < records:
-                writer.writerow([f"toy-{number + 1}", right_note, _numbered(sentences), 0, "NA", -1, "NA", "NA", "NA"])
+    rows: list[list[str]] = []
+    for number in range(0, records, 2):
+        drawn = rng.choices(words, k=SENTENCES * WORDS_PER_SENTENCE)
+        sentences = [" ".join(drawn[at::SENTENCES]) + "." for at in range(SENTENCES)]
+        at = rng.randrange(SENTENCES)
+        wrong = sentences[at].replace(drawn[at], "wrongword", 1)
+        clean, listed = " ".join(sentences), [*sentences[:at], wrong, *sentences[at + 1 :]]
+        error = [" ".join(listed), with_numbers(listed), "1", rng.choice(TYPES), str(at), wrong, sentences[at], clean]
+        rows.append([f"toy-{number}", *error])
+        rows.append([f"toy-{number + 1}", clean, with_numbers(sentences), "0", "NA", "-1", "NA", "NA", "NA"])
+    return rows[:records]
 
 
-def measure(records: int, folder: Path) -> Measurement:
-    """Convert a synthetic file in a process of its own."""
+def measure(records: int, folder: Path) -> tuple[float, float]:
+    """Seconds of wall time and peak resident memory in MiB of converting a synthetic file in its own process."""
     source, output = folder / f"{records}.csv", folder / f"out-{records}"
-    write_synthetic(source, records, SEED)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    write_rows(source, synthetic_rows(records))
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--input", str(source), "--output", str(output)],
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(process.pid, 0)  # the memory of this child alone, not the largest of all
-    seconds = time.perf_counter() - started
     if status != 0:
         sys.exit(f"{SCRIPT.name} failed on {records} records; its message is above.")
-    written = sum(pq.read_metadata(output / f"{name}.parquet").num_rows for name in ("train", "val"))
-    source.unlink()
-    for path in output.iterdir():
-        path.unlink()
-    return Measurement(records, written, seconds, usage.ru_maxrss / 1024)
-
-
-def _numbered(sentences: list[str]) -> str:
-    return "\n".join(f"{number} {sentence}" for number, sentence in enumerate(sentences))
+    return time.perf_counter() - started, usage.ru_maxrss / 1024
 
 
 def main() -> None:
-    """Print a line per size, and how peak memory grew."""
+    """Print a line per size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1000,10000,100000", help="sizes to measure, with commas between")
     parser.add_argument("--folder", type=Path, help="where the temporary files go; default: the system's folder")
     options = parser.parse_args()
-    sizes = [int(size) for size in options.rows.split(",")]
-    print(
-        f"{'records':>10} {'written':>10} {'seconds':>9} {'rows/s':>9} {'peak MiB':>9} {'of previous':>12}", flush=True
-    )
-    previous: Measurement | None = None
+    print(f"{'records':>10} {'seconds':>9} {'rows/s':>9} {'peak MiB':>9}", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for size in sizes:
-            found = measure(size, Path(folder))
-            ratio = f"{found.peak_mib / previous.peak_mib:.2f}" if previous else ""
-            print(
-                f"{found.records:>10} {found.written:>10} {found.seconds:>9.1f} "
-                f"{found.written / found.seconds:>9.0f} {found.peak_mib:>9.0f} {ratio:>12}",
-                flush=True,
-            )
-            previous = found
+        for size in map(int, options.rows.split(",")):
+            seconds, peak_mib = measure(size, Path(folder))
+            print(f"{size:>10} {seconds:>9.1f} {size / seconds:>9.0f} {peak_mib:>9.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -150,6 +150,16 @@ class NearDuplicateIndex:
         common = Counter(number for gram in grams for number in self._texts_of.get(gram, ()))
         found = ((n, shared / (len(grams) + self._sizes[n] - shared)) for n, shared in common.items())
         return [match for match in found if match[1] >= threshold]
+
+
+def near_duplicates(
+    notes: Iterable[tuple[str, str]], others: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str, float]]:
+    """Every named note that is nearly one of ``others``: its name, that of the likest one, their similarity."""
+    index = NearDuplicateIndex(text for _, text in others)
+    for name, text in notes:
+        if match := index.find(text):
+            yield name, others[match[0]][0], match[1]
 
 
 class MedecFormatError(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medserl_agentloop.data.cases import MedecFormatError, NearDuplicateIndex, ReadReport, Vignette, first_line
+from medserl_agentloop.data.cases import MedecFormatError, ReadReport, Vignette, first_line, near_duplicates
 from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
@@ -113,18 +113,13 @@ def _without_near_duplicates(
     cases: Sequence[Vignette], others: Sequence[Vignette], exclusions: Exclusions
 ) -> list[Vignette]:
     """The cases none of whose notes is a near-duplicate of a note of ``others``."""
-    notes = [(other.vignette_id, note) for other in others for note in other.notes]
-    index = NearDuplicateIndex(note for _, note in notes)
-    kept = []
-    for case in cases:
-        matches = [match for note in case.notes if (match := index.find(note))]
-        if matches:
-            number, similarity = max(matches, key=lambda match: match[1])
-            detail = f"{notes[number][0]} (4-gram Jaccard {similarity:.2f})"
-            exclusions["near-duplicate of a case to stay clear of"].append((case.vignette_id, detail))
-        else:
-            kept.append(case)
-    return kept
+    notes, of_others = ([(case.vignette_id, note) for case in each for note in case.notes] for each in (cases, others))
+    likest: dict[str, tuple[float, str]] = {}
+    for case_id, other, similarity in near_duplicates(notes, of_others):
+        if similarity > likest.get(case_id, (0.0, ""))[0]:
+            likest[case_id] = similarity, f"{other} (4-gram Jaccard {similarity:.2f})"
+    exclusions["near-duplicate of a case to stay clear of"] += [(case_id, why) for case_id, (_, why) in likest.items()]
+    return [case for case in cases if case.vignette_id not in likest]
 
 
 def _without_overlong(
@@ -160,14 +155,12 @@ def _near_duplicates(cases: Sequence[Vignette], made: SplitRows) -> list[dict[st
     Compares one note per case: its correct one, or its error note where that is all there is.
     """
 
-    def used(rows: list[Row]) -> Iterator[tuple[str, str]]:
+    def used(rows: list[Row]) -> list[tuple[str, str]]:
         ids = {row["extra_info"]["vignette_id"] for row in rows}
-        return ((c.vignette_id, c.clean_note or c.error_note or "") for c in cases if c.vignette_id in ids)
+        return [(c.vignette_id, c.clean_note or c.error_note or "") for c in cases if c.vignette_id in ids]
 
-    val = list(used(made.val))
-    index = NearDuplicateIndex(note for _, note in val)
-    matches = [(case_id, match) for case_id, note in used(made.train) if (match := index.find(note))]
-    return [{"train": name, "val": val[at][0], "similarity": round(shared, 3)} for name, (at, shared) in matches]
+    alike = near_duplicates(used(made.train), used(made.val))
+    return [{"train": train, "val": val, "similarity": round(similarity, 3)} for train, val, similarity in alike]
 
 
 def write(

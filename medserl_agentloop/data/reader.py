@@ -85,25 +85,25 @@ def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair
     """
     cases = _cases_of(join, repair_encoding) if join else None
     claims: dict[str, RowPlace] = {}
-    vignettes: dict[str, Vignette] = {}
+    vignettes: list[Vignette] = []
     file_of: dict[str, str] = {}
     reports: list[ReadReport] = []
     for path in paths:
         intake = Intake(claims, repair_encoding)
         members = list(_open(path, intake, cases))
         file = intake.report.file
-        if again := [case.vignette_id for case in members if case.vignette_id in vignettes]:
+        if again := [case.vignette_id for case in members if case.vignette_id in file_of]:
             raise MedecFormatError(
                 f"{file}: {len(again)} of its {len(members)} cases are also in {file_of[again[0]]} (the first is "
                 f"{again[0]!r}); give every case once, for training or for validation, and leave one of the files out."
             )
-        vignettes |= {case.vignette_id: case for case in members}
-        file_of |= dict.fromkeys(vignettes.keys() - file_of.keys(), file)
+        vignettes += members
+        file_of |= {case.vignette_id: file for case in members}
         _count(intake.report, members)
         reports.append(intake.report)
     if not vignettes:
         raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
-    return ReadResult(list(vignettes.values()), reports)
+    return ReadResult(vignettes, reports)
 
 
 def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:

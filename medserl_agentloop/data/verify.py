@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 from scipy.stats import hypergeom
 
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.cases import NearDuplicateIndex
+from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.rows import AGENT_NAME, Row
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -266,24 +267,21 @@ def _repeated(
 
 def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[str, str]]) -> None:
     """Warns of cases in two splits that only their texts give away, because each has an id of its own."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    indices: dict[str, tuple[NearDuplicateIndex, list[str]]] = {}
+    notes: dict[str, list[tuple[str, str]]] = {}
     for (kind, note), (split, place) in first.items():
         if kind == "note":
-            for other, (index, places) in indices.items():
-                if other != split and (match := index.find(note)):
-                    like = f"{place} and {places[match[0]]} (4-gram Jaccard {match[1]:.2f})"
-                    alike.setdefault((place.rpartition(", row ")[0], other), []).append(like)
-            index, places = indices.setdefault(split, (NearDuplicateIndex(), []))
-            index.add(note)
-            places.append(place)
-    for (file, other), pairs in alike.items():
-        message = (
-            f"{len(pairs)} notes are nearly those of split {other!r}, such as {pairs[0]}, so that what is learned "
-            "from one is asked in the other; leave cases out with --exclude-near-duplicates-of, or mind it when you "
-            "read figures"
-        )
-        report.add(Check.SPLITS, file, None, message, warning=True)
+            notes.setdefault(split, []).append((place, note))
+    for earlier, later in combinations(notes, 2):
+        for file, pairs in groupby(
+            near_duplicates(notes[later], notes[earlier]), lambda pair: pair[0].split(", row ")[0]
+        ):
+            (place, other, similarity), *more = pairs
+            message = (
+                f"{1 + len(more)} notes are nearly those of split {earlier!r}, such as {place} and {other} (4-gram "
+                f"Jaccard {similarity:.2f}), so that what is learned from one is asked in the other; leave cases out "
+                "with --exclude-near-duplicates-of, or mind it when you read figures"
+            )
+            report.add(Check.SPLITS, file, None, message, warning=True)
 
 
 def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
