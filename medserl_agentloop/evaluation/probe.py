@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,13 +32,6 @@ _SHOWN = (
     "balanced_accuracy", "false_positive_rate", "reward", "reward_std", "no_signal_rate",
 )  # fmt: skip
 _OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_rate", "unread_rate")
-
-
-class Advice(NamedTuple):
-    """What was measured, and what to write; the latter is empty where it is no key of a run."""
-
-    reason: str
-    override: str = ""
 
 
 def probe(
@@ -80,10 +73,10 @@ def probe(
         StepFile(output).append(record.to_json() for record in records)
     measured = role_metrics(records) | note_shares(records)
     console.print(_table(measured))
-    for advice in settings_that_follow(measured, config, judge):
-        console.print(f"- {advice.reason}", soft_wrap=True, markup=False, highlight=False)
-        if advice.override:
-            console.print(f"    {advice.override}", soft_wrap=True, markup=False, highlight=False)
+    for reason, override in settings_that_follow(measured, config, judge):
+        console.print(f"- {reason}", soft_wrap=True, markup=False, highlight=False)
+        if override:
+            console.print(f"    {override}", soft_wrap=True, markup=False, highlight=False)
     typer.echo(f"games: {output}")
 
 
@@ -123,31 +116,30 @@ def _between(rewards: Any) -> float | None:
     return max(0.0, float((between - within) / spread)) if spread else None
 
 
-def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[Advice]:
-    """What to set, from the measures of :func:`role_metrics` and :func:`note_shares`."""
+def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[tuple[str, str]]:
+    """Reasons, and what to write; empty where it is no key. From :func:`role_metrics` and :func:`note_shares`."""
     for role, key in ((Role.ATTACKER, "budget.attacker_reasoning"), (Role.ASSESSOR, "budget.assessor")):
         own = f"selfplay/{role.value}/"
         cut, read = measured.get(own + "truncation_rate", 0.0), measured.get(own + "parse_rate")
         if cut > 0.3:
-            yield Advice(
+            yield (
                 f"{cut:.0%} of the {role.value}'s turns are cut off: switch the model's thinking off",
                 "+data.apply_chat_template_kwargs.enable_thinking=False",
             )
         elif cut > 0.02:
             now = config.budget.assessor if role is Role.ASSESSOR else config.budget.attacker_reasoning
-            yield Advice(f"{cut:.0%} of the {role.value}'s turns are cut off", f"selfplay.{key}={2 * now}")
+            yield f"{cut:.0%} of the {role.value}'s turns are cut off", f"selfplay.{key}={2 * now}"
         if read is not None and read < 0.9:
-            yield Advice(
-                f"{read:.0%} of the {role.value}'s turns can be read, of 90 %: warm start first (docs/warm_start.md)"
-            )
+            reason = f"{read:.0%} of the {role.value}'s turns can be read, of 90 %: warm start first"
+            yield f"{reason} (docs/warm_start.md)", ""
     valid = measured.get("selfplay/attacker/valid_rate")
     if valid is not None and valid < 0.5:
         reasons = {n.rpartition("/")[2]: v for n, v in measured.items() if n.startswith("selfplay/attacker/invalid/")}
         most = max(reasons, key=lambda name: reasons[name], default="")
-        yield Advice(f"{valid:.0%} of the attacks are valid, most others are {most}: warm start the attacker first")
+        yield f"{valid:.0%} of the attacks are valid, most others are {most}: warm start the attacker first", ""
     quiet = measured.get("selfplay/assessor/no_signal_rate")
     if quiet is not None and quiet > 0.8:
-        yield Advice(
+        yield (
             f"in {quiet:.0%} of the groups all assessments earn the same: nothing to learn from; more games per note "
             "and other notes, or a warm start",
             "actor_rollout_ref.rollout.n=8",
@@ -156,16 +148,14 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
     if share is not None:
         baseline, estimator = ("note", "role_grpo") if share > 0.5 else ("role and kind", "role_rae")
         reason = f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per {baseline}"
-        yield Advice(reason, f"algorithm.adv_estimator={estimator}")
+        yield reason, f"algorithm.adv_estimator={estimator}"
     if judge == BELIEVES_THE_ROW:
-        yield Advice(
-            "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
-        )
+        yield "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
     knowable = measured.get("selfplay/judge/knowable_rate")
     if knowable is None and judge != BELIEVES_THE_ROW:
-        yield Advice("nobody read the notes alone: add the blind gate", "'selfplay.blind={readings: 3, needed: 2}'")
+        yield "nobody read the notes alone: add the blind gate", "'selfplay.blind={readings: 3, needed: 2}'"
     elif knowable is not None and knowable < 0.8:
-        yield Advice(f"the reader finds {knowable:.0%} of the injected errors, of 80 %: measure it before you train")
+        yield f"the reader finds {knowable:.0%} of the injected errors, of 80 %: measure it before you train", ""
 
 
 def _table(measured: dict[str, float]) -> Table:

@@ -53,7 +53,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Group:
+class NoteGroup:
     """Some of the notes and how they were judged."""
 
     notes: int
@@ -73,7 +73,7 @@ class Scores:
     unreadable: float
     missing: float
     measures: dict[str, Measure]
-    groups: dict[str, dict[str, Group]]
+    groups: dict[str, dict[str, NoteGroup]]
     seeds: int = 1
 
 
@@ -190,7 +190,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
         measures={name: _measure(seeds, name, weights) for name in names} | absent,
         groups={
             kind: {
-                label: Group(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
+                label: NoteGroup(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
                 for label, mask in masks.items()
             }
             for kind, masks in _groups(notes).items()

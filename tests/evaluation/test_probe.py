@@ -102,6 +102,6 @@ def test_samples_agree_where_all_verdicts_on_an_untouched_note_are_the_same() ->
     ],
 )
 def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
-    assert override in [advice.override for advice in settings_that_follow(measured, MedicalConfig(), judge)]
+    assert override in [override for _, override in settings_that_follow(measured, MedicalConfig(), judge)]
     fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
     assert list(settings_that_follow(fine, MedicalConfig(), "llm")) == []
