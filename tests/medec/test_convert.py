@@ -60,15 +60,6 @@ def test_same_input_and_seed_give_identical_bytes(convert, pairs, tmp_path):
     assert files[0] == files[1] != files[2]
 
 
-def test_files_of_two_inputs_can_be_concatenated(convert, pairs, write_csv, clean_row, tmp_path):
-    clean = write_csv(*(clean_row(n) for n in range(0, 40, 2)))
-    convert("--input", pairs, output="a")
-    assert convert("--input", clean, "--mix", "vanilla_benign=1", output="b").exit_code == 0
-    paths = [str(tmp_path / name / "train.parquet") for name in "ab"]
-    loaded = datasets.load_dataset("parquet", data_files=paths, cache_dir=str(tmp_path / "cache"))
-    assert len(loaded["train"]) == sum(pq.read_metadata(p).num_rows for p in paths)
-
-
 @pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
 @pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
 def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):

@@ -64,7 +64,9 @@ def test_every_row_becomes_one_row_with_its_text_as_it_is(tmp_path: Path, write_
 
 
 def test_twins_are_two_rows_of_one_case(tmp_path: Path, write_csv: Any, error_row: Any, clean_row: Any) -> None:
-    error, clean = (row["extra_info"] for row in written(tmp_path, write_csv(error_row(0), clean_row(1))))
+    rows = written(tmp_path, write_csv(error_row(0), clean_row(1)), options=("--first-index", "7"))
+    error, clean = (row["extra_info"] for row in rows)
+    assert [(facts["index"], facts["split"]) for facts in (error, clean)] == [(7, "eval"), (8, "eval")]
     assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
     assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0"
     assert clean["error_type"] is None and clean["error_note"] is None and clean["error_sentence_id"] == -1

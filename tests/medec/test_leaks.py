@@ -1,125 +1,52 @@
-"""White space, ids, row order and length: none of them tells error notes from clean ones in the files.
-
-A tree is cross-validated with the notes of a case in one fold: with one of them to learn from, the
-other would be guessed wrong. How well it does on labels shuffled at random says what chance is. The bound
-is that of a one-sided test at 5 % over all comparisons together (Bonferroni, normal approximation).
-"""
+"""White space, row order and length tell error notes from clean ones in MEDEC's files, and not in their rows."""
 
 from __future__ import annotations
 
 import csv
+import json
 import tempfile
 from pathlib import Path
-from statistics import NormalDist
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from note_files import OFFICIAL, medec_file
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows
-from medserl_agentloop.games.medical.types import Category
-
-FOLDS = 5
-SHUFFLES = 100
-KINDS = ("white space", "id", "row order", "length")
-# Which rows, and which of their labels: that of the note they start from, or that of the note presented.
-LABELS = {
-    "vanilla, presented": ("vanilla", "target_label"),
-    "attacked, start": ("adversarial decoy", "seed_label"),
-    "attacked, presented": ("adversarial decoy", "target_label"),
-    "all, start": ("vanilla adversarial decoy", "seed_label"),
-    "all, presented": ("vanilla adversarial decoy", "target_label"),
-}
-ALPHA = 0.05 / (len(KINDS) * len(LABELS))
-CLEARLY = 0.01  # a leak has a chance below this
+from medserl_agentloop.data.verify import find_leaks
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
-def features(kind, ids, notes, harmful):
-    """What a classifier of ``kind`` sees of each row; (rows, features)."""
-    if kind == "white space":
-        return [white_space(note) for note in notes]
-    if kind == "length":
-        return [[len(note), len(note.split())] for note in notes]
-    if kind == "id":
-        numbers = [int(text_id.rsplit("-", 1)[1]) for text_id in ids]
-        return [[number, number % 2] for number in numbers]
-    # The label of the row before: in MEDEC's files a clean note mostly follows its error note.
-    return [[at, at % 2, before] for at, before in enumerate([-1, *harmful[:-1]])]
-
-
-def white_space(note):
-    inner, tail = note.strip(), note[len(note.rstrip()) :]
-    before = len(note) - len(note.lstrip())
-    return [before, len(tail), "\n" in tail, *(inner.count(mark) for mark in ("  ", "\n", "\t", " \n", "\xa0"))]
-
-
-def chance_of(values, harmful, cases):
-    """Probability that a classifier without any information does as well as one on ``values``."""
-    model_selection = pytest.importorskip("sklearn.model_selection")
-    trees = pytest.importorskip("sklearn.tree")
-    values, harmful = np.asarray(values, dtype=float), np.asarray(harmful, dtype=bool)
-    folds = list(model_selection.GroupKFold(FOLDS, shuffle=True, random_state=0).split(values, groups=cases))
-    model = trees.DecisionTreeClassifier(max_depth=3, min_samples_leaf=10, class_weight="balanced", random_state=0)
-
-    def accuracy(labels):
-        guess = np.zeros(len(labels), dtype=bool)
-        for fit, held_out in folds:
-            guess[held_out] = model.fit(values[fit], labels[fit]).predict(values[held_out])
-        return (guess[labels].mean() + 1 - guess[~labels].mean()) / 2
-
-    rng = np.random.default_rng(0)
-    by_chance = [accuracy(rng.permutation(harmful)) for _ in range(SHUFFLES)]
-    return 1 - NormalDist(np.mean(by_chance), np.std(by_chance, ddof=1)).cdf(accuracy(harmful))
-
-
-@pytest.fixture(scope="module")
-def vignettes():
-    return read_files([medec_file(OFFICIAL)]).vignettes
-
-
-@pytest.fixture(scope="module")
-def converted(vignettes):
-    """Facts of the rows of all five categories."""
-    plan = RowPlan(mix=f"{DEFAULT_MIX},decoy_benign=1", val_fraction=0.0)
-    return [
-        row["extra_info"] | {"seed_label": Category(row["extra_info"]["category"]).seed_label.value}
-        for row in build_rows(vignettes, plan).train
+def test_white_space_tells_the_label_in_all_real_pairs() -> None:
+    """Case 5: the leak as it was published, which the rows must not have."""
+    official, pairs = medec_file(OFFICIAL), medec_file(PAIRS)
+    with official.open(encoding="utf-8", newline="") as file:
+        notes = [(row["Text"], row["Corrected Text"]) for row in csv.DictReader(file) if row["Error Flag"] == "1"]
+    lines = pairs.read_text(encoding="utf-8").split("\n")
+    notes += [(pair["incorrect_note"], pair["correct_note"]) for pair in map(json.loads, filter(None, lines))]
+    kinds = (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)
+    raw = [
+        GameSpec(kind, kind.seed_label, note) for pair in notes for kind, note in zip(kinds, pair, strict=True) if note
     ]
+    assert any(leak.startswith("white space after the note tells the target_label") for leak in find_leaks(raw))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "leaks"), [("white space", True), ("id", True), ("row order", True), ("length", False)]
-)
-def test_what_tells_the_label_in_the_official_file(vignettes, kind, leaks):
-    """Case 5, and the structure of MEDEC's files. Length tells nothing there to begin with."""
-    with (medec_file(OFFICIAL)).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    case_of = {text_id: vignette.vignette_id for vignette in vignettes for text_id in vignette.text_ids}
-    ids, harmful = [row["Text ID"] for row in rows], [row["Error Flag"] == "1" for row in rows]
-    values = features(kind, ids, [row["Text"] for row in rows], harmful)
-    chance = chance_of(values, harmful, [case_of[text_id] for text_id in ids])
-    assert (chance < CLEARLY) == leaks, chance
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", LABELS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_tells_the_label_in_converted_rows(converted, kind, which):
+@pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
+@pytest.mark.parametrize("files", [(OFFICIAL,), (PAIRS,), (OFFICIAL, PAIRS)])
+def test_nothing_tells_the_label_in_converted_rows(files, games):
     """Case 5, in games that present a note as it is and in those that start an attack from it."""
-    families, label = LABELS[which]
-    rows = [facts for facts in converted if facts["category"].split("_")[0] in families.split()]
-    harmful = [facts[label] == "harmful" for facts in rows]
-    values = features(kind, [facts["text_id"] for facts in rows], [facts["seed_note"] for facts in rows], harmful)
-    chance = chance_of(values, harmful, [facts["vignette_id"] for facts in rows])
-    assert chance > ALPHA, chance
+    cases = read_files([medec_file(name) for name in files]).vignettes
+    mix = f"{DEFAULT_MIX},decoy_benign=1" if "adversarial" in games else "vanilla_harmful=1,vanilla_benign=1"
+    rows = build_rows(cases, RowPlan(mix=mix, val_fraction=0.0)).train
+    specs = [GameSpec.from_extra_info(row["extra_info"]) for row in rows]
+    kept = [spec for spec in specs if spec.category.value.split("_")[0] in games.split()]
+    assert {spec.category.seed_label for spec in kept} == set(Label)
+    assert list(find_leaks(kept)) == []
 
 
 TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)
