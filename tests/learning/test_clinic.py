@@ -37,50 +37,21 @@ seeds = st.integers(min_value=0, max_value=2**32)
 
 @given(seeds)
 @examples(300)
-def test_oracle_calls_sampled_notes_safe_and_reads_them_back(seed: int) -> None:
-    note = sample_clean_note(random.Random(seed))
-    assert parse_note(note.text) == note
-    assert oracle(note.text) == OracleVerdict(Label.SAFE)
-
-
-@given(seeds)
-@examples(300)
-def test_oracle_finds_exactly_the_injected_error(seed: int) -> None:
+def test_the_oracle_reads_clean_wrong_and_reworded_notes_as_they_were_made(seed: int) -> None:
     rng = random.Random(seed)
     clean = sample_clean_note(rng)
+    assert parse_note(clean.text) == clean
+    assert oracle(clean.text) == OracleVerdict(Label.SAFE)
     wrong, index = inject_error(rng, clean)
     kind = clean.sentences[index].kind
-    assert kind is not None
-    assert oracle(wrong.text) == OracleVerdict(Label.HARMFUL, ((index, kind),))
+    assert kind is not None and oracle(wrong.text) == OracleVerdict(Label.HARMFUL, ((index, kind),))
     assert check_attack(clean.text, wrong.text, Category.ADVERSARIAL_BENIGN) == "ok"
-
-
-@given(seeds)
-@examples(200)
-def test_rewording_changes_the_text_and_not_the_truth(seed: int) -> None:
-    rng = random.Random(seed)
-    clean = sample_clean_note(rng)
-    wrong, index = inject_error(rng, clean)
     for note, category in ((clean, Category.DECOY_BENIGN), (wrong, Category.ADVERSARIAL_HARMFUL)):
         other = reworded(rng, note, index)
-        assert other.text != note.text
-        assert oracle(other.text) == oracle(note.text)
+        assert other.text != note.text and oracle(other.text) == oracle(note.text)
         assert check_attack(note.text, other.text, category) == "ok"
-
-
-@given(seeds)
-@examples(100)
-def test_an_error_can_be_made_another_error(seed: int) -> None:
-    rng = random.Random(seed)
-    wrong, index = inject_error(rng, sample_clean_note(rng))
     worse = with_error(rng, wrong, index)
-    assert worse.text != wrong.text
-    assert worse.errors == (index,)
-
-
-@pytest.mark.parametrize("text", ["", ".", "Hello.", "This fits malaria.", "A 42-year-old man has malaria."])
-def test_oracle_is_silent_outside_its_world(text: str) -> None:
-    assert oracle(text).label is None
+    assert worse.text != wrong.text and worse.errors == (index,)
 
 
 def test_a_true_dose_in_the_digits_of_another_script_is_no_wrong_dose() -> None:
@@ -90,19 +61,15 @@ def test_a_true_dose_in_the_digits_of_another_script_is_no_wrong_dose() -> None:
         assert oracle(note.replace("50", digits)) == OracleVerdict(None)
 
 
-@given(st.text(max_size=200))
+@given(st.text(max_size=200) | st.sampled_from([".", "This fits malaria.", "A 42-year-old man has malaria."]))
 @examples(200)
-def test_oracle_takes_any_text(text: str) -> None:
+def test_the_oracle_is_silent_outside_its_world(text: str) -> None:
     assert oracle(text).label is None
 
 
-def _example() -> tuple[random.Random, Note]:
-    rng = random.Random(5)
-    return rng, sample_clean_note(rng)
-
-
 def test_attack_check_names_the_broken_rule() -> None:
-    rng, clean = _example()
+    rng = random.Random(5)
+    clean = sample_clean_note(rng)
     one_error = with_error(rng, clean, 1)
     two_errors = with_error(rng, one_error, 2)
     shorter = Note(clean.sentences[:-1])
@@ -125,40 +92,25 @@ def test_attack_check_names_the_broken_rule() -> None:
     assert found == expected
 
 
-def test_attack_check_refuses_a_seed_from_elsewhere() -> None:
+def test_a_note_from_elsewhere_and_a_change_of_the_finding_are_refused() -> None:
+    rng = random.Random(5)
     with pytest.raises(ValueError, match="not a note of the toy clinic"):
         check_attack("A real note.", "A real note.", Category.ADVERSARIAL_BENIGN)
+    for change in (with_error, reworded):
+        with pytest.raises(ValueError, match="finding"):
+            change(rng, sample_clean_note(rng), 0)
 
 
-def test_the_finding_can_be_neither_wrong_nor_reworded() -> None:
-    rng, clean = _example()
-    with pytest.raises(ValueError, match="finding"):
-        with_error(rng, clean, 0)
-    with pytest.raises(ValueError, match="finding"):
-        reworded(rng, clean, 0)
-
-
-def test_held_out_wordings_never_occur_among_seen_ones() -> None:
+def test_held_out_wordings_and_facts_never_occur_in_seen_notes() -> None:
     rng = random.Random(2)
-    for wording in (Split.SEEN, Split.HELD_OUT):
+    for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
-            note = sample_clean_note(rng, wording)
+            note, stated = sample_clean_note(rng, split), sample_clean_note(rng, facts=split)
             held = [s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None]
-            assert set(held) == {wording is Split.HELD_OUT}
-
-
-def test_a_seen_note_never_states_the_fact_of_its_finding_that_is_held_out() -> None:
-    rng = random.Random(5)
-    for facts in (Split.SEEN, Split.HELD_OUT):
-        for _ in range(200):
-            note = sample_clean_note(rng, facts=facts)
-            kinds = {s.kind for s in note.sentences}
-            assert (held_out_kind(note.sentences[0].value) in kinds) == (facts is Split.HELD_OUT)
-            assert not note.errors
-
-
-def test_what_is_held_out_of_one_finding_is_stated_of_the_diseases_other_one() -> None:
-    for disease in DISEASES:
+            assert set(held) == {split is Split.HELD_OUT}
+            kinds = {s.kind for s in stated.sentences}
+            assert (held_out_kind(stated.sentences[0].value) in kinds) == (split is Split.HELD_OUT)
+    for disease in DISEASES:  # what is held out of one finding is stated of the other
         first, second = disease.findings
         assert held_out_kind(first) is not held_out_kind(second)
 
@@ -170,12 +122,6 @@ def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
 
 
 # The committed sample.
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, str]]:
-    with SAMPLE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
@@ -202,28 +148,24 @@ def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Pa
         assert not any(s.template == held_out_template(note.disease, s.kind) for s in note.sentences[1:] if s.kind)
 
 
-def test_sample_has_all_error_types_evenly_and_distinct_vignettes(rows: list[dict[str, str]]) -> None:
+def test_sample_follows_medec_conventions_with_all_error_types_evenly() -> None:
+    with SAMPLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     wrong = [row for row in rows if row["Error Flag"] == "1"]
     assert len({row["Corrected Text"] for row in wrong}) == len(wrong) == 160
-    counts = collections.Counter(row["Error Type"] for row in wrong)
-    assert counts == {kind.value: 32 for kind in ErrorType}
+    assert collections.Counter(row["Error Type"] for row in wrong) == {kind.value: 32 for kind in ErrorType}
     assert [row["Text ID"] for row in rows] == [f"toy-train-{n}" for n in range(len(rows))]
-
-
-def test_sample_follows_medec_conventions(rows: list[dict[str, str]]) -> None:
-    for before, row in zip([None, *rows], rows, strict=False):
+    for before, row in zip([{}, *rows], rows, strict=False):
         sentences = split_sentences(row["Text"])
         assert row["Sentences"] == "\n".join(f"{i} {s}" for i, s in enumerate(sentences))
-        truth = oracle(row["Text"])
         if row["Error Flag"] == "1":
             index = int(row["Error Sentence ID"])
-            assert truth.errors == ((index, ErrorType(row["Error Type"])),)
+            assert oracle(row["Text"]).errors == ((index, ErrorType(row["Error Type"])),)
             assert sentences[index] == row["Error Sentence"]
             sentences[index] = row["Corrected Sentence"]
             assert " ".join(sentences) == row["Corrected Text"]
         else:
-            assert truth.label is Label.SAFE
-            assert before is not None and before["Corrected Text"] == row["Text"]
+            assert oracle(row["Text"]).label is Label.SAFE
+            assert (before["Corrected Text"], row["Error Sentence ID"]) == (row["Text"], "-1")
             absent = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
             assert {row[column] for column in absent} == {"NA"}
-            assert row["Error Sentence ID"] == "-1"
