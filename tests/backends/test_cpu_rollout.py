@@ -61,16 +61,23 @@ def test_server_answers_with_token_outputs_that_carry_the_weights_step(model_pat
     assert output.log_probs == pytest.approx(expected, abs=1e-5)
 
 
-def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(
-    model_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches: list[tuple[SamplingSettings, list[int]]] = []
+Batches = list[tuple[SamplingSettings, list[int]]]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    """The settings and budgets of the batches that are sampled from now on."""
+    sampled: Batches = []
 
     def spy(model: Any, batch: Sequence[SamplingRequest], settings: SamplingSettings, **kwargs: Any) -> Any:
-        batches.append((settings, [request.max_tokens for request in batch]))
+        sampled.append((settings, [request.max_tokens for request in batch]))
         return sample_batch(model, batch, settings, **kwargs)
 
     monkeypatch.setattr(cpu_rollout, "sample_batch", spy)
+    return sampled
+
+
+def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(model_path: Path, model: Any, batches: Batches) -> None:
     server = make_server(model_path, model)
     warm, greedy = {"temperature": 1.0, "ignore_eos": True}, {"temperature": 0, "ignore_eos": True}
     outputs = ask(
@@ -85,24 +92,24 @@ def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(
     assert [(s.temperature, budgets) for s, budgets in batches] == [(1.0, [2, 4, 24]), (0, [3])]
 
 
-def test_a_batch_never_exceeds_max_num_seqs(model_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def spy(model: Any, batch: Sequence[SamplingRequest], *args: Any, **kwargs: Any) -> Any:
-        sizes.append(len(batch))
-        return sample_batch(model, batch, *args, **kwargs)
-
-    monkeypatch.setattr(cpu_rollout, "sample_batch", spy)
-    server = make_server(model_path, model, max_num_seqs=2)
-    outputs = ask(server, *[([5], {"max_tokens": 1})] * 5)
+def test_a_batch_never_exceeds_max_num_seqs(model_path: Path, model: Any, batches: Batches) -> None:
+    outputs = ask(make_server(model_path, model, max_num_seqs=2), *[([5], {"max_tokens": 1})] * 5)
     assert all(isinstance(output, TokenOutput) for output in outputs)
-    assert sizes == [2, 2, 1]
+    assert [len(budgets) for _, budgets in batches] == [2, 2, 1]
 
 
-def test_the_default_budget_counts_against_prompt_and_response_length(model_path: Path, model: Any) -> None:
-    server = make_server(model_path, model, prompt_length=4, response_length=10)
-    (output,) = ask(server, ([5] * 8, {"ignore_eos": True}))
-    assert len(output.token_ids) == 6
+@pytest.mark.parametrize(
+    ("prompt_length", "params", "config", "tokens"),
+    [
+        (8, {}, {"prompt_length": 4, "response_length": 10}, 6),  # the default counts against both lengths
+        (100, {"max_tokens": 28}, {}, 28),  # fills the context exactly
+    ],
+)
+def test_budgets_that_fit_are_spent(
+    model_path: Path, model: Any, prompt_length: int, params: dict[str, Any], config: dict[str, Any], tokens: int
+) -> None:
+    (output,) = ask(make_server(model_path, model, **config), ([5] * prompt_length, {**params, "ignore_eos": True}))
+    assert len(output.token_ids) == tokens
 
 
 @pytest.mark.parametrize(
@@ -121,12 +128,6 @@ def test_impossible_budgets_are_errors_that_name_the_numbers(
     (error,) = ask(make_server(model_path, model), ([5] * prompt_length, params))
     with pytest.raises(ValueError, match=message):
         raise error
-
-
-def test_a_prompt_and_budget_that_fill_the_context_exactly_are_served(model_path: Path, model: Any) -> None:
-    server = make_server(model_path, model)
-    (output,) = ask(server, ([5] * 100, {"max_tokens": 28, "ignore_eos": True}))
-    assert len(output.token_ids) == 28
 
 
 def test_generating_before_the_first_push_is_an_error(model_path: Path) -> None:
