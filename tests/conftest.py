@@ -110,6 +110,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in with_runs)))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what the imports made stays; no collection has to look at it again
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides that name the sample data as parquet."""
