@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from medserl_agentloop.core.config import SelfPlayConfig, game_class
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, problems
 from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, tokenizer_of
 
@@ -67,10 +67,12 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
     refused, warned = problems(config, schema)
     yield from (Finding("config", "fail", text) for text in refused)
     yield from (Finding("config", "warn", text) for text in warned)
-    if refused:
+    if not refused:
+        yield Finding("config", "ok", "keys, batches and lengths fit together")
+    try:
+        run = RunConfig(config, SelfPlayConfig.from_run(config))
+    except ConfigError:  # said above
         return
-    yield Finding("config", "ok", "the run can be trusted with these settings, as far as they say")
-    run = RunConfig(config, SelfPlayConfig.from_run(config))
     at_start = list(_asked({name: partial(_at_start, check, run) for name, check in CHECKS.items()}))
     yield from at_start
     if all(finding.status == "ok" for finding in at_start):

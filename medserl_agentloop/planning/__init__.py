@@ -216,13 +216,13 @@ class Setup:
     @property
     def host(self) -> float:
         """Bytes on the host for each GPU."""
-        found = 0.0
+        total = 0.0
         for engine in filter(None, (self.actor, self.critic, self.reference)):
             held = engine.param_offload * engine.parameters + engine.optimizer_offload * 2 * engine.trained
             if engine.on_cpu:
                 held = engine.parameters + (engine is not self.reference) * 3 * engine.trained
-            found += held * engine.weight_bytes / engine.workers
-        return found
+            total += held * engine.weight_bytes / engine.workers
+        return total
 
 
 def server(setup: Setup, card: Card) -> Parts:
@@ -244,20 +244,20 @@ def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     generating = server(setup, card)
     kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
     beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
-    found = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()} if setup.plays else {}
+    by_phase = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()} if setup.plays else {}
     if setup.reference:
-        found["log-probs, reference"] = beside | setup.reference.inference()
+        by_phase["log-probs, reference"] = beside | setup.reference.inference()
     for who, engine in setup.trained():
-        found[f"update, {who}"] = beside | engine.update()
-        found[f"optimizer step, {who}"] = beside | engine.optimizer_step()
-    found["checkpoint, actor"] = beside
-    for name, parts in found.items():
+        by_phase[f"update, {who}"] = beside | engine.update()
+        by_phase[f"optimizer step, {who}"] = beside | engine.optimizer_step()
+    by_phase["checkpoint, actor"] = beside
+    for name, parts in by_phase.items():
         for who, engine in setup.trained():
             steps = name.endswith(who) and name.startswith(("update", "optimizer"))
             for part, size in engine.resident(weights=name.endswith(who), adam=steps).items():
                 parts = parts | {part if who == "actor" else f"{part} of the critic": size}
-        found[name] = {part: size for part, size in (parts | {"CUDA contexts": CONTEXTS}).items() if size}
-    return found
+        by_phase[name] = {part: size for part, size in (parts | {"CUDA contexts": CONTEXTS}).items() if size}
+    return by_phase
 
 
 def seconds(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
@@ -275,13 +275,13 @@ def seconds(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
         read = engine.parameters * engine.weight_bytes / engine.workers * tokens / gpus / max(1, micro_batch)
         return compute + engine.on_cpu * min(passes, 2) * read / host
 
-    found = {"generation": setup.games * setup.generated_tokens / servers / decoded} if setup.plays else {}
+    times = {"generation": setup.games * setup.generated_tokens / servers / decoded} if setup.plays else {}
     for who, engine in (("actor", setup.actor), ("reference", setup.reference)):
         if engine and setup.plays:
-            found[f"log-probs, {who}"] = forward(engine, 1, engine.infer_tokens)
+            times[f"log-probs, {who}"] = forward(engine, 1, engine.infer_tokens)
     for who, engine in setup.trained():
         passes = setup.epochs * (4 if engine.checkpointing else 3) + (who == "critic")  # and one for the values
         moved = 2 * (engine.param_offload * engine.parameters + engine.optimizer_offload * 2 * engine.trained)
-        found[f"update, {who}"] = forward(engine, passes, engine.update_tokens)
-        found[f"update, {who}"] += moved * engine.weight_bytes / engine.workers / host
-    return found
+        times[f"update, {who}"] = forward(engine, passes, engine.update_tokens)
+        times[f"update, {who}"] += moved * engine.weight_bytes / engine.workers / host
+    return times

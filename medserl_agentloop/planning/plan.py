@@ -232,18 +232,18 @@ def read_setup(run: RunConfig, shapes: dict[str, Shape], *, flash: bool = True) 
     )
 
 
-def _peak(found: dict[str, Parts]) -> tuple[str, float]:
-    return max(((name, sum(parts.values())) for name, parts in found.items()), key=lambda phase: phase[1])
+def _peak(phases: dict[str, Parts]) -> tuple[str, float]:
+    return max(((name, sum(parts.values())) for name, parts in phases.items()), key=lambda phase: phase[1])
 
 
-def _cache(found: dict[str, Parts]) -> float:
-    return found["generation"].get("KV cache", 0.0) if "generation" in found else 0.0
+def _cache(phases: dict[str, Parts]) -> float:
+    return phases["generation"].get("KV cache", 0.0) if "generation" in phases else 0.0
 
 
 def _fits(setup: Setup, card: Card) -> bool:
-    found = phases_of(setup, card)
-    enough = not setup.pool or _cache(found) >= setup.longest_game * setup.actor.shape.kv_bytes
-    return enough and _peak(found)[1] <= FULL * card.memory
+    phases = phases_of(setup, card)
+    enough = not setup.pool or _cache(phases) >= setup.longest_game * setup.actor.shape.kv_bytes
+    return enough and _peak(phases)[1] <= FULL * card.memory
 
 
 def plan_run(run: RunConfig, gpu_gb: float, model_config: Path | None = None, *, flash: bool = True) -> Plan:
@@ -293,15 +293,15 @@ def plan(
     counts = {"n_gpus_per_node": gpus, "nnodes": nodes}
     wanted = [*(overrides or []), *(f"trainer.{key}={count}" for key, count in counts.items() if count is not None)]
     with errors_in_one_line():
-        found = plan_run(composed(recipe, wanted), gpu, model_config, flash=flash)
+        result = plan_run(composed(recipe, wanted), gpu, model_config, flash=flash)
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(result), indent=2))
     else:
         console = Console()
-        console.print(_table(found), "")
-        for line in _lines(found):
+        console.print(_table(result), "")
+        for line in _lines(result):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if found.fits else 1)
+    raise typer.Exit(0 if result.fits else 1)
 
 
 def _table(plan: Plan) -> Table:
@@ -331,8 +331,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         "CUDA contexts and graphs. Not counted: traffic between GPUs, the judge."
     )
     tight = " It is tight." if size > TIGHT * plan.card.memory else ""
-    said = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
-    yield f"{said} The peak is {size / GIB:.1f} GiB, in {worst}."
+    verdict = f"It fits.{tight}" if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."
+    yield f"{verdict} The peak is {size / GIB:.1f} GiB, in {worst}."
     cache, needed = _cache(plan.phases), setup.longest_game * setup.actor.shape.kv_bytes
     if setup.pool and cache < needed:
         yield (

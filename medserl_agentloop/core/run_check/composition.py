@@ -81,13 +81,13 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
     with initialize_config_module(VERL_CONFIGS, version_base=None):
         loader = GlobalHydra.instance().config_loader()
         origins = _origins(loader, config_of(recipe), [f"+recipes=[{recipe}]", *overrides])
-    found = []
+    result = []
     for key, value in _leaves(OmegaConf.merge(of_game, config)):
         origin = _origin(key, origins)
         # What verl's own files set differs only where it follows from another key.
         changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
-        found.append(Setting(key, value, origin, changed))
-    return found
+        result.append(Setting(key, value, origin, changed))
+    return result
 
 
 def _origins(loader: Any, name: str, overrides: list[str]) -> dict[str, str]:

@@ -132,7 +132,7 @@ def longest_context(run: RunConfig) -> int:
 
 
 def models(run: RunConfig) -> Iterator[str]:
-    """The models are here, or on the hub. verl says so after a minute or more."""
+    """The models are here, or on the hub."""
     for path in {str(run[f"{model}.path"]) for model in run.trained.values()}:
         folder = Path(path).expanduser()
         if "://" in path or (folder / "config.json").is_file():
