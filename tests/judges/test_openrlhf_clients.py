@@ -7,7 +7,7 @@ import httpx
 import pytest
 from judges.local_server import serving
 from judges.test_llm import PAIR, PRESENT, options
-from medical_team.openrlhf import CLEAN, WRONG, Strategy, Tokenizer, assessor, attacker
+from medical_team.openrlhf import CLEAN, WRONG
 from serving import completion
 from serving import serving as serving_app
 
@@ -16,7 +16,7 @@ from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import Shape, create_app
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.medical_team import MedicalDialogueGameManager, create_medical_judge_remote_function
+from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
 FIELDS = {
     "error_detected": bool,
@@ -88,22 +88,6 @@ def test_the_original_client_reads_every_answer(backend: Judge, assessment: str)
     assert labels[3]["error_realistic"] is (backend.name != "sceptic")
     assert labels[3]["error_detected"] is labels[3]["assessor_correct"]
     assert labels[3]["assessor_correct"] is (assessment == "Harmful" and not failed)
-
-
-@pytest.mark.parametrize("shape", ["bare", "labels"])
-def test_the_game_manager_trains_on_what_the_server_answers(shape: Shape) -> None:
-    with judge_server(LabelJudge(), shape) as url:
-        games = MedicalDialogueGameManager(Tokenizer(), [url], Strategy(), {})
-        games.initialize_games([WRONG, WRONG, CLEAN, CLEAN], ["", "", "Safe", ""], CATEGORIES)
-        games.play_games(attacker(), assessor())
-        labels = games.evaluate_game_outcomes()
-        _, attacker_states, _, assessor_states, _ = games.filter_and_compute_rewards(labels)
-    assert not any(one["is_parsing_error"] for one in labels.values())
-    assert [state["reward"] for state in attacker_states] == [-1.0 + 0.5 + 1.0] * 2
-    assert [state["reward"] for state in assessor_states] == [2.0] * 4
-
-
-CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign"]
 
 
 @pytest.mark.parametrize("nulls", [("error_realistic",), ("error_realistic", "error_detected")])

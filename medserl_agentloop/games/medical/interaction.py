@@ -112,7 +112,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if not self.config.correct_judge:
             return scheme
         rates = read_report(self.config.judge_report or "").rates
-        assert rates is not None  # judges/report.py
         return corrected(scheme, rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:

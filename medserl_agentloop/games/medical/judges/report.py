@@ -112,11 +112,11 @@ class JudgeReport(BaseModel):
     blind: tuple[JudgedGroup, ...] = ()
 
     @property
-    def rates(self) -> ErrorRates | None:
-        """Sensitivity and specificity as they were measured; None if one of them was not."""
+    def rates(self) -> ErrorRates:
+        """Sensitivity and specificity as they were measured; a ValueError if one of them was not."""
         right, safe = self.sensitivity, self.specificity
         if not right.items or not safe.items:
-            return None
+            raise ValueError("the report has no sensitivity or no specificity; measure the judge on a file with pairs")
         return ErrorRates(right.hits / right.items, safe.hits / safe.items)
 
 
@@ -224,7 +224,10 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         yield f"selfplay.judge_report={error}"
         return
     if selfplay.correct_judge:
-        yield from _correction_problems(selfplay, report)
+        try:
+            corrected(load_scheme(selfplay.reward), report.rates)
+        except ValueError as error:
+            yield f"selfplay.correct_judge=True: {error}. Use a better judge, or set it to false."
     least, right, safe = selfplay.judge_min_sensitivity, report.sensitivity, report.specificity
     if least == 0:
         return
@@ -240,7 +243,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
             f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. Each error that it "
             "misses punishes the player who was right. Use another judge"
         )
-    elif report.rates is not None and report.rates.information < LEAST_INFORMATION:
+    elif safe.items and report.rates.information < LEAST_INFORMATION:
         problem = (
             f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the same of right and of "
             "wrong notes, so games are won and lost by chance. Use another judge"
@@ -251,19 +254,6 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set selfplay.judge_min_sensitivity=0 to go on "
         "all the same."
     )
-
-
-def _correction_problems(selfplay: MedicalConfig, report: JudgeReport) -> Iterator[str]:
-    if report.rates is None:
-        yield (
-            f"selfplay.correct_judge=True: {selfplay.judge_report} has no sensitivity or no specificity; measure the "
-            "judge on a file with pairs."
-        )
-        return
-    try:
-        corrected(load_scheme(selfplay.reward), report.rates)
-    except ValueError as error:
-        yield f"selfplay.correct_judge=True: {error}. Use a better judge, or set it to false."
 
 
 def unanswered(config: MedicalConfig) -> str | None:
