@@ -23,10 +23,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from medserl_agentloop.core.advantages import BaselineState
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.dataset import check_files
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
-from medserl_agentloop.core.run_check.machine import LATEST
+from medserl_agentloop.core.run_check.machine import LATEST, check_files
 from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model

@@ -17,13 +17,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.core.base_model import ABORTED, BaseModelChat
+from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
-from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class _Seats:
         self._record.opponent = opponent
         try:
             answer = await model.answer(turn, messages)
-            opponent.version = config.version(answer)
+            opponent.version = config.version(answer.model, answer.weights)
         except NoAnswer as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None

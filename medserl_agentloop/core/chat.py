@@ -1,17 +1,24 @@
-"""A chat model behind an OpenAI-compatible server (SGLang, vLLM, ...): messages in, a turn's text out.
+"""Chat models: messages in, a turn's text out.
 
-Used by whoever asks a served model for a turn: opponents, players and games.
+:class:`ChatClient` asks a model behind an OpenAI-compatible server (SGLang, vLLM, ...), :class:`ServedModel` lets it
+take turns of a game, and :class:`BaseModelChat` asks the base model of a run's own rollout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+import zlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient, shown
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused, Unreachable, shown
 from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER, THINK, broken
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Message, NoReplyError, Prompt, Reply, Turn, place
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
@@ -19,6 +26,9 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 """What servers call the arguments of the chat template, in a request's ``extra_body``."""
 BASE = "base"
 """What stands in the place of a server's ``url`` for the base model of the run."""
+
+ABORTED = ("abort", "aborted")
+"""Stop reasons of a turn that the engine gave up: SGLang's finish reason, and verl's own word."""
 
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 """Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
@@ -104,3 +114,141 @@ class ChatClient:
             raise BadAnswer("the answer is empty")
         text, model = content.replace(JOINER, ""), str(answer.get("model") or "")
         return ChatAnswer(text, tokens, finish == "length", model, None if weights is None else str(weights))
+
+
+class ServedModel:
+    """Asks the server for turns; ``name`` is that of the model.
+
+    ``fields`` are sampling and other fields of all requests. With a ``seed`` each turn has one of its own, made from
+    this seed, its role and its text. Messages may not smuggle in ``special_tokens``, those of the model's tokenizer.
+    """
+
+    def __init__(
+        self, http: HttpClient, *, special_tokens: Iterable[str] = (), seed: int | None = None, **fields: Any
+    ) -> None:
+        self.name = str(http.options.model)
+        self.url = http.url
+        """The API's base, without credentials."""
+        self._http, self._seed, self._fields = http, seed, fields
+        self._chat = ChatClient(http, special_tokens)
+        self._asked: Counter[str] = Counter()
+
+    async def check(self) -> None:
+        """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
+        url = f"{self.url}/models"
+        try:
+            served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]
+        except Refused as refusal:
+            if refusal.status not in (401, 403):
+                return  # not every server lists its models
+            raise ValueError(
+                f"{url} answers {refusal.status}; name the environment variable of the API key with --api-key-env"
+            ) from None
+        except (BadAnswer, KeyError, TypeError):
+            return
+        except NoAnswer as error:
+            raise ValueError(
+                f"no server answers at {url} ({error}); give the base of an OpenAI-compatible API"
+            ) from None
+        model = self._http.options.model
+        if served and model not in served:
+            raise ValueError(f"{url} does not list the model {model!r}; --model is one of {', '.join(served)}")
+
+    async def answer(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> ChatAnswer:
+        """The model's turn after ``messages``; ``fields`` of this request win over the others.
+
+        Raises:
+            NoAnswer: No usable answer after all tries.
+        """
+        request = {"max_tokens": turn.max_tokens, **stop_fields(turn.stop), **self._fields, **fields}
+        return await self._chat.complete(list(messages), request, turn.prefix)
+
+    async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
+        """Take a turn, or raise :class:`NoReplyError`."""
+        if self._seed is not None:
+            key = _seed_text(self._seed, turn, messages)
+            fields = {"seed": _seed(key, self._asked[key]), **fields}
+            self._asked[key] += 1
+        try:
+            answer = await self.answer(turn, messages, **fields)
+        except NoAnswer as error:
+            raise NoReplyError(f"{turn.role}: {error}") from None
+        return Reply(answer.text, answer.tokens, answer.truncated, turn.prefix)
+
+    async def answers(
+        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
+    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
+        """Replies by number as they come, or why there is none; turns with one text are samples by their numbers."""
+
+        async def one(number: int, turn: Turn) -> tuple[int, Reply | NoReplyError]:
+            messages = turn.prompt.filled()
+            own_seed = _seed(_seed_text(seed, turn, messages), number)
+            fields = {"max_tokens": budget, "temperature": temperature, "seed": own_seed}
+            try:
+                return number, await self.reply(turn, messages, **fields)
+            except NoReplyError as reason:
+                return number, reason
+
+        tasks = [asyncio.create_task(one(*each)) for each in turns.items()]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def count(self, text: str) -> int:
+        """About as many tokens as ``text`` takes: two for a word."""
+        return 2 * len(text.split())
+
+
+def _seed_text(seed: int, turn: Turn, messages: Sequence[Message]) -> str:
+    """What a turn's own seed follows: not the order of the requests, which differs from run to run."""
+    return f"{seed}/{turn.role}/" + ("".join(turn.prompt.data.values()) or str(list(messages)))
+
+
+def _seed(text: str, sample: int) -> int:
+    return zlib.crc32((text + (f"/{sample}" if sample else "")).encode(errors="replace")) >> 1
+
+
+class BaseModelChat:
+    """The rollout serves the base model beside the roles' adapters; nobody trains it.
+
+    Asks verl's server client for turns without an adapter, in tokens, because verl starts SGLang without a tokenizer.
+    Nothing in the messages becomes a control token. One answer may take ``timeout_s`` seconds; None is no limit.
+    """
+
+    is_down = False
+
+    def __init__(self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None) -> None:
+        self.name = name
+        self._server, self._encoder, self._timeout_s = server, encoder, timeout_s
+
+    def with_template(self, **kwargs: Any) -> BaseModelChat:
+        """The same, with these arguments of the chat template besides the run's."""
+        encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs})
+        return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
+
+    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> ChatAnswer:
+        """The base model's turn; of ``fields`` it knows ``temperature`` and ``max_tokens``.
+
+        Raises:
+            NoAnswer: The engine refuses the request, aborts it, or takes too long.
+        """
+        texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
+        asked = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
+        budget = fields["max_tokens"]
+        prompt = self._encoder.opening(Turn("", Prompt(asked, texts), budget))
+        sampling = {"temperature": fields["temperature"], "max_tokens": budget, "top_p": 1.0, "top_k": -1}
+        generation = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling)
+        try:
+            output = await asyncio.wait_for(generation, self._timeout_s)
+        except TimeoutError:
+            raise Unreachable(f"the base model gave no answer in {self._timeout_s} s") from None
+        except Exception as error:  # of the engine: the prompt is too long for it, say
+            raise BadAnswer(f"the engine refuses the question: {error}") from None
+        if output.stop_reason in ABORTED or not output.token_ids:
+            raise Unreachable("the engine aborted the base model's answer")
+        ids = list(output.token_ids)
+        return ChatAnswer(self._encoder.decode(ids), len(ids), self._encoder.was_cut(ids, budget, output.stop_reason))

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.chat import ChatAnswer
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
 
@@ -68,16 +67,15 @@ class OpponentConfig(ServerOptions):
         root = (self.url or "").rstrip("/").removesuffix("/v1")
         return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
-    def version(self, answer: ChatAnswer) -> str:
-        """What gave an answer: the served model's name, or a pool's checkpoint; BadAnswer if it is not of the pool."""
+    def version(self, model: str, weights: str | None) -> str:
+        """What gave an answer: the ``model`` it names, or a pool's checkpoint; BadAnswer for ``weights`` of no pool."""
         if self.kind != "pool":
-            return answer.model or str(self.model)
+            return model or str(self.model)
         # The answer itself names the weights that gave it. Whatever else a worker could look at (a
         # file, the row's step) may be older or newer than what the server played with.
-        version = str(answer.weights)
-        if not version.startswith(POOL_VERSION):
-            raise BadAnswer(f"the server played with weights {answer.weights!r}, which are not of the pool")
-        return version
+        if weights is None or not weights.startswith(POOL_VERSION):
+            raise BadAnswer(f"the server played with weights {weights!r}, which are not of the pool")
+        return weights
 
 
 class _Results(BaseModel):

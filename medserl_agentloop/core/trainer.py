@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync, register_trainer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
@@ -31,7 +33,6 @@ from medserl_agentloop.core.columns import (
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.credit import RoleCredit
-from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
 from medserl_agentloop.core.loss import selfplay_loss
@@ -46,7 +47,7 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run
-from medserl_agentloop.core.run_check.machine import LATEST, check_stop_strings, config_text
+from medserl_agentloop.core.run_check.machine import LATEST, check_dataset, check_files, check_stop_strings, config_text
 from medserl_agentloop.core.step_file import (
     HasState,
     RunFiles,
@@ -56,6 +57,36 @@ from medserl_agentloop.core.step_file import (
     write_prompts,
 )
 from medserl_agentloop.core.trajectory import GAME_KEY
+
+POLL_INTERVAL_S = 0.1
+"""verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step."""
+
+CHECK_INTERVAL_S = 5.0
+
+
+class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
+    """verl's replay buffer of synchronous training, with a check of the run while it waits for games.
+
+    verl does not tell custom samplers about ``algorithm.filter_groups`` and
+    ``trainer.v1.sampler.sync_refill_failed_groups`` (trainer_base.py, _build_replay_buffer), so neither has an effect
+    with this buffer. ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, poll_interval=POLL_INTERVAL_S)
+        self.check: Callable[[], None] = lambda: None
+        self._next_check = 0.0
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if time.monotonic() >= self._next_check:
+            self.check()
+            self._next_check = time.monotonic() + CHECK_INTERVAL_S
+        result: float = super()._wait_for_next_poll(partition_id, last_debug_time)
+        return result
+
+
+class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
+    """The same for asynchronous training."""
 
 
 class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped

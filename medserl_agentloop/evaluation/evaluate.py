@@ -26,9 +26,9 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.step_file import StepFile, lock_folder
 from medserl_agentloop.data.cases import with_numbers
 from medserl_agentloop.evaluation.play import Model, model_at

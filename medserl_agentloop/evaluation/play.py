@@ -22,12 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
-from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS
+from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
 from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game, play_in_step
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.core.step_file import StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction

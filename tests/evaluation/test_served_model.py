@@ -11,9 +11,8 @@ from evaluation.mock_server import MODEL as ENGINE_MODEL
 from evaluation.mock_server import mock_server
 from game.builders import CLEAN_NOTE
 
-from medserl_agentloop.core.chat import PATH
+from medserl_agentloop.core.chat import PATH, ServedModel
 from medserl_agentloop.core.interaction import NoReplyError, Reply
-from medserl_agentloop.core.served_model import ServedModel
 from medserl_agentloop.evaluation.play import server_options
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role

@@ -13,10 +13,9 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.dataset import check_dataset, check_files
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig
-from medserl_agentloop.core.run_check.machine import check_stop_strings
+from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.rows import AGENT_NAME

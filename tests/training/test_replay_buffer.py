@@ -7,8 +7,8 @@ import pytest
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from medserl_agentloop.core import replay_buffer
-from medserl_agentloop.core.replay_buffer import SelfPlayReplayBuffer
+from medserl_agentloop.core import trainer as core_trainer
+from medserl_agentloop.core.trainer import SelfPlayReplayBuffer
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -28,7 +28,7 @@ def test_verl_builds_the_buffer_of_the_recipes_and_it_polls_often() -> None:
 
 
 def test_a_wait_for_games_ends_where_the_check_finds_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_buffer, "CHECK_INTERVAL_S", 0.25)
+    monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
     buffer = built_by_verl()
     polls: list[str] = []
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: polls.append("poll"))  # no game ends

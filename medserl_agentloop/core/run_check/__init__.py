@@ -142,7 +142,7 @@ def _trainer(run: RunConfig) -> Iterator[str]:
     if not (run[f"{sampler}.path"] and run[f"{sampler}.name"]):
         yield (
             f"{sampler} is empty, and verl's own replay buffer waits for ever for the games of a process that died. "
-            f"Set {sampler}.path=pkg://medserl_agentloop.core.replay_buffer and .name=SelfPlayReplayBuffer."
+            f"Set {sampler}.path=pkg://medserl_agentloop.core.trainer and .name=SelfPlayReplayBuffer."
         )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
-from medserl_agentloop.core.base_model import BaseModelChat
-from medserl_agentloop.core.chat import BASE
+from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
 from medserl_agentloop.games.medical.config import MedicalConfig

@@ -6,8 +6,7 @@ import logging
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
-from medserl_agentloop.core.base_model import BaseModelChat
-from medserl_agentloop.core.chat import BASE
+from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line

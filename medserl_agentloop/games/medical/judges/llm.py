@@ -22,8 +22,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from medserl_agentloop.core.base_model import BaseModelChat
-from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, ChatAnswer, ChatClient
+from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
