@@ -56,14 +56,14 @@ def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
 
 
 def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
-    """A command that has an option for each field of ``ConvertOptions``."""
+    """A command that has an option for each field of ``ConvertOptions``, those that must be given first."""
 
     def with_options(**values: Any) -> None:
         with errors_in_one_line("error"):
             command(ConvertOptions(**values))
 
     options = []
-    for name, about in ConvertOptions.model_fields.items():
+    for name, about in sorted(ConvertOptions.model_fields.items(), key=lambda field: not field[1].is_required()):
         default = ... if about.is_required() else about.default
         option = Option(default, "--" + name.replace("_", "-"), help=about.description)
         kind = inspect.Parameter.KEYWORD_ONLY
