@@ -58,7 +58,7 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
         # asynchronous training
-        (ASYNC, "Add the recipe colocate_async, which sets these keys"),
+        (ASYNC, "Add the recipe colocate_async, which sets the replay buffer"),
         # adapters
         ({f"{MODEL}.lora_adapter_path": "a"}, f"is not loaded with {MODEL}.lora_rank=0. Set lora_rank"),
         ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "names that no model reads. Set it to"),

@@ -224,22 +224,16 @@ def _adapters(run: RunConfig) -> Iterator[str]:
 
 def _asynchronous(run: RunConfig) -> Iterator[str]:
     """Games that are older than the weights are corrected for, and long ones are not left behind."""
-    strategy, threshold, buffer, weights = (
-        run[key]
-        for key in (
-            f"{SAMPLER}.max_off_policy_strategy",
-            f"{SAMPLER}.max_off_policy_threshold",
-            f"{SAMPLER}.custom_sampler.name",
-            f"{CORRECTION}.rollout_is",
-        )
-    )
-    right = strategy == "wait" and threshold and buffer != "SelfPlayReplayBuffer" and weights == "token"
-    if run["trainer.v1.trainer_mode"] == "selfplay_colocate_async" and not right:
+    if run["trainer.v1.trainer_mode"] != "selfplay_colocate_async":
+        return
+    keys = ("custom_sampler.name", "max_off_policy_strategy", "max_off_policy_threshold")
+    buffer, strategy, threshold = (run[f"{SAMPLER}.{key}"] for key in keys)
+    waits = buffer != "SelfPlayReplayBuffer" and strategy == "wait" and threshold
+    if not (waits and run[f"{CORRECTION}.rollout_is"] == "token"):
         yield (
-            f"trainer.v1.trainer_mode=selfplay_colocate_async with max_off_policy_strategy={strategy}, "
-            f"max_off_policy_threshold={threshold}, custom_sampler.name={buffer} and {CORRECTION}.rollout_is={weights}:"
-            " long games would be dropped, or games of earlier weights be trained on without a correction. Add the "
-            "recipe colocate_async, which sets these keys."
+            "trainer.v1.trainer_mode=selfplay_colocate_async: long games would be dropped, or games of earlier weights "
+            "be trained on without a correction. Add the recipe colocate_async, which sets the replay buffer, "
+            "max_off_policy_strategy=wait, a threshold and rollout_is=token."
         )
 
 
