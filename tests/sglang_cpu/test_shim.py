@@ -59,7 +59,7 @@ def test_spawned_processes_have_the_stand_ins_too() -> None:
         import importlib.util, multiprocessing
         if __name__ == "__main__":
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                print(pool.apply(importlib.util.find_spec, ("sgl_kernel",)).origin)
+                print(pool.apply(importlib.util.find_spec, ("sgl_kernel.kvcacheio",)).origin)
         """,
         FIRST,
         LAST,
