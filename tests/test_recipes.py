@@ -67,10 +67,6 @@ def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
     config.selfplay.judge_server.json_schema = True
     with pytest.raises(ConfigError, match=r"cannot bind answers to a schema\. Set it to False"):
         check_run(config)
-    config.selfplay.judge_server.json_schema = False
-    config.selfplay.judge_server.extra_body = {"top_p": 0.5}
-    with pytest.raises(ConfigError, match=r"extra_body\.top_p: the base model knows chat_template_kwargs only"):
-        check_run(config)
 
 
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
@@ -87,7 +83,7 @@ def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(re
         assert config.selfplay.get("judge", "labels") in ("labels", "experiments.clinic:OracleJudge")
     else:
         assert config.selfplay.judge in ("llm", "http")
-        with pytest.raises(ConfigError, match=r"set selfplay\.judge_server\.url"):
+        with pytest.raises(ConfigError, match=r"selfplay\.judge_server\.url"):
             check_run(config)
 
 
