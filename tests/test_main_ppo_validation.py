@@ -13,7 +13,7 @@ from real_runs import REPOSITORY, answers_of, printed_by
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.games.medical.validation import metric_name
+from medserl_agentloop.games.medical.metrics import metric_name
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]

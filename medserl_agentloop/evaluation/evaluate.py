@@ -34,11 +34,11 @@ from medserl_agentloop.data.cases import with_numbers
 from medserl_agentloop.evaluation.play import Model, model_at
 from medserl_agentloop.evaluation.score import Neural, Train, read_reference, read_training, read_twins
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
+from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.games.medical.validation import prediction, quoted_sentence
 from medserl_agentloop.scoring.metrics import Difference, compare, grade
 from medserl_agentloop.scoring.notes import (
     Prediction,

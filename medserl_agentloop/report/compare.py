@@ -26,7 +26,7 @@ from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.table import GAMES
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.frames import TURNS, games_frame, metrics, parts, read_run, turns_frame, typed_frame
+from medserl_agentloop.report import TURNS, games_frame, metrics, parts, read_run, turns_frame, typed_frame
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history

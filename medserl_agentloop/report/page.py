@@ -31,7 +31,7 @@ from medserl_agentloop.games.medical.prompting import load_profile, template_nam
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
-from medserl_agentloop.report.frames import games, games_file, games_frame, metrics, read_run
+from medserl_agentloop.report import games, games_file, games_frame, metrics, read_run
 
 MOST_GAMES = 20_000
 """More games than this are drawn as a sample: a browser holds about so many texts."""

@@ -19,7 +19,7 @@ from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.table import marked_changes
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.report.frames import read_run
+from medserl_agentloop.report import read_run
 
 _OF_BOTH = ("reward", "reward_std", "parse_rate")
 HEADLINE_METRICS = (

@@ -1,7 +1,8 @@
-"""Scores with 95 % intervals from predictions and their reference. Called by every command that scores.
+"""Scores with 95 % intervals from predictions and their reference, and the floors that need no medicine.
 
 Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared task. The bootstrap
-draws whole cases, because the two notes of a case are not independent, and recomputes both sums.
+draws whole cases, because the two notes of a case are not independent, and recomputes both sums. No floor learns from
+the reference: its two classifiers see the training file alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from medserl_agentloop.scoring.official import SCORERS, NotComputed, Scorer
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
+COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
+"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
     "recall": "no note has an error",
@@ -289,3 +292,68 @@ def _mcnemar(first: Numbers, second: Numbers) -> dict[str, Any]:
     only_first, only_second = int((first > second).sum()), int((second > first).sum())
     p_value = binomtest(only_first, only_first + only_second).pvalue if only_first + only_second else 1.0
     return {"only_first": only_first, "only_second": only_second, "mcnemar_p": float(p_value)}
+
+
+def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:
+    """Every floor by name: its scores on the reference without intervals, or why it is not computed.
+
+    Without training notes the two classifiers are not computed.
+    """
+    no_error = [Prediction(note.text_id) for note in reference]
+    first, last = ([_copied(note, which) for note in reference] for which in (min, max))
+    given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
+    absent: dict[str, str] = {}
+    for name in ("bag of words", "white space and length"):
+        if not training:
+            absent[name] = "--train names no training set"
+            continue
+        try:
+            classifier = _classifier(name).fit([note.text for note in training], [note.flag for note in training])
+            flags = classifier.predict([note.text for note in reference])
+        except ImportError:
+            absent[name] = "scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"
+        except ValueError as error:
+            absent[name] = str(error).splitlines()[0]
+        else:
+            given[name] = [wrong if flag else right for flag, wrong, right in zip(flags, last, no_error, strict=True)]
+    return {name: score(reference, predictions, resamples=0) for name, predictions in given.items()} | absent
+
+
+def floor_value(floor: Scores | str, measure: str) -> float | None:
+    """A measure of a floor; None if it is not computed."""
+    return None if isinstance(floor, str) else floor.measures[measure].value
+
+
+def floors_above(scores: Scores, bounds: Mapping[str, Scores | str]) -> dict[str, tuple[str, ...]]:
+    """For each measure that a floor bounds, the floors that a system stays below."""
+
+    def above(measure: str, value: float) -> tuple[str, ...]:
+        theirs = ((name, floor_value(floor, measure)) for name, floor in bounds.items())
+        return tuple(name for name, other in theirs if other is not None and value < other)
+
+    values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
+    return {name: above(name, value) for name, value in values.items() if value is not None}
+
+
+def _copied(note: ReferenceNote, which: Any) -> Prediction:
+    """An error in the first or last sentence (``min`` or ``max``), which is "corrected" to what it already says."""
+    number = which(note.sentences, default=0)
+    return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
+
+
+def _classifier(name: str) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+    words = [TfidfVectorizer()]
+    shape = [FunctionTransformer(lambda texts: [_shape(text) for text in texts]), StandardScaler()]
+    return make_pipeline(*(words if name == "bag of words" else shape), LogisticRegression(max_iter=2000))
+
+
+def _shape(text: str) -> list[float]:
+    """What of a text is neither word nor number."""
+    counts = [text.count(part) for part in ("\n", "\r", "\t", "  ", "\n\n")]
+    outer = [len(text) - len(text.lstrip()), len(text) - len(text.rstrip()), text != text.rstrip(), text.endswith("\n")]
+    return [float(value) for value in (len(text), len(text.split()), *counts, *outer)]

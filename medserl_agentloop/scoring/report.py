@@ -1,4 +1,7 @@
-"""Scores as tables for the terminal and as JSON. Called by ``medserl score`` and ``medserl evaluate``."""
+"""Scores beside floors and published results, as tables for the terminal and as JSON.
+
+Called by ``medserl score`` and ``medserl evaluate``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from rich.text import Text
 
 from medserl_agentloop.command_line import plain
 from medserl_agentloop.scoring.metrics import (
+    COMPARED,
     GROUP_MEASURES,
     RESAMPLES,
     Difference,
@@ -19,10 +23,12 @@ from medserl_agentloop.scoring.metrics import (
     Measure,
     Scores,
     compare,
+    floor_value,
+    floors,
+    floors_above,
     summarise,
 )
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote
-from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, floor_value, floors, floors_above
 
 TITLES = {
     "readable": "answers read",
@@ -42,6 +48,45 @@ TITLES = {
     "aggregate_composite": "Composite, all three",
 }
 _SHORT = TITLES | {"flag_accuracy": "flag", "sentence_accuracy": "sentence", "rouge_1_composite": "composite"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A result that others report, quoted, and what keeps it from being comparable: notes, prompt, judge."""
+
+    system: str
+    source: str
+    differs: str
+    measures: dict[str, float]
+
+
+_LOG = "log of the OpenRLHF system that this project replaces; not published"
+_RAG = "arXiv 2511.19858"
+_READERS = f"arXiv 2412.19260 as quoted in {_RAG}"
+_GEPA = "arXiv 2602.22483"
+_TEST = "MEDEC test set"
+_BOTH = f"{_TEST}, notes of both hospitals (925)"
+_OWN = "its own prompt and scoring"
+# fmt: off
+PUBLISHED = (
+    Published("Qwen3-4B, zero-shot", _LOG, f"{_BOTH}; {_OWN}",
+              {"flag_accuracy": 0.587, "f1": 0.675, "recall": 0.811, "sentence_accuracy": 0.554}),
+    Published("Qwen3-4B, best RL run", _LOG, f"{_BOTH}; {_OWN}",
+              {"f1": 0.700, "recall": 0.878, "sentence_accuracy": 0.739}),
+    Published("Qwen3-4B, a later RL run", _LOG, f"{_BOTH}; {_OWN}", {"f1": 0.498}),
+    Published("earlier inference run", _LOG, f"MEDEC-MS test set (597); {_OWN}",
+              {"flag_accuracy": 0.519, "precision": 0.532, "recall": 0.720, "f1": 0.612}),
+    Published("GPT-4.1, zero-shot", _RAG, _TEST, {"flag_accuracy": 0.6812, "sentence_accuracy": 0.6573}),
+    Published("GPT-4.1, 10 retrieved shots", _RAG, f"{_TEST}; ten training notes in each prompt",
+              {"flag_accuracy": 0.7286, "sentence_accuracy": 0.7037}),
+    Published("GPT-5, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.785}),
+    Published("Qwen3-32B, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.690}),
+    Published("physician 1", _READERS, f"{_TEST}; a human reader",
+              {"flag_accuracy": 0.7961, "sentence_accuracy": 0.6588}),
+    Published("physician 2", _READERS, f"{_TEST}; a human reader",
+              {"flag_accuracy": 0.7161, "sentence_accuracy": 0.6677}),
+)
+# fmt: on
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import packed_attention, register
+from medserl_agentloop.backends import engines, register
 from medserl_agentloop.backends.cpu_platform import GROUP_BACKEND, PlatformCPU, register_gloo
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.testing.tiny import tiny_model
@@ -89,7 +89,7 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatc
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
     engine = EngineRegistry.get_engine_cls("language_model", "fsdp2")
     assert issubclass(engine, RoleAdapters) and issubclass(engine, FSDPEngineWithLMHead)
-    for attention, expected in (("sdpa", packed_attention.NAME), ("eager", "eager")):
+    for attention, expected in (("sdpa", engines.PACKED), ("eager", "eager")):
         model = tiny_model(100, attention=attention)
         monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
         assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import CONFIG_FILE
 from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.evaluation.standings import newest, ratings, shares
-from medserl_agentloop.evaluation.tournament import entries
+from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.paths import resource
 

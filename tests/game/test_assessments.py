@@ -21,14 +21,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.records import OpponentRecord
-from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
+from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won, validation_numbers
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.table import TEXTS
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.games.medical.validation import validation_numbers
 
 TERMS = MedserlTerms()
 WORST_HONEST = -TERMS.win + TERMS.largest_edit + TERMS.unrealistic

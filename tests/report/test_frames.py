@@ -13,8 +13,7 @@ from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.report import games, metrics, scores, turns
-from medserl_agentloop.report.frames import GAMES, SCORES, TURNS
+from medserl_agentloop.report import GAMES, SCORES, TURNS, games, metrics, scores, turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"

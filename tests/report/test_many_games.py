@@ -9,11 +9,12 @@ import pytest
 from game.builders import finished
 from typer.testing import CliRunner
 
+from medserl_agentloop import report
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.report import frames, games, page, turns
+from medserl_agentloop.report import games, page, turns
 
 FEW, MANY = 100, 1000
 TEXT = "word " * 2000  # as long as a turn's reasoning
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "PART", 50)
+    monkeypatch.setattr(report, "PART", 50)
     monkeypatch.setattr(page, "MOST_GAMES", 50)
 
 
@@ -72,7 +73,7 @@ def test_frames_made_in_parts_are_those_made_at_once(
         random.Random(0).shuffle(lines)
     (tmp_path / GAMES_FILE).write_bytes(b"".join(lines))
     in_parts = games(tmp_path), turns(tmp_path)
-    monkeypatch.setattr(frames, "PART", 10**9)
+    monkeypatch.setattr(report, "PART", 10**9)
     for some, whole in zip(in_parts, (games(tmp_path), turns(tmp_path)), strict=True):
         pd.testing.assert_frame_equal(some, whole, check_like=True)
 

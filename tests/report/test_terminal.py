@@ -16,7 +16,7 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.evaluation.standings import ratings, shares, tables
+from medserl_agentloop.evaluation.tournament import ratings, shares, tables
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import medserl

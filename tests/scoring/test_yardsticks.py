@@ -9,9 +9,9 @@ from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, note, validation, write_reference
 
 from medserl_agentloop.evaluation.score import read_training
-from medserl_agentloop.scoring.metrics import score
+from medserl_agentloop.scoring.metrics import COMPARED, floors, floors_above, score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
-from medserl_agentloop.scoring.yardsticks import COMPARED, PUBLISHED, floors, floors_above
+from medserl_agentloop.scoring.report import PUBLISHED
 
 
 def values(notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, dict[str, float | None]]:

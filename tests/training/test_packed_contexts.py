@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.backends import packed_attention
+from medserl_agentloop.backends import engines
 from medserl_agentloop.core.columns import token_roles
 from medserl_agentloop.testing.tiny import tiny_model
 
@@ -24,12 +24,12 @@ def log_probs(model: torch.nn.Module, ids: torch.Tensor, position_ids: torch.Ten
 
 def model_with(attention: str) -> Any:
     """A tiny model that attends by SDPA, by Transformers' eager code, or by ours."""
-    if attention == packed_attention.NAME:
-        return packed_attention.instead_of_sdpa(tiny_model(512))
+    if attention == engines.PACKED:
+        return engines.instead_of_sdpa(tiny_model(512))
     return tiny_model(512, attention=attention)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", packed_attention.NAME])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", engines.PACKED])
 def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_restart(attention: str) -> None:
     model = model_with(attention)
     ids = torch.randint(0, 512, (FIRST + SECOND,), generator=torch.Generator().manual_seed(1))
@@ -52,7 +52,7 @@ def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(lengths: list[int]) -> None:
-    model = model_with(packed_attention.NAME)
+    model = model_with(engines.PACKED)
     ids, positions = row_of(lengths)
     packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
     weighed = torch.linspace(0, 1, 512)
@@ -71,7 +71,7 @@ def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(l
 def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int | None) -> None:
     ids, positions = row_of([FIRST, SECOND])
     found = []
-    for attention in ("sdpa", packed_attention.NAME):
+    for attention in ("sdpa", engines.PACKED):
         model = model_with(attention)
         if window:
             config = type(model.config)(
@@ -98,7 +98,7 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
 
 def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
     """Or time and memory would grow with the square of the pack."""
-    model = model_with(packed_attention.NAME)
+    model = model_with(engines.PACKED)
     ids, positions = row_of([FIRST, SECOND])
     longest = []
     forward = torch.nn.functional.scaled_dot_product_attention
@@ -114,8 +114,8 @@ def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
 
 
 def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
-    model_with(packed_attention.NAME).save_pretrained(tmp_path)
-    assert packed_attention.NAME not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    model_with(engines.PACKED).save_pretrained(tmp_path)
+    assert engines.PACKED not in (tmp_path / "config.json").read_text(encoding="utf-8")
 
 
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:

@@ -10,9 +10,7 @@ from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.games.medical.validation import (
+from medserl_agentloop.games.medical.metrics import (
     TEXTS,
     UNREADABLE,
     official_notes,
@@ -21,6 +19,8 @@ from medserl_agentloop.games.medical.validation import (
     quoted_sentence,
     validation_numbers,
 )
+from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 

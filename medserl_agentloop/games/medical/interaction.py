@@ -16,20 +16,23 @@ from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Tur
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
-from medserl_agentloop.games.medical.metrics import RULES, UNREAD_RATE, role_metrics, trained_role_won
+from medserl_agentloop.games.medical.metrics import (
+    RULES,
+    TEXTS,
+    UNREAD_RATE,
+    Notes,
+    official_notes,
+    official_scores,
+    role_metrics,
+    trained_role_won,
+    validation_numbers,
+)
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.table import table_to_read
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
-from medserl_agentloop.games.medical.validation import (
-    TEXTS,
-    Notes,
-    official_notes,
-    official_scores,
-    validation_numbers,
-)
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):

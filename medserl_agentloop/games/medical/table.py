@@ -51,7 +51,7 @@ GAMES = {
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
     "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)),
-    "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by report/frames.py
+    "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by medserl_agentloop.report
     "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
