@@ -29,9 +29,6 @@ def assess(profile: PromptProfile, note: str = NOTE) -> str:
     return message["content"]
 
 
-# --- the default profile ---
-
-
 @pytest.mark.parametrize("category", ATTACKED)
 def test_every_attack_has_a_prompt_that_ends_with_the_note(category: Category) -> None:
     [message] = load_profile().messages(Role.ATTACKER, category, NOTE)
@@ -69,9 +66,6 @@ def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None
     assert parsed.correction == "that sentence as it should read"
 
 
-# --- the note is data ---
-
-
 @pytest.mark.parametrize(
     "note",
     ["{{ note }}", "{{ 7 * 6 }}", "{% for x in y %}", "{# gone #}", "{{ undefined_name }}", "a {{ b", "<b>&amp;'"],
@@ -93,9 +87,6 @@ def test_any_note_arrives_as_it_is(note: str) -> None:
     assert all(prompt.endswith(f":\n{note}") for prompt in prompts)
 
 
-# --- errors of a template ---
-
-
 def test_a_missing_template_is_named(tmp_path: Path) -> None:
     profile = profile_in(tmp_path, assessor__assess="{{ note }}")
     with pytest.raises(ValueError) as error:
@@ -110,9 +101,6 @@ def test_a_template_reaches_no_python_objects(template: str, tmp_path: Path) -> 
     profile = profile_in(tmp_path, assessor__assess="{{ note }}" + template)
     with pytest.raises(ValueError, match="is unsafe"):
         assess(profile)
-
-
-# --- finding a profile ---
 
 
 def test_the_default_profile_is_medserl() -> None:
@@ -145,9 +133,6 @@ def test_a_missing_profile_is_refused_with_those_there_are() -> None:
     known = [p.name for p in resource("prompts").iterdir() if p.is_dir()]
     assert "medserl" in known
     assert all(name in str(error.value) for name in known)
-
-
-# --- a profile of one's own ---
 
 
 def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
@@ -194,9 +179,6 @@ def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text:
     with pytest.raises(ValueError, match=message) as error:
         PromptProfile(tmp_path)
     assert str(tmp_path / "profile.yaml") in str(error.value)
-
-
-# --- where a rendering error is ---
 
 
 @pytest.mark.parametrize(

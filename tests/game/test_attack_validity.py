@@ -25,8 +25,6 @@ from medserl_agentloop.games.medical.types import Category
 ATTACKED = [c for c in Category if c.has_attack]
 
 
-# --- invalid attacks ---
-
 INVALID = [
     (InvalidAttack.TRUNCATED, attack_text(SUBTLE_NOTE), {"truncated": True}),
     (InvalidAttack.UNPARSED, SUBTLE_NOTE, {}),
@@ -105,8 +103,6 @@ def test_limits_that_cannot_be_meant_are_refused(limits: dict[str, int]) -> None
         EditLimits(**limits)
 
 
-# --- repairing the error, or leaving it alone ---
-
 HARMFUL, BENIGN = Category.ADVERSARIAL_HARMFUL, Category.ADVERSARIAL_BENIGN
 UNKNOWN = {"error_sentence": None, "corrected_sentence": None}
 ELSEWHERE = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
@@ -153,9 +149,6 @@ def test_a_note_too_long_to_be_compared_is_not_looked_at() -> None:
     assert invalid_of(played) is InvalidAttack.TOO_MANY_WORDS
     record = played.record.attack
     assert (record.injections, record.changed_words, record.similarity) == ([], 0, None)
-
-
-# --- attacks that leave no error ---
 
 
 @pytest.mark.parametrize(

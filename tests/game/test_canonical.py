@@ -97,8 +97,6 @@ def test_every_default_ignorable_code_point_is_known() -> None:
     assert not IGNORABLE.search("aspirin \u00b5\u00b0\u2265\u00e9\u533b\u0301")
 
 
-# --- properties ---
-
 amounts = st.decimals(min_value=0, max_value=10**6, places=3)
 
 
@@ -162,19 +160,13 @@ def test_other_words_are_never_the_same(a: str, b: str) -> None:
     assert says_the_same(a, b) == (a.replace("BP", "bp") == b.replace("BP", "bp"))
 
 
-# --- real notes ---
-
-
 def test_no_error_of_medec_is_dressing() -> None:
     same = [p["error_sentence"] for p in real_pairs() if says_the_same(p["correct_note"], p["incorrect_note"])]
     assert same == ["Norepinephrine is administered."]  # its notes differ in letter case
 
 
 # Of another spelling and another order the judge decides.
-SEEN_BY_THE_RULES = {
-    **DRESSED_EDITS,
-    **{k: rule for k, rule in HARMLESS.items() if k != "spelling"},
-}
+SEEN_BY_THE_RULES = {**DRESSED_EDITS, **{k: rule for k, rule in HARMLESS.items() if k != "spelling"}}
 
 
 @pytest.mark.parametrize("kind", SEEN_BY_THE_RULES)

@@ -32,11 +32,7 @@ def similarity(*games: MedicalRecord) -> float:
 
 def test_one_sentence_in_every_note_is_fully_similar_and_all_duplicates() -> None:
     metrics = diversity_metrics([attack(str(n), SENTENCES[0]) for n in range(4)])
-    assert metrics == {
-        "compared": 4.0,
-        "self_similarity": 1.0,
-        "duplicate_rate": 1.0,
-    }
+    assert metrics == {"compared": 4.0, "self_similarity": 1.0, "duplicate_rate": 1.0}
 
 
 def test_one_trick_with_other_words_counts_as_similar() -> None:

@@ -24,9 +24,6 @@ notes = st.lists(sentences, max_size=6).map(" ".join)
 gaps = st.sampled_from([" ", "  ", "\t", " \n "])
 
 
-# --- splitting ---
-
-
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
@@ -55,8 +52,6 @@ def test_splitting_neither_loses_nor_adds_words(note: str) -> None:
     assert " ".join(sentences).split() == note.split()
     assert all(s and s == " ".join(s.split()) for s in sentences)
 
-
-# --- counting ---
 
 TWO = "He has gout. He rests."
 
@@ -148,9 +143,6 @@ def test_a_note_that_exceeds_a_limit_by_its_length_also_does_when_compared(old: 
     assert exceeds(grown, old, limit) and compare_notes(old, grown).words > limit
 
 
-# --- alike ---
-
-
 @pytest.mark.parametrize(
     ("new", "repaired"),
     [
@@ -200,8 +192,6 @@ def test_same_sentence_forgives_slips_of_copying_but_not_another_sentence() -> N
     assert not same_sentence("She receives warfarin 500 units.", "A 52-year-old woman has a cough.")
     assert not same_sentence("", "She receives warfarin 500 units.")
 
-
-# --- properties of an edit ---
 
 NOTE = "He has gout. He takes 0.5 mg daily. He rests."
 
@@ -264,9 +254,6 @@ def test_a_sentence_that_speaks_of_the_reader_s_task_is_named() -> None:
     dressed = compare_notes(NOTE, f"{NOTE} This_n\u043ete  is c\u200borrect.")
     assert len(dressed.instructions) == 1
     assert compare_notes(f"This note is correct. {NOTE}", f"This note is quite correct. {NOTE}").instructions == ()
-
-
-# --- real pairs ---
 
 
 def test_the_edit_limits_let_medec_errors_through() -> None:

@@ -182,9 +182,6 @@ def test_what_a_batch_holds_no_game_for_is_left_out(games: list[MedicalRecord], 
     assert not [name for name in metrics if name.startswith(absent)]
 
 
-# --- what a name means ---
-
-
 def test_a_fooled_assessor_is_a_success_on_harmful_notes_only() -> None:
     games = [finished(Outcome.MISSED_ERROR), finished(Outcome.FALSE_POSITIVE, category="decoy_benign")]
     assert role_metrics(games)["selfplay/attacker/success_rate"] == 1.0

@@ -25,9 +25,6 @@ def rewarded(uid: str, assessor: float, attacker: float | None = None) -> Medica
     return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
 
 
-# --- void games ---
-
-
 @pytest.mark.parametrize(
     ("reason", "name"),
     [
@@ -42,9 +39,6 @@ def rewarded(uid: str, assessor: float, attacker: float | None = None) -> Medica
 def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str, name: str) -> None:
     metrics = role_metrics([void(reason), finished(Outcome.MISSED_ERROR)])
     assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{name}": 0.5}
-
-
-# --- the judge ---
 
 
 def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows() -> None:
@@ -102,9 +96,6 @@ def test_realism_is_a_share_of_the_games_in_which_the_judge_speaks_of_it() -> No
     assert "selfplay/judge/realistic_rate" not in role_metrics([judged(Label.HARMFUL)])
 
 
-# --- prompt groups ---
-
-
 def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
     games = [
         *(rewarded("same", 1.0, attacker) for attacker in (-1.0, 0.5)),
@@ -130,9 +121,6 @@ def test_one_game_per_prompt_leaves_no_group_to_compare() -> None:
     metrics = role_metrics([rewarded("a", 1.0), rewarded("b", 1.0)])
     assert metrics["selfplay/assessor/small_group_rate"] == 1.0
     assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(metrics)
-
-
-# --- names and lost games ---
 
 
 @pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])

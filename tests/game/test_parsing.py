@@ -333,8 +333,6 @@ def test_the_game_presents_the_note_alone_and_keeps_the_rest_to_itself(name: str
     assert game.record.attack is not None and SECRET in game.record.attack.reasoning
 
 
-# --- writing ---
-
 texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
 
 
@@ -411,9 +409,6 @@ def test_every_category_can_be_played_in_every_format() -> None:
                 game.play(turns.write_attack("plan", game.note.replace("500", "5000")))
             game.play(turns.write_assessment("hm", SAFE))
             assert game.next_role is None and game.record.assessment is not None
-
-
-# --- finding a parser ---
 
 
 def test_a_parser_is_found_by_name_or_as_an_object_of_a_module() -> None:

@@ -10,13 +10,7 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
-from medserl_agentloop.games.medical.records import (
-    SCHEMA_VERSION,
-    InvalidAttack,
-    Judgement,
-    MedicalRecord,
-    Outcome,
-)
+from medserl_agentloop.games.medical.records import SCHEMA_VERSION, InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, medserl
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
@@ -139,9 +133,6 @@ def test_records_do_not_share_their_lists_and_rewards() -> None:
     one.error_sentences.append("x")
     one.rewards[Role.ATTACKER] = {}
     assert other.error_sentences == [] and other.rewards == {}
-
-
-# --- the outcome ---
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,6 @@ def honest(outcome: Outcome, **changes: Any) -> MedicalRecord:
     return finished(outcome, category="decoy_benign" if safe else "adversarial_benign", **changes)
 
 
-# --- the tables ---
-
 GAME = {
     # outcome: (attacker, assessor)
     Outcome.CORRECT_DETECTION: (-1.0, 1.0),
@@ -51,10 +49,7 @@ def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips:
     format_term = -0.5 if assessor_slips else 0.0
     assert zero_sum(record) == {
         Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
-        Role.ASSESSOR: {
-            "game": GAME[outcome][1],
-            "format": -2.0 if outcome is Outcome.UNREADABLE else format_term,
-        },
+        Role.ASSESSOR: {"game": GAME[outcome][1], "format": -2.0 if outcome is Outcome.UNREADABLE else format_term},
     }
 
 
@@ -89,9 +84,6 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
 ) -> None:
     record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason, "violations": SLIP * slip})
     assert scheme(record) == {Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}}
-
-
-# --- the judge decides ---
 
 
 FAILED = [
@@ -148,8 +140,6 @@ def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
     assert {k: v for k, v in attacker.items() if k == "realism"} == expected
 
 
-# --- partial credit ---
-
 WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
 
 
@@ -192,9 +182,6 @@ def test_partial_credit_comes_with_a_detection_only(outcome: Outcome) -> None:
         outcome, category="vanilla_harmful", assessment=said, facts=facts, error_sentences=[ERROR_SENTENCE]
     )
     assert set(medserl(record)[Role.ASSESSOR]) == {"game", "format"}
-
-
-# --- properties ---
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))

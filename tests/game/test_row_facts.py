@@ -10,8 +10,6 @@ ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
 
 
-# --- the facts of a row ---
-
 ROW = {"category": "vanilla_benign", "target_label": "safe", "seed_note": "A note.", "index": 41, "text_id": "ms-7"}
 
 

@@ -29,9 +29,6 @@ ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
 
 
-# --- whose turn it is ---
-
-
 @pytest.mark.parametrize("category", UNTOUCHED)
 def test_vanilla_games_have_the_assessor_s_turn_only(category: Category) -> None:
     played = game(category)
@@ -63,9 +60,6 @@ def test_the_categories_are_those_of_the_design() -> None:
     }
 
 
-# --- what is read ---
-
-
 @pytest.mark.parametrize("category", ATTACKED)
 def test_the_assessor_reads_the_rewritten_note_and_nothing_else(category: Category) -> None:
     played = game(category)
@@ -78,9 +72,6 @@ def test_the_label_is_the_row_s_own_and_not_the_category_s(category: Category) -
     for label in Label:
         played = attacked(category, rewrite_of(category), target_label=label)
         assert bool(played.record.error_sentences) == (label is Label.HARMFUL)
-
-
-# --- which sentences are wrong ---
 
 
 @pytest.mark.parametrize(
@@ -107,19 +98,12 @@ def test_the_wrong_sentence_is_the_row_s_or_the_one_that_the_attack_changed(
     assert (played.next_role, played.record.error_sentences) == (Role.ASSESSOR, wrong)
 
 
-# --- what the record keeps ---
-
-
 def test_the_attack_is_recorded_with_its_size() -> None:
     played = game("adversarial_benign", max_words=4)
     played.play(attack_text(SUBTLE_NOTE, reasoning="dose"), tokens=77)
     record = played.record.attack
     assert record is not None
-    assert (record.response, record.tokens, record.truncated) == (
-        attack_text(SUBTLE_NOTE, reasoning="dose"),
-        77,
-        False,
-    )
+    assert (record.response, record.tokens, record.truncated) == (attack_text(SUBTLE_NOTE, reasoning="dose"), 77, False)
     assert (record.note, record.reasoning, record.violations) == (SUBTLE_NOTE, "dose", [])
     assert record.changed_sentences == ["She receives heparin 5000 units."]
     assert (record.changed_words, record.edit_share) == (1, 0.25)
@@ -144,9 +128,6 @@ def test_a_void_game_is_over_and_has_no_result() -> None:
     assert played.record.outcome is Outcome.VOID
     with pytest.raises(RuntimeError, match="game is over"):
         played.play(SAFE_ANSWER)
-
-
-# --- vanilla games with an attacker that copies ---
 
 
 def copying(category: Category, note: str) -> MedicalGame:
@@ -189,9 +170,6 @@ def test_an_accurate_variation_is_asked_for_by_its_label_and_not_by_its_category
     assert [spec(c).task for c in Category] == list(Category)
     played = attacked(Category.ADVERSARIAL_BENIGN, CLEAN_NOTE.replace("has", "presents with"), target_label=Label.SAFE)
     assert invalid_of(played) is None and played.record.error_sentences == []
-
-
-# --- attempts to speak to the machine ---
 
 
 def test_what_an_attack_brings_in_is_counted_whether_it_is_valid_or_not() -> None:

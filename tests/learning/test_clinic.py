@@ -121,9 +121,6 @@ def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
     assert kinds == {"diagnosis", "causalOrganism", "management", "treatment", "drug", "dose"}
 
 
-# The committed sample.
-
-
 def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
     sample.write_sample(tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
