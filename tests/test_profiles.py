@@ -3,7 +3,7 @@
 import pytest
 
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.games.medical.types import Category, Role
 
 NOTE = "He has gout. He rests."
 ATTACKED = [c for c in Category if c.has_attack]
@@ -18,14 +18,8 @@ def test_a_profile_has_a_prompt_for_every_turn_that_ends_with_the_note(name: str
         assert user["role"] == "user" and user["content"].endswith(f"\n{NOTE}") and user["content"].count(NOTE) == 1
         assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
         assert all(NOTE not in message["content"] for message in system)
+    assert (profile.settings.assistant_prefix == "<think>\n") == (name == "baseline")
     assert len({str(prompt) for prompt in prompts}) == len(ATTACKED) + 1 + 1  # the copy, and the assessor's
-
-
-@PROFILES
-def test_the_constant_part_of_a_prompt_comes_before_the_note(name: str) -> None:
-    for category in Category:
-        [*_, one], [*_, other] = (load_profile(name).messages(Role.ASSESSOR, category, note) for note in "79")
-        assert one["content"][:-1] == other["content"][:-1]
 
 
 @PROFILES
@@ -39,20 +33,13 @@ def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Categ
 
 
 @PROFILES
-def test_a_prompt_taken_for_an_assessment_gives_no_verdict(name: str) -> None:
-    prompt = load_profile(name).messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    assert load_profile(name).parser.assessment(prompt).verdict is None
-
-
-def test_the_baseline_opens_the_reasoning_for_the_player() -> None:
-    assert load_profile("baseline").settings.assistant_prefix == "<think>\n"
-
-
-@PROFILES
-@pytest.mark.parametrize("label", Label)
-def test_the_assessor_is_told_the_words_that_are_read_as_verdicts(name: str, label: Label) -> None:
+def test_the_assessor_is_told_the_words_that_are_read_as_verdicts_and_the_prompt_is_none(name: str) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    words = {"baseline": label.value.capitalize(), "medserl": label.value}
-    classic = {Label.SAFE: '"CORRECT"', Label.HARMFUL: '"INCORRECT"'}
-    assert words.get(name, classic[label]) in prompt
+    verdicts = {
+        "baseline": ("Safe", "Harmful"),
+        "medserl": ("safe", "harmful"),
+        "classic": ('"CORRECT"', '"INCORRECT"'),
+    }
+    assert all(word in prompt for word in verdicts[name])
+    assert profile.parser.assessment(prompt).verdict is None

@@ -1,11 +1,7 @@
 """The shortcut metrics: 0 for an assessor that knows the medicine, 1 for one that follows the cue alone."""
 
-import random
-
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, finished
-from hypothesis import given
-from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -53,40 +49,25 @@ def test_without_decoys_the_index_is_the_recall_alone() -> None:
 
 
 def test_nothing_to_compare_is_left_out() -> None:
-    untouched = [game(label, edited=False, said=label) for label in Label]
-    numbers = role_metrics(untouched)
+    numbers = role_metrics([game(label, edited=False, said=label) for label in Label])
     assert P + "index" not in numbers and P + "compared" not in numbers
     assert numbers[P + "untouched/prior"] == 0.5
 
 
-def test_a_verdict_by_length_shows_in_the_length_effect() -> None:
-    long = CLEAN_NOTE + " The family was told." * 5
-    games = [
-        game(label, edited=False, said=Label.HARMFUL if note is long else Label.SAFE, note=note)
-        for label in Label
-        for note in (long, CLEAN_NOTE)
-    ]
-    assert role_metrics(games)[P + "length"] == 1
+LONG = CLEAN_NOTE + " The family was told." * 5
+AT_THE_END = ERROR_NOTE.replace(f" {ERROR_SENTENCE}", "") + f" {ERROR_SENTENCE}"
 
 
-def test_an_error_that_is_only_found_at_the_end_shows() -> None:
-    last = ERROR_NOTE.replace(f" {ERROR_SENTENCE}", "") + f" {ERROR_SENTENCE}"
-    games = [
-        game(Label.HARMFUL, edited=False, said=said, note=note).model_copy(update={"error_sentences": [ERROR_SENTENCE]})
-        for note, said in ((last, Label.HARMFUL), (ERROR_NOTE, Label.SAFE))
-    ]
-    assert role_metrics(games)[P + "last_sentence"] == 1
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(Label), st.booleans(), st.sampled_from(Label)), max_size=20),
-    st.randoms(use_true_random=False),
+@pytest.mark.parametrize(
+    ("name", "labels", "accused", "cleared"),
+    [("length", list(Label), LONG, CLEAN_NOTE), ("last_sentence", [Label.HARMFUL], AT_THE_END, ERROR_NOTE)],
 )
-def test_the_order_of_the_games_changes_nothing_and_no_number_leaves_its_range(
-    kinds: list[tuple[Label, bool, Label]], rng: random.Random
+def test_a_verdict_by_length_or_by_the_place_of_the_error_shows(
+    name: str, labels: list[Label], accused: str, cleared: str
 ) -> None:
-    games = [game(label, edited=edited, said=said) for label, edited, said in kinds]
-    numbers = {n: v for n, v in role_metrics(games).items() if n.startswith(P)}
-    rng.shuffle(games)
-    assert {n: v for n, v in role_metrics(games).items() if n.startswith(P)} == pytest.approx(numbers)
-    assert all(-1 <= v <= 1 for n, v in numbers.items() if n != P + "compared")
+    games = [
+        game(label, edited=False, said=said, note=note).model_copy(update={"error_sentences": [ERROR_SENTENCE]})
+        for label in labels
+        for note, said in ((accused, Label.HARMFUL), (cleared, Label.SAFE))
+    ]
+    assert role_metrics(games)[P + name] == 1
