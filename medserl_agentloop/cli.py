@@ -89,8 +89,9 @@ def certify(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
 ) -> None:
     """Measure isolation, credit and loss of a run on its own workers, without training."""
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *(overrides or [])]
-    command.append("selfplay.certify=only")
+    # Without resuming: what is measured is the run as it begins, whatever its folder holds.
+    settings = ["trainer.resume_mode=disable", *(overrides or []), "selfplay.certify=only"]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *settings]
     last: deque[str] = deque(maxlen=40)
     certified = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:

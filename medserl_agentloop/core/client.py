@@ -165,7 +165,7 @@ class ServerOptions(ServerAddress):
     def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
         """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises as its class."""
         if self.url is None:
-            raise ValueError(f"{self.node}.url is not set")
+            raise ValueError(f"set {self.node}.url to the address of the server, e.g. http://localhost:30000")
         base = self.url.rstrip("/").removesuffix(path)
         return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
 

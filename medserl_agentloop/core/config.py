@@ -148,6 +148,11 @@ class SelfPlayConfig(BaseModel):
         description="What follows if isolation, credit or loss do not hold where they are measured at the start. stop: "
         "the run ends. warn: it goes on, for comparisons. only: nothing is trained in any case.",
     )
+    allow_changes: bool = Field(
+        default=False,
+        description="true: a run with another estimator, model, learning rate, data or game goes on in this "
+        "folder all the same. run_config.until_step_N.yaml then keeps the config of the steps before.",
+    )
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
     alarms: Alarms = Field(default=Alarms(), description="When a number of a step becomes a health alarm.")
     on_alarm: Literal["warn", "stop"] = Field(

@@ -34,6 +34,9 @@ class GameHooks(Generic[R]):
         """What a run says once before it starts; warnings begin with ``warning:``."""
         return iter(())
 
+    same_run: ClassVar[tuple[str, ...]] = ()
+    """Keys of the game's own under ``selfplay`` that decide what a run learns: a resumed run keeps them."""
+
     def prompts(self) -> list[dict[str, Any]]:
         """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
         return []

@@ -170,15 +170,21 @@ class RunFiles:
         self.games = StepFile(self.folder / GAMES_FILE)
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
-    def open(self, config: str, checkpoints: str | Path) -> None:
+    def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
         """Lock the folder and that of the ``checkpoints`` for this process, and write the run's ``config``.
+
+        Where the run goes on with a ``changed`` config, that of the steps before is kept beside it.
 
         Raises:
             ValueError: Another process has one of them.
         """
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
-        with replacing(self.folder / CONFIG_FILE) as file:
+        path = self.folder / CONFIG_FILE
+        if changed:
+            last = max((row["step"] for row in _rows(self.metrics)), default=0)
+            path.rename(path.with_suffix(f".until_step_{last}.yaml"))
+        with replacing(path) as file:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:

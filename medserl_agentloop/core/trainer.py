@@ -47,7 +47,14 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run
-from medserl_agentloop.core.run_check.machine import LATEST, check_dataset, check_files, check_stop_strings, config_text
+from medserl_agentloop.core.run_check.machine import (
+    LATEST,
+    changes,
+    check_dataset,
+    check_files,
+    check_stop_strings,
+    config_text,
+)
 from medserl_agentloop.core.step_file import (
     HasState,
     RunFiles,
@@ -105,7 +112,8 @@ class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
         self.files = RunFiles(self.selfplay.records)
         if self.selfplay.certify != "only":
-            self.files.open(config_text(config), config.trainer.default_local_dir)
+            changed = bool(changes(RunConfig(config, self.selfplay)))
+            self.files.open(config_text(config), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None

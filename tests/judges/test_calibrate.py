@@ -178,7 +178,7 @@ def test_the_command_says_why_questions_got_no_answer(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--judge", "oracl", "--input", str(SAMPLE)), "no judge 'oracl'"),
-        (("--judge", "http", "--input", str(SAMPLE)), "selfplay.judge_server.url is not set"),
+        (("--judge", "http", "--input", str(SAMPLE)), "set selfplay.judge_server.url to the address"),
         (("--judge", "labels", "--input", "nowhere.csv"), "nowhere.csv: cannot be read"),
         (("--judge", "labels", "--input", str(SAMPLE), "--set", "judge_serve.url=x"), "did you mean 'judge_server'"),
         (("--judge", f"{__name__}:Mute", "--input", str(SAMPLE)), "the judge answered none of"),

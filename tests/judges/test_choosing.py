@@ -101,7 +101,7 @@ def test_a_judge_of_the_experiments_needs_the_checkout(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"selfplay__judge": "http"}, "selfplay.judge_server.url is not set"),
+        ({"selfplay__judge": "http"}, "set selfplay.judge_server.url to the address"),
         ({"selfplay__judge": "llm"}, "or let verl serve one on GPUs of its own with reward.reward_model.enable=True"),
         (
             {"selfplay__judge": "llm", "selfplay__judge_server__url": "http://localhost/v1"},

@@ -162,11 +162,18 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     for key, was, now in (
         ("algorithm.adv_estimator", "role_reinforce_pp", "role_grpo"),
         ("selfplay.profile", "medserl", "classic"),
+        ("selfplay.reward", "medserl", "zero_sum"),
+        ("selfplay.judge", "labels", "http"),
+        ("actor_rollout_ref.actor.optim.lr", 0.0003, 0.001),
         ("data.train_files", "train.parquet", files["data.train_files"]),
     ):
         assert f"checkpoints of another run ({key} was {was} and is {now}" in problem("checkpoints", {**here, key: now})
     on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
     assert problem("checkpoints", {**here, "selfplay.profile": "classic", **on_purpose}) == ""
+    changed = {**here, "selfplay.reward": "zero_sum"}
+    for going_on in ({"selfplay.allow_changes": True}, {"selfplay.certify": "only"}):
+        assert problem("checkpoints", changed | going_on) == ""
+    assert "set trainer.experiment_name to a new name" in problem("checkpoints", changed)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
 
@@ -174,12 +181,25 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
 @pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])
 def test_a_last_checkpoint_that_is_none_is_told(home: Path, text: str) -> None:
     folder = home / "runs" / "quickstart"
-    (folder / "global_step_10").mkdir(parents=True)
     here = {"trainer.default_local_dir": str(folder)}
+    for step in (9, 10):
+        (folder / f"global_step_{step}").mkdir(parents=True)
+        (folder / f"global_step_{step}" / "data.pt").touch()
+    assert problem("checkpoints", here).startswith(f"{folder / LATEST} is missing beside checkpoints")
     (folder / LATEST).write_text(text)
-    assert f"says {text!r}, which is no checkpoint. Write the step of the newest" in problem("checkpoints", here)
+    assert f"says {text!r}, which is no checkpoint. Write 10 into it" in problem("checkpoints", here)
     (folder / LATEST).write_text("10")
     assert problem("checkpoints", here) == ""
+
+
+def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
+    folder = home / "runs" / "quickstart"
+    (folder / "global_step_12").mkdir(parents=True)
+    (folder / LATEST).write_text("12")
+    here = {"trainer.default_local_dir": str(folder)}
+    assert "has trained 12 steps, and trainer.total_training_steps=12: nothing is left" in problem("checkpoints", here)
+    assert problem("checkpoints", {**here, "trainer.total_training_steps": 13}) == ""
+    assert problem("checkpoints", {**here, "trainer.val_only": True}) == ""
 
 
 def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:

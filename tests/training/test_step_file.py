@@ -272,3 +272,12 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
     for other in (same, second):
         with pytest.raises(ValueError, match="another process writes to"):
             other.open("x: 1", checkpoints=tmp_path / "a")
+
+
+def test_a_run_that_goes_on_with_another_config_keeps_that_of_the_steps_before(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.metrics.append(steps(1, 2))
+    (tmp_path / "run_config.yaml").write_text("reward: medserl")
+    files.open("reward: zero_sum", checkpoints=tmp_path, changed=True)
+    assert (tmp_path / "run_config.yaml").read_text() == "reward: zero_sum"
+    assert (tmp_path / "run_config.until_step_2.yaml").read_text() == "reward: medserl"

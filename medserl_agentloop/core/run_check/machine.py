@@ -42,8 +42,11 @@ ROWS_AT_START = 500
 LATEST = "latest_checkpointed_iteration.txt"
 """Where verl writes the step of the last checkpoint."""
 
-SAME_RUN = ("selfplay.game", "selfplay.profile", f"{MODEL}.path", "algorithm.adv_estimator")
-"""Keys that a run keeps when it is resumed."""
+SAME_RUN = (
+    *("selfplay.game", "selfplay.context", "selfplay.train", "selfplay.credit"),
+    *(f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
+)
+"""Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``)."""
 
 TRAIN_HASHES = "medserl_train_files_sha256"
 """Where ``run_config.yaml`` has the hashes of the training files."""
@@ -207,36 +210,55 @@ def tokenizer_of(model: DictConfig, **options: Any) -> Any:
 
 
 def checkpoints(run: RunConfig) -> Iterator[str]:
-    """The run that it resumes, if any, is the same one, and its last checkpoint is there."""
+    """The run that it resumes, if any, is the same one, and has steps left to train."""
     folder = Path(run["trainer.default_local_dir"])
-    latest, before = folder / LATEST, Path(run.selfplay.records) / CONFIG_FILE
-    if run["trainer.resume_mode"] != "auto" or not latest.is_file():
+    if run["trainer.resume_mode"] != "auto" or run.selfplay.certify == "only":
+        return
+    latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
+    # data.pt is the last that verl writes.
+    whole = [path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/data.pt")]
+    newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
+    resume = f"Write {newest} into it to resume from the newest checkpoint there" if newest else "It has no whole one"
+    if not latest.is_file():
+        if newest:
+            yield f"{latest} is missing beside checkpoints, which a new run would overwrite. {resume}, or {another}."
         return
     # A full disk, or a kill at the wrong moment, leaves the file empty (trainer_base.py, _save_checkpoint): verl fails
     # on that once the models are loaded. Where it names a folder that is gone, verl starts from nothing without a word.
     step = latest.read_text(encoding="utf-8", errors="replace").strip()
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
-        yield (
-            f"{latest} says {step!r}, which is no checkpoint. Write the step of the newest whole folder global_step_N "
-            f"there into it to resume from that, or move {folder} away to start from nothing."
-        )
-    if before.is_file() and (differences := list(_differences(run, OmegaConf.load(before)))):
+        yield f"{latest} says {step!r}, which is no checkpoint. {resume}, or {another}."
+        return
+    if not run.selfplay.allow_changes and (differences := changes(run)):
         yield (
             f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differences)}), and this "
-            "one would resume from them. Set trainer.default_local_dir to a folder of its own; or, to go on from them "
-            "on purpose, trainer.resume_mode=resume_path and trainer.resume_from_path to a folder global_step_N."
+            f"one would resume from them. For a run of its own {another}; to go on from them on purpose add "
+            "selfplay.allow_changes=true."
+        )
+    total = run["trainer.total_training_steps"]
+    if total is not None and int(step) >= total and not run["trainer.val_only"]:
+        yield (
+            f"the run in {folder} has trained {step} steps, and trainer.total_training_steps={total}: nothing is left "
+            f"to train. Set it to more to go on; for a new run {another}."
         )
 
 
-def _differences(run: RunConfig, old: Any) -> Iterator[str]:
-    """What of a run differs from the config with which it was last started."""
-    new = OmegaConf.create(config_text(run.config))
-    for key in SAME_RUN:
-        was, now = OmegaConf.select(old, key), OmegaConf.select(new, key)
-        if was and Path(str(was)).name != Path(str(now)).name:  # a folder of models may have been moved
-            yield f"{key} was {was} and is {now}"
+def changes(run: RunConfig) -> list[str]:
+    """What of a run differs from the config with which its folder was last written, and decides what it learns."""
+    before = Path(run.selfplay.records) / CONFIG_FILE
+    if not before.is_file():
+        return []
+    old, new = OmegaConf.load(before), OmegaConf.create(config_text(run.config))
+    texts = []
+    for key in (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run)):
+        was, now = (OmegaConf.select(config, key) for config in (old, new))
+        # A folder of models may have been moved.
+        moved = key.endswith(".path") and Path(str(was)).name == Path(str(now)).name
+        if was is not None and was != now and not moved:
+            texts.append(f"{key} was {was} and is {now}")
     if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
-        yield f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed"
+        texts.append(f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed")
+    return texts
 
 
 def config_text(config: DictConfig) -> str:
@@ -257,17 +279,6 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
             "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
             "take them out of profile.yaml."
         )
-
-
-CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
-    "GPU": gpus,
-    "packages": packages,
-    "engine": sglang_on_cpu,
-    "model": models,
-    "data": data,
-    "checkpoints": checkpoints,
-}
-"""All checks by name: each yields a sentence for a problem, with its remedy."""
 
 
 def _counted(kinds: Iterable[str]) -> str:
@@ -327,3 +338,14 @@ def check_dataset(
         f"{name}: plays all of its {len(rows)} rows ({_counted(kinds)}); longest prompt {longest_prompt} of "
         f"{data.max_prompt_length} tokens, longest planned response {longest_response} of {data.max_response_length}"
     )
+
+
+CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
+    "GPU": gpus,
+    "packages": packages,
+    "engine": sglang_on_cpu,
+    "model": models,
+    "data": data,
+    "checkpoints": checkpoints,
+}
+"""All checks by name: each yields a sentence for a problem, with its remedy."""

@@ -41,6 +41,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
     Record = MedicalRecord
+    same_run = ("profile", "reward", "reward_terms", "judge")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
-from medserl_agentloop.core.chat import BASE
+from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
@@ -192,6 +192,8 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
                 f"{_NODE}.url={BASE} with {_NODE}.json_schema=True: verl starts the engine without a tokenizer, so it "
                 "cannot bind answers to a schema. Set it to False."
             )
+        for key in server.extra_body.keys() - {TEMPLATE_KWARGS}:
+            yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
     elif selfplay.judge == "llm" and server.url is None and not reward_model:
         yield (
             f"selfplay.judge=llm needs a model that reads the notes: set {_NODE}.url to the base of an "
