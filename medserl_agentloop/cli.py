@@ -145,11 +145,11 @@ def doctor(
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """
     from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
-    from medserl_agentloop.doctor import Finding, diagnose
+    from medserl_agentloop.doctor import CheckResult, diagnose
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
-    console, findings = Console(), list[Finding]()
+    console, findings = Console(), list[CheckResult]()
     for finding in diagnose(composed, schema_of(recipe or ""), ray=ray):
         findings.append(finding)
         if not as_json:

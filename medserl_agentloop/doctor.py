@@ -42,7 +42,7 @@ DRIVER_OF_CUDA = {13: "580", 12: "525"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a check found, with its remedy where it is not ``ok``."""
 
     check: str
@@ -50,7 +50,7 @@ class Finding:
     text: str
 
 
-def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False) -> Iterator[Finding]:
+def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False) -> Iterator[CheckResult]:
     """The findings of all checks, as they come; without a run's config, only those of the machine."""
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     checks: dict[str, Callable[[], Findings]] = {
@@ -65,10 +65,10 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
     if config is None or "selfplay" not in config:
         return
     refused, warned = problems(config, schema)
-    yield from (Finding("config", "fail", text) for text in refused)
-    yield from (Finding("config", "warn", text) for text in warned)
+    yield from (CheckResult("config", "fail", text) for text in refused)
+    yield from (CheckResult("config", "warn", text) for text in warned)
     if not refused:
-        yield Finding("config", "ok", "keys, batches and lengths fit together")
+        yield CheckResult("config", "ok", "keys, batches and lengths fit together")
     try:
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
@@ -79,12 +79,14 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
         yield from _asked({name: partial(check, run) for name, check in OF_A_RUN.items()})
 
 
-def _asked(checks: dict[str, Callable[[], Findings]]) -> Iterator[Finding]:
+def _asked(checks: dict[str, Callable[[], Findings]]) -> Iterator[CheckResult]:
     for name, check in checks.items():
         try:
-            yield from (Finding(name, status, text) for status, text in check())
+            yield from (CheckResult(name, status, text) for status, text in check())
         except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
-            yield Finding(name, "fail", f"the check itself failed ({type(error).__name__}: {error}). Mend that first.")
+            yield CheckResult(
+                name, "fail", f"the check itself failed ({type(error).__name__}: {error}). Mend that first."
+            )
 
 
 def _at_start(check: Callable[[RunConfig], Iterator[str]], run: RunConfig) -> Findings:

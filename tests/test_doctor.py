@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop import doctor
 from medserl_agentloop.cli import app
-from medserl_agentloop.doctor import Finding, diagnose
+from medserl_agentloop.doctor import CheckResult, diagnose
 
 JUDGE = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_server.model": "m"}
 
@@ -193,13 +193,15 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(doctor, "_versions", broken)
     first, *others = diagnose(None, schema())
-    assert first == Finding("versions", "fail", "the check itself failed (RuntimeError: odd machine). Mend that first.")
+    assert first == CheckResult(
+        "versions", "fail", "the check itself failed (RuntimeError: odd machine). Mend that first."
+    )
     assert {finding.check for finding in others} >= {"cards", "network"}
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", 1)])
 def test_the_command_ends_with_1_if_something_blocks(status: Any, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Finding("disk", status, "full. Free some.")
+    full = CheckResult("disk", status, "full. Free some.")
     monkeypatch.setattr(doctor, "diagnose", lambda composed, schema, ray: iter([full]))
     answer = CliRunner().invoke(app, ["doctor", "--json"])
     assert answer.exit_code == code

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ MAY_IMPORT = {
 """Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function."""
 
 ANYWHERE = {"paths", "command_line"}
+
+
+VERLS_NAMES = {"ServerAdapter"}
+"""Names that verl gives a part of each rollout, and that ours have too: who knows one rollout of verl's knows ours."""
 
 
 def imports(module: str, *, everywhere: bool) -> set[str]:
@@ -86,3 +91,13 @@ def test_the_core_names_no_game() -> None:
         if WORDS_OF_MEDICINE.search(line)
     ]
     assert not said
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == VERLS_NAMES

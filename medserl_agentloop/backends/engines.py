@@ -91,7 +91,7 @@ def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
 
 # verl's own is registered for "cuda" of any vendor, and a vendor's engine goes before it.
 @EngineRegistry.register("language_model", "fsdp2", device="cuda", vendor="nvidia")
-class FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is untyped
+class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is untyped
     """Actor and reference policy. verl's own, but for a run with adapters of roles or without flash attention."""
 
     def _build_module(self) -> Any:
@@ -116,7 +116,7 @@ class _WithoutPinnedMemory:
 
 
 @EngineRegistry.register("language_model", "fsdp2", device="cpu")
-class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDP2EngineWithLMHead):
+class _CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, _FSDP2EngineWithLMHead):
     """Actor and reference policy on the CPU."""
 
     def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any) -> Any:
@@ -140,7 +140,7 @@ class CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, FSDP2EngineWithLMHead):
 
 
 @EngineRegistry.register("value_model", "fsdp2", device="cpu")
-class CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
+class _CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
     """Critic on the CPU."""
 
     def _build_module(self) -> Any:

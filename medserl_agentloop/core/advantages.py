@@ -71,7 +71,7 @@ class RoleBatch:
     lam: float = 1.0
 
 
-class RoleTokens:
+class _RoleTokens:
     """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C`` conversations.
 
     Attributes:
@@ -184,7 +184,7 @@ _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
 """A role's normalised advantages and its returns, (n,) each; None if the returns are the advantages."""
 
 
-def _role_estimator(credit: Callable[[RoleTokens, CreditSettings, BaselineState], _Credit]) -> RoleEstimator:
+def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, BaselineState], _Credit]) -> RoleEstimator:
     """Make an estimator of whole batches of one that credits a single role, and register it."""
     name = credit.__name__
 
@@ -195,7 +195,7 @@ def _role_estimator(credit: Callable[[RoleTokens, CreditSettings, BaselineState]
             where = (batch.role_ids == number) & (batch.mask > 0)
             if not where.any():
                 continue
-            tokens = RoleTokens(batch, where, role, settings.normalization(name, role))
+            tokens = _RoleTokens(batch, where, role, settings.normalization(name, role))
             advantages, returns = credit(tokens, settings, baselines)
             weighted = advantages * settings.weight(role)
             result.advantages[where] = weighted.float()
@@ -216,7 +216,7 @@ def _role_estimator(credit: Callable[[RoleTokens, CreditSettings, BaselineState]
 
 
 @_role_estimator
-def role_reinforce_pp(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """REINFORCE++ within each role (arXiv 2501.03262; per role as in Self-RedTeam, arXiv 2506.07468).
 
     ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and biased
@@ -233,7 +233,7 @@ def role_reinforce_pp(tokens: RoleTokens, settings: CreditSettings, baselines: B
 
 
 @_role_estimator
-def role_grpo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
     ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the games of the same prompt
@@ -260,7 +260,7 @@ def role_grpo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineS
 
 
 @_role_estimator
-def role_rloo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """REINFORCE leave-one-out within each role (arXiv 2402.14740).
 
     ``A_it = R_i - mean of R_j over j != i``, over the games of the same prompt group and kind in
@@ -280,7 +280,7 @@ def role_rloo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineS
 
 
 @_role_estimator
-def role_opo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """On-policy optimal baseline within each role (arXiv 2505.23585): RLOO's groups, long turns weigh more.
 
     ``A_it = R_i - sum of L_j R_j / sum of L_j``, ``L`` being the number of the role's own tokens, over the games of the
@@ -300,7 +300,7 @@ def role_opo(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineSt
 
 
 @_role_estimator
-def role_rae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the paper calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
@@ -332,7 +332,7 @@ def role_rae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineSt
 
 
 @_role_estimator
-def role_gae(tokens: RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """Generalised advantage estimation (arXiv 1506.02438) that ends at the role's border.
 
     ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the role's

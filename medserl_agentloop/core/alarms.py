@@ -110,7 +110,7 @@ _RULES = (
 
 
 @dataclass(frozen=True)
-class Alarm:
+class _Alarm:
     """An alarm that fires in a step: the number, the limit it is beyond, and for how many steps in a row."""
 
     rule: Rule
@@ -130,7 +130,7 @@ class Alarm:
 class HealthReport:
     """The alarms that fire in a step, and a line for each alarm that begins or ends with it."""
 
-    firing: tuple[Alarm, ...]
+    firing: tuple[_Alarm, ...]
     lines: tuple[str, ...]
 
     @property
@@ -143,7 +143,7 @@ class HealthError(RuntimeError):
     """A run with ``selfplay.on_alarm=stop`` has an alarm."""
 
 
-def stop_message(alarms: tuple[Alarm, ...], step: int) -> str:
+def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
     """Why the run stopped after ``step``, and how to go on."""
     keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
@@ -173,7 +173,7 @@ class HealthMonitor:
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
         """Take in the metrics of one step."""
-        firing: list[Alarm] = []
+        firing: list[_Alarm] = []
         lines: list[str] = []
         for rule in self._rules:
             value, limit = metrics.get(rule.metric, math.nan), self._config.limits.get(rule.name, rule.limit)
@@ -185,7 +185,7 @@ class HealthMonitor:
             if value > limit if rule.above else value < limit:
                 self._streaks[rule.name] = before + 1
                 if before + 1 >= patience:
-                    firing.append(Alarm(rule, value, limit, before + 1))
+                    firing.append(_Alarm(rule, value, limit, before + 1))
                 if before + 1 == patience:
                     lines.append(str(firing[-1]))
             elif before >= patience:

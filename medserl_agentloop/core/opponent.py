@@ -29,7 +29,7 @@ WIN_RATE_POWER = 2
 """Of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents."""
 
 
-class OpponentSampling(BaseModel):
+class _OpponentSampling(BaseModel):
     """How the opponent's turns are sampled."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class OpponentConfig(ServerOptions):
     )
     model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
     concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
-    sampling: OpponentSampling = Field(default=OpponentSampling(), description="Sampling of the opponent's turns.")
+    sampling: _OpponentSampling = Field(default=_OpponentSampling(), description="Sampling of the opponent's turns.")
     kind: Literal["live", "endpoint", "pool"] = Field(
         default="live",
         description="live: the policy itself. endpoint: a frozen model behind an OpenAI-compatible server. "

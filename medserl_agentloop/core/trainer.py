@@ -96,7 +96,7 @@ class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # typ
     """The same for asynchronous training."""
 
 
-class SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
+class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     """Self-play on one of verl's trainers; the registered classes below say which."""
 
     verl_mode: str
@@ -339,7 +339,7 @@ def _print_once(line: str) -> None:
 
 
 @register_trainer("selfplay_sync")
-class SelfPlayTrainerSync(SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc]
+class SelfPlayTrainerSync(_SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc]
     """On verl's synchronous trainer."""
 
     verl_mode = "sync"
@@ -347,7 +347,7 @@ class SelfPlayTrainerSync(SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc
 
 
 @register_trainer("selfplay_colocate_async")
-class SelfPlayTrainerColocateAsync(SelfPlayTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
+class _SelfPlayTrainerColocateAsync(_SelfPlayTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
     """On verl's asynchronous trainer, whose games go on while the weights change."""
 
     verl_mode = "colocate_async"

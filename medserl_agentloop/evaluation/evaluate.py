@@ -65,7 +65,7 @@ _TWIN_TITLES = {
 }
 
 
-class Sampling(NamedTuple):
+class _Sampling(NamedTuple):
     """How answers are drawn; see the options of ``medserl evaluate``."""
 
     temperature: float
@@ -116,7 +116,7 @@ def evaluate(
     prompts and settings on the validation set; the test set is for one final run.
     """
     console = Console()
-    sampling = Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
+    sampling = _Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
     with errors_in_one_line(stopped=f"the answers so far are in {output}, and the same command goes on"):
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
@@ -174,7 +174,7 @@ async def ask(
     identity: Any,
     profile: PromptProfile,
     questions: Sequence[Question],
-    sampling: Sampling,
+    sampling: _Sampling,
     cache: Path,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
@@ -257,7 +257,7 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 """By name, the same note with something changed that has nothing to do with medicine."""
 
 
-class Answered(NamedTuple):
+class _Answered(NamedTuple):
     """A note as it was shown, and the answers on it: one per sample, none where the model gave no answer."""
 
     note: ReferenceNote
@@ -281,20 +281,20 @@ def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: b
 
 def read_answers(
     notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
-) -> list[Answered]:
+) -> list[_Answered]:
     """The answers on ``notes``; of several samples, those that are there."""
     answered = []
     for note in notes:
         questions = ((note.text, sample) for sample in range(samples))
         given = tuple(replies[question] for question in questions if question in replies)
-        answered.append(Answered(note, given, tuple(parser.assessment(reply.text, reply.prefill) for reply in given)))
+        answered.append(_Answered(note, given, tuple(parser.assessment(reply.text, reply.prefill) for reply in given)))
     return answered
 
 
 def conclude(
     folder: Path,
     reference: Reference,
-    answered: Mapping[str, Sequence[Answered]],
+    answered: Mapping[str, Sequence[_Answered]],
     training: tuple[Sequence[ReferenceNote], int],
     scorers: Mapping[str, Scorer],
     settings: Mapping[str, Any],
@@ -327,7 +327,7 @@ def conclude(
     return Group(tables(report), _robustness(twins, shortcuts))
 
 
-def _lines(name: str, one: Answered) -> Iterator[dict[str, Any]]:
+def _lines(name: str, one: _Answered) -> Iterator[dict[str, Any]]:
     for sample, (reply, read) in enumerate(zip(one.replies, one.assessments, strict=True)):
         line = {"notes": name, "text_id": one.note.text_id, "sample": sample, "response": reply.text}
         line |= {"tokens": reply.tokens, "truncated": reply.truncated}

@@ -81,7 +81,7 @@ class NoteKind(str, Enum):
 
 
 @dataclass(frozen=True)
-class KnownEdit:
+class _KnownEdit:
     """An edit of a case's note whose truth is known by its kind."""
 
     kind: EditKind
@@ -104,7 +104,7 @@ class KnownEdit:
         return MedicalRecord(spec=spec, presented_note=self.after, attack=attack, assessment=silence)
 
 
-def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownEdit]:
+def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[_KnownEdit]:
     """At most ``limit`` edits of each kind, one of a kind per case; the same for the same arguments.
 
     Cases whose two notes do not differ give no pairs.
@@ -136,16 +136,16 @@ def _choose(
     return [known for every in found.values() for known in every]
 
 
-def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[KnownEdit]:
+def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[_KnownEdit]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
-        yield KnownEdit(EditKind.HARMFUL, sort, clean, wrong, case)
-        yield KnownEdit(EditKind.REPAIRED, sort, wrong, clean, case)
+        yield _KnownEdit(EditKind.HARMFUL, sort, clean, wrong, case)
+        yield _KnownEdit(EditKind.REPAIRED, sort, wrong, clean, case)
     if clean is not None:
         for kind, rules in ((EditKind.HARMLESS, {**_twin_rule(case), **HARMLESS}), (EditKind.DRESSED, DRESSED)):
             if edited := one_of(rules, clean):
-                yield KnownEdit(kind, edited[0], clean, edited[1], case)
+                yield _KnownEdit(kind, edited[0], clean, edited[1], case)
 
 
 def _twin_rule(case: Vignette) -> dict[str, Rule]:
@@ -156,10 +156,10 @@ def _twin_rule(case: Vignette) -> dict[str, Rule]:
     return {"twin": lambda note, rng: twin}
 
 
-class Answer(NamedTuple):
+class _Answer(NamedTuple):
     """What a judge made of one edit, and the seconds from the question to the answer."""
 
-    edit: KnownEdit
+    edit: _KnownEdit
     record: MedicalRecord
     seconds: float
 
@@ -171,12 +171,12 @@ class Answer(NamedTuple):
 
 def calibrate(
     config: MedicalConfig,
-    edits: Sequence[KnownEdit],
+    edits: Sequence[_KnownEdit],
     *,
     sources: Mapping[str, str],
     limit: int | None,
     seed: int,
-    on_answer: Callable[[Answer], None] = lambda _: None,
+    on_answer: Callable[[_Answer], None] = lambda _: None,
 ) -> JudgeReport:
     """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
 
@@ -187,14 +187,14 @@ def calibrate(
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
 
-    async def ask(edit: KnownEdit) -> Answer:
+    async def ask(edit: _KnownEdit) -> _Answer:
         record, started = edit.game(), time.monotonic()
         await judge_game(judge, record)
-        answer = Answer(edit, record, time.monotonic() - started)
+        answer = _Answer(edit, record, time.monotonic() - started)
         on_answer(answer)
         return answer
 
-    answers: list[Answer] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
+    answers: list[_Answer] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
     if all(answer.said.label is None for answer in answers):
         reason, count = Counter(answer.record.void for answer in answers).most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
@@ -239,12 +239,12 @@ def _parts(kinds: Iterable[Any], answers: Sequence[tuple[Any, Any]]) -> Iterator
             yield kind, sort, [answer for known, answer in of_kind if sort in (None, known.sort)]
 
 
-def _right(answers: Sequence[Answer]) -> CountedShare:
+def _right(answers: Sequence[_Answer]) -> CountedShare:
     decided = [answer for answer in answers if answer.said.label is not None]
     return CountedShare(hits=sum(answer.said.label is answer.edit.kind.truth for answer in decided), items=len(decided))
 
 
-def _void(answers: Sequence[Answer]) -> dict[str, CountedShare]:
+def _void(answers: Sequence[_Answer]) -> dict[str, CountedShare]:
     def share(reason: str) -> CountedShare:
         hits = sum((answer.record.void or "").startswith(reason) for answer in answers)
         return CountedShare(hits=hits, items=len(answers))
@@ -278,7 +278,7 @@ def _add_group(table: Table, group: JudgedGroup, title: str) -> None:
 
 
 @dataclass(frozen=True)
-class KnownNote:
+class _KnownNote:
     """A note that a reader is shown, and what is known of it."""
 
     kind: NoteKind
@@ -292,29 +292,29 @@ class KnownNote:
         return MedicalRecord(spec=spec, presented_note=self.note, error_sentences=list(self.wrong))
 
 
-def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[KnownNote]:
+def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[_KnownNote]:
     """At most ``limit`` notes of each kind, one of a kind per case; the same for the same arguments."""
     return _choose(vignettes, limit, seed, _notes_of)
 
 
-def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[KnownNote]:
+def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[_KnownNote]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
         sort = case.error_type.value if case.error_type else "unknown"
-        yield KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
+        yield _KnownNote(NoteKind.ERROR, sort, wrong, (case.error_sentence,))
     if clean is not None:
-        yield KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
+        yield _KnownNote(NoteKind.CLEAN, "clean", clean, tuple(split_sentences(clean)))
         if changed := one_of(UNKNOWABLE, clean):
-            yield KnownNote(NoteKind.UNKNOWABLE, *changed, compare_notes(clean, changed[1]).inserted)
+            yield _KnownNote(NoteKind.UNKNOWABLE, *changed, compare_notes(clean, changed[1]).inserted)
 
 
 def calibrate_reader(
-    config: MedicalConfig, notes: Sequence[KnownNote], on_note: Callable[[], None] = lambda: None
+    config: MedicalConfig, notes: Sequence[_KnownNote], on_note: Callable[[], None] = lambda: None
 ) -> tuple[JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader.from_config(config)
 
-    async def read(known: KnownNote) -> list[Reading]:
+    async def read(known: _KnownNote) -> list[Reading]:
         readings = await reader.read(known.game())
         on_note()
         return readings
@@ -427,7 +427,7 @@ def calibrate_command(
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task("", total=len(edits) + len(notes))
 
-            def on_answer(answer: Answer) -> None:
+            def on_answer(answer: _Answer) -> None:
                 progress.advance(bar)
                 if answer.record.void is not None:
                     failures[answer.record.void] += 1

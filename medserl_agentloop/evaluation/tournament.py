@@ -52,7 +52,7 @@ ELO = 400 / math.log(10)
 """Rating points of a factor e in the odds: 400 points are a factor of ten, as in chess."""
 
 
-class Entry(NamedTuple):
+class _Entry(NamedTuple):
     """A player as it was named."""
 
     name: str  # for tables and records
@@ -61,11 +61,11 @@ class Entry(NamedTuple):
     line: str = ""  # the run that it is a checkpoint of; others are one line in the order they are given in
 
 
-class Match(NamedTuple):
+class _Match(NamedTuple):
     """Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
 
-    attacker: Entry | None
-    assessor: Entry
+    attacker: _Entry | None
+    assessor: _Entry
     specs: dict[int, GameSpec]
 
 
@@ -75,12 +75,12 @@ def named(text: str) -> tuple[str, str]:
     return name, place
 
 
-def entries(text: str) -> list[Entry]:
+def entries(text: str) -> list[_Entry]:
     """The players that an argument of the command means, oldest first; a ValueError if there is no such folder."""
     name, place = named(text)
     served, at, address = place.partition("@http")
     if at:
-        return [Entry(name or served, f"http{address}", served)]
+        return [_Entry(name or served, f"http{address}", served)]
     folder = Path(place)
     if not folder.is_dir():
         raise ValueError(
@@ -90,10 +90,10 @@ def entries(text: str) -> list[Entry]:
     # verl deletes old checkpoints' weights and leaves what it did not write.
     steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
     if not steps:
-        return [Entry(name, place)]
+        return [_Entry(name, place)]
     start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
-    first = [Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
-    return first + [Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
+    first = [_Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
+    return first + [_Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
 
 
 def run_config(folder: Path) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _begin(output: Path, asked: dict[str, Any]) -> None:
         raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
 
 
-def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequence[GameSpec]) -> list[Match]:
+def _matches(attackers: Sequence[_Entry], assessors: Sequence[_Entry], specs: Sequence[GameSpec]) -> list[_Match]:
     """Every attacker against every assessor on the rows to attack; every assessor alone on the rows that are not."""
     attacked = {number: spec for number, spec in enumerate(specs) if spec.category.has_attack}
     untouched = {number: spec for number, spec in enumerate(specs) if not spec.category.has_attack}
@@ -202,12 +202,12 @@ def _matches(attackers: Sequence[Entry], assessors: Sequence[Entry], specs: Sequ
         raise ValueError(
             "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
         )
-    alone = [Match(None, assessor, untouched) for assessor in assessors] if untouched else []
-    return [Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
+    alone = [_Match(None, assessor, untouched) for assessor in assessors] if untouched else []
+    return [_Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
 
 
 async def _play(
-    matches: Sequence[Match],
+    matches: Sequence[_Match],
     asked: dict[str, Any],
     config: MedicalConfig,
     output: Path,
@@ -219,13 +219,13 @@ async def _play(
     file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
-    def model_of(entry: Entry) -> Model:
+    def model_of(entry: _Entry) -> Model:
         model = model_at(entry.place, entry.served, profile, asked["template"], **served)
         model.name = entry.name
         return model
 
     done = _finished(file, matches)
-    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    attacks: dict[_Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("pairings", total=len(matches), completed=done)
         for number, match in list(enumerate(matches))[done:]:
@@ -240,7 +240,7 @@ async def _play(
             progress.advance(bar)
 
 
-def _finished(file: StepFile, matches: Sequence[Match]) -> int:
+def _finished(file: StepFile, matches: Sequence[_Match]) -> int:
     """How many matches the file holds whole; what it holds of another is removed."""
     file.cut_after(len(matches))
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
@@ -250,7 +250,7 @@ def _finished(file: StepFile, matches: Sequence[Match]) -> int:
     return done
 
 
-def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console) -> None:
+def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], console: Console) -> None:
     records = list(read_games(output / GAMES_FILE))
     void = [record.void for record in records if record.is_void]
     if len(void) == len(records):

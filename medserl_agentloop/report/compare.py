@@ -45,7 +45,7 @@ _OF_TURNS = ["role", "violations", "readable", "truncated"]
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
+class _MeasuredRun:
     """One run, or one log of the OpenRLHF system, which does not know all."""
 
     name: str  # its path
@@ -56,10 +56,10 @@ class MeasuredRun:
     whole: bool = True  # whether games without a result are in it too
 
 
-Side = Sequence[MeasuredRun]
+Side = Sequence[_MeasuredRun]
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """A table of the comparison, of texts, and what a reader has to know about it."""
 
     title: str
@@ -83,17 +83,17 @@ def read_side(side: str) -> Side:
     return [_read(run) for run in runs]
 
 
-def _read(path: Path) -> MeasuredRun:
+def _read(path: Path) -> _MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
         with path.open("rb") as file:
             if b'"spec"' not in file.readline():  # every game record has one
-                return MeasuredRun(str(path), "", *read_log(path), whole=False)
+                return _MeasuredRun(str(path), "", *read_log(path), whole=False)
     games, turns, schemes = [], [], set()
     for part in parts(read_run(path)):
         games.append(games_frame(part)[_OF_GAMES])
         turns.append(turns_frame(part)[_OF_TURNS])
         schemes |= {record.scheme for record in part}
-    return MeasuredRun(
+    return _MeasuredRun(
         str(path),
         "; ".join(sorted(schemes - {""})),
         pd.concat(games, ignore_index=True),
@@ -159,12 +159,12 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     return columns
 
 
-def compare(a: Side, b: Side) -> list[Section]:
+def compare(a: Side, b: Side) -> list[_Section]:
     """The sections of the comparison."""
     return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b)]
 
 
-def _runs(a: Side, b: Side) -> Section:
+def _runs(a: Side, b: Side) -> _Section:
     rows = [
         (side, run.name, str(len(run.games)), run.schemes or "not recorded")
         for side, runs in (("A", a), ("B", b))
@@ -173,10 +173,10 @@ def _runs(a: Side, b: Side) -> Section:
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
         note += " The reward schemes differ or are not recorded: rewards compare only under one."
-    return Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
+    return _Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
 
 
-def _rewards(a: Side, b: Side) -> Section:
+def _rewards(a: Side, b: Side) -> _Section:
     rows = []
     for role in Role:
         sides = [[run.games[f"{role.value}_reward"].dropna().astype(float) for run in runs] for runs in (a, b)]
@@ -199,10 +199,10 @@ def _rewards(a: Side, b: Side) -> Section:
         "Over the games that reward the role; the relative difference is that of the means, over the mean of A. The "
         "Kolmogorov-Smirnov test takes games for independent. Those of one prompt group are not: its p is too small."
     )
-    return Section("Rewards", pd.DataFrame(rows, columns=columns), note)
+    return _Section("Rewards", pd.DataFrame(rows, columns=columns), note)
 
 
-def _counts(run: MeasuredRun) -> dict[str, tuple[int, int]]:
+def _counts(run: _MeasuredRun) -> dict[str, tuple[int, int]]:
     """How often something was so, of how many times."""
     games, outcomes = run.games, Counter(run.games["outcome"].dropna())
     verdicts = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
@@ -224,7 +224,7 @@ def _counts(run: MeasuredRun) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def _rates(a: Side, b: Side) -> Section:
+def _rates(a: Side, b: Side) -> _Section:
     sides = [[_counts(run) for run in runs] for runs in (a, b)]
     rows = []
     for name in dict.fromkeys(name for side in sides for counts in side for name in counts):
@@ -240,10 +240,10 @@ def _rates(a: Side, b: Side) -> Section:
         rows.append([name, *cells, overlap])
     columns = ["share", "A [95 % interval] (of)", "B", "intervals overlap"]
     note = "Wilson's intervals, over all steps and seeds; they take games for independent."
-    return Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
+    return _Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
 
 
-def _speeds(run: MeasuredRun) -> dict[str, float]:
+def _speeds(run: _MeasuredRun) -> dict[str, float]:
     """What one run measured of its speed and memory."""
     speeds = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
     if _SECONDS in run.metrics:
@@ -258,7 +258,7 @@ def _speeds(run: MeasuredRun) -> dict[str, float]:
     return {name: value for name, value in speeds.items() if not pd.isna(value)}
 
 
-def _speed(a: Side, b: Side) -> Section:
+def _speed(a: Side, b: Side) -> _Section:
     sides = [[_speeds(run) for run in runs] for runs in (a, b)]
     rows = []
     for title in ("seconds per step, median", "games per second", "generated tokens per second", *MEMORY):
@@ -269,7 +269,7 @@ def _speed(a: Side, b: Side) -> Section:
         "Seconds are those of whole steps, updates included; tokens those of rewarded turns. A ratio says something "
         "only of runs on the same machine with the same model and batch."
     )
-    return Section("Speed and memory", pd.DataFrame(rows, columns=["", "A", "B", "B / A"]), note)
+    return _Section("Speed and memory", pd.DataFrame(rows, columns=["", "A", "B", "B / A"]), note)
 
 
 def _spread(values: Sequence[Any]) -> str:
@@ -278,7 +278,7 @@ def _spread(values: Sequence[Any]) -> str:
     return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")
 
 
-def as_text(sections: Sequence[Section], output: Path) -> str:
+def as_text(sections: Sequence[_Section], output: Path) -> str:
     """The comparison as Markdown or HTML, by the ending of the file that it is for; a ValueError for another one."""
     if output.suffix == ".html":
         template = Template((PACKAGE / "report" / "compare.html").read_text(encoding="utf-8"), autoescape=True)

@@ -45,7 +45,7 @@ class Grades:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Estimate:
     """A score in [0, 1] with its 95 % interval; None is not computed."""
 
     value: float | None
@@ -56,11 +56,11 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class NoteGroup:
+class _NoteGroup:
     """Some of the notes and how they were judged."""
 
     notes: int
-    measures: dict[str, Measure]
+    measures: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Scores:
     errors: int
     unreadable: float
     missing: float
-    measures: dict[str, Measure]
-    groups: dict[str, dict[str, NoteGroup]]
+    measures: dict[str, Estimate]
+    groups: dict[str, dict[str, _NoteGroup]]
     seeds: int = 1
 
 
@@ -182,7 +182,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
     """
     weights = _weights(seeds, resamples, seed)
     notes = seeds[0].notes
-    absent = {name: Measure(None, why=why) for grades in seeds for name, why in grades.why.items()}
+    absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in seeds[0].sums if name not in absent]
     of_groups = [name for name in GROUP_MEASURES if name in names]
     return Scores(
@@ -193,7 +193,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
         measures={name: _measure(seeds, name, weights) for name in names} | absent,
         groups={
             kind: {
-                label: NoteGroup(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
+                label: _NoteGroup(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
                 for label, mask in masks.items()
             }
             for kind, masks in _groups(notes).items()
@@ -267,14 +267,14 @@ def _ratios(
         return whole[:, 0] / whole[:, 1], (drawn[:, 0] / drawn[:, 1]).mean(axis=0)
 
 
-def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Measure:
+def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Estimate:
     of_seeds, samples = _ratios(seeds, name, weights, mask)
     value = float(of_seeds.mean())
     if not np.isfinite(value):
-        return Measure(None, why=_NOTHING_TO_COUNT.get(name, _NO_PAIR))
+        return Estimate(None, why=_NOTHING_TO_COUNT.get(name, _NO_PAIR))
     spread = float(of_seeds.std(ddof=1)) if len(of_seeds) > 1 else None
     low, high = _interval(samples)
-    return Measure(value, low, high, spread)
+    return Estimate(value, low, high, spread)
 
 
 def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:

@@ -19,8 +19,8 @@ from medserl_agentloop.scoring.metrics import (
     GROUP_MEASURES,
     RESAMPLES,
     Difference,
+    Estimate,
     Grades,
-    Measure,
     Scores,
     compare,
     floor_value,
@@ -51,7 +51,7 @@ _SHORT = TITLES | {"flag_accuracy": "flag", "sentence_accuracy": "sentence", "ro
 
 
 @dataclass(frozen=True)
-class Published:
+class _Published:
     """A result that others report, quoted, and what keeps it from being comparable: notes, prompt, judge."""
 
     system: str
@@ -69,28 +69,28 @@ _BOTH = f"{_TEST}, notes of both hospitals (925)"
 _OWN = "its own prompt and scoring"
 # fmt: off
 PUBLISHED = (
-    Published("Qwen3-4B, zero-shot", _LOG, f"{_BOTH}; {_OWN}",
+    _Published("Qwen3-4B, zero-shot", _LOG, f"{_BOTH}; {_OWN}",
               {"flag_accuracy": 0.587, "f1": 0.675, "recall": 0.811, "sentence_accuracy": 0.554}),
-    Published("Qwen3-4B, best RL run", _LOG, f"{_BOTH}; {_OWN}",
+    _Published("Qwen3-4B, best RL run", _LOG, f"{_BOTH}; {_OWN}",
               {"f1": 0.700, "recall": 0.878, "sentence_accuracy": 0.739}),
-    Published("Qwen3-4B, a later RL run", _LOG, f"{_BOTH}; {_OWN}", {"f1": 0.498}),
-    Published("earlier inference run", _LOG, f"MEDEC-MS test set (597); {_OWN}",
+    _Published("Qwen3-4B, a later RL run", _LOG, f"{_BOTH}; {_OWN}", {"f1": 0.498}),
+    _Published("earlier inference run", _LOG, f"MEDEC-MS test set (597); {_OWN}",
               {"flag_accuracy": 0.519, "precision": 0.532, "recall": 0.720, "f1": 0.612}),
-    Published("GPT-4.1, zero-shot", _RAG, _TEST, {"flag_accuracy": 0.6812, "sentence_accuracy": 0.6573}),
-    Published("GPT-4.1, 10 retrieved shots", _RAG, f"{_TEST}; ten training notes in each prompt",
+    _Published("GPT-4.1, zero-shot", _RAG, _TEST, {"flag_accuracy": 0.6812, "sentence_accuracy": 0.6573}),
+    _Published("GPT-4.1, 10 retrieved shots", _RAG, f"{_TEST}; ten training notes in each prompt",
               {"flag_accuracy": 0.7286, "sentence_accuracy": 0.7037}),
-    Published("GPT-5, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.785}),
-    Published("Qwen3-32B, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.690}),
-    Published("physician 1", _READERS, f"{_TEST}; a human reader",
+    _Published("GPT-5, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.785}),
+    _Published("Qwen3-32B, optimised prompt", _GEPA, f"{_BOTH}; prompt optimised by GEPA", {"flag_accuracy": 0.690}),
+    _Published("physician 1", _READERS, f"{_TEST}; a human reader",
               {"flag_accuracy": 0.7961, "sentence_accuracy": 0.6588}),
-    Published("physician 2", _READERS, f"{_TEST}; a human reader",
+    _Published("physician 2", _READERS, f"{_TEST}; a human reader",
               {"flag_accuracy": 0.7161, "sentence_accuracy": 0.6677}),
 )
 # fmt: on
 
 
 @dataclass(frozen=True)
-class Report:
+class _Report:
     """Systems on one reference and what they stand beside; the first is compared with each of the others."""
 
     reference: Reference
@@ -108,13 +108,13 @@ def report_on(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Report:
+) -> _Report:
     """Score systems, floors and differences; several submissions of a system are pooled.
 
     ``training_left_out`` is how many training notes were left out because they are in the reference too.
     """
     first, *others = systems
-    return Report(
+    return _Report(
         reference=reference,
         scores={name: summarise(seeds, resamples=resamples, seed=seed) for name, seeds in systems.items()},
         floors=floors(reference.notes, training),
@@ -128,7 +128,7 @@ def report_on(
     )
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: _Report) -> dict[str, Any]:
     """Everything in the tables and more; ``null`` with a ``why`` is not computed."""
     reference = report.reference
     return {
@@ -161,7 +161,7 @@ def as_dicts(differences: Mapping[str, Difference]) -> dict[str, Any]:
     return {measure: asdict(difference) for measure, difference in differences.items()}
 
 
-def tables(report: Report) -> Group:
+def tables(report: _Report) -> Group:
     """The report for a terminal."""
     reference, first = report.reference, next(iter(report.scores))
     errors = sum(note.flag for note in reference.notes)
@@ -199,7 +199,7 @@ def with_interval(value: float | None, low: float | None = None, high: float | N
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def _measures(report: Report) -> Table:
+def _measures(report: _Report) -> Table:
     table = table_of("Scores with 95 % intervals", "", *report.scores)
     systems = report.scores.values()
     if any(scores.seeds > 1 for scores in systems):
@@ -210,7 +210,7 @@ def _measures(report: Report) -> Table:
     ):
         table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
     for name, title in TITLES.items():
-        measures = [scores.measures.get(name, Measure(None)) for scores in systems]
+        measures = [scores.measures.get(name, Estimate(None)) for scores in systems]
         # A composite that is not computed has the reason in the row of its score.
         if not name.endswith("_composite") or any(measure.value is not None for measure in measures):
             table.add_row(title, *map(_cell, measures))
@@ -222,7 +222,7 @@ def _groups(name: str, scores: Scores, several: bool) -> Table:
     table = table_of(title, "", "notes", *(_SHORT[m] for m in GROUP_MEASURES))
     for kind, groups in scores.groups.items():
         for label, group in groups.items():
-            values = [group.measures.get(m, Measure(None)) for m in GROUP_MEASURES]
+            values = [group.measures.get(m, Estimate(None)) for m in GROUP_MEASURES]
             cells = [Text("-") if measure.value is None else _cell(measure, ".2f") for measure in values]
             table.add_row(f"{label} sentence" if kind == "error position" else plain(label), str(group.notes), *cells)
         table.add_row()
@@ -243,7 +243,7 @@ def _comparison(first: str, second: str, differences: Mapping[str, Difference]) 
     return table
 
 
-def _beside(report: Report) -> Iterator[RenderableType]:
+def _beside(report: _Report) -> Iterator[RenderableType]:
     table = table_of("Beside floors and published results", "", *(_SHORT[m] for m in COMPARED))
     marks: list[Text] = []
     for name, scores in report.scores.items():
@@ -265,7 +265,7 @@ def _beside(report: Report) -> Iterator[RenderableType]:
     yield Group(*marks, *(Text(f"[{at}] {source}") for at, source in enumerate(sources, start=1)))
 
 
-def _cell(measure: Measure, form: str = ".3f") -> Text:
+def _cell(measure: Estimate, form: str = ".3f") -> Text:
     if measure.value is None:
         return plain(f"not computed: {measure.why}")
     spread = "" if measure.spread is None else f" sd {measure.spread:.3f}"

@@ -45,7 +45,7 @@ ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]
 
 
 @dataclass(frozen=True)
-class MockCall:
+class _MockCall:
     """One call of ``generate``, for tests to inspect."""
 
     request_id: str
@@ -97,7 +97,7 @@ class MockSGLangEngine:
         self._latency = latency
         self._log_prob = log_prob
         self.global_steps = global_steps
-        self.calls: list[MockCall] = []
+        self.calls: list[_MockCall] = []
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **kwargs: Any
@@ -113,7 +113,7 @@ class MockSGLangEngine:
         reply = await self._next_reply(prompt, params)
         failed = isinstance(reply, Exception)
         output = None if failed else self._output(reply, params)
-        self.calls.append(MockCall(request_id, prompt, params, output))
+        self.calls.append(_MockCall(request_id, prompt, params, output))
         await asyncio.sleep(self._latency if failed or reply.latency is None else reply.latency)
         if output is None:
             raise reply

@@ -16,7 +16,7 @@ from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Role, VanillaAttacker
 
 
-class TokenBudget(BaseModel):
+class _TokenBudget(BaseModel):
     """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,7 +34,7 @@ class TokenBudget(BaseModel):
         return int(note_tokens * self.note_growth) + 16  # 16: short notes grow by more than a share
 
 
-class MedicalCredit(CreditSettings):
+class _MedicalCredit(CreditSettings):
     """Credit with the roles' names, so that each has a key."""
 
     role_weights: dict[str, Share] = Field(
@@ -164,9 +164,9 @@ class MedicalConfig(SelfPlayConfig):
         description="Times a presented note is assessed, each time in a context of its own. More than one helps the "
         "assessor and costs the attacker.",
     )
-    budget: TokenBudget = Field(default=TokenBudget(), description="Tokens per turn.")
+    budget: _TokenBudget = Field(default=_TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
-    credit: MedicalCredit = Field(default=MedicalCredit(), description="Advantages of the roles.")
+    credit: _MedicalCredit = Field(default=_MedicalCredit(), description="Advantages of the roles.")
 
     @property
     def asks_base(self) -> bool:

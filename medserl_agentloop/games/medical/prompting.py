@@ -26,10 +26,10 @@ from medserl_agentloop.paths import resource
 logger = logging.getLogger(__name__)
 
 
-class ProfileSettings(BaseModel):
+class _ProfileSettings(BaseModel):
     """What ``profile.yaml`` holds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, title="its keys")
 
     parser: str = Field(default="medserl", description="Name of the parser, or package.module:NAME of a user's own.")
     assistant_prefix: str = Field(
@@ -48,7 +48,7 @@ class PromptProfile:
         file = folder / "profile.yaml"
         try:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
-            self.settings = ProfileSettings.model_validate(values)
+            self.settings = _ProfileSettings.model_validate(values)
             if ":" in self.settings.parser:
                 logger.warning("%s: parser %r imports a module, which may do anything", file, self.settings.parser)
             self.parser = load_parser(self.settings.parser)

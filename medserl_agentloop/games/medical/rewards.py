@@ -27,7 +27,7 @@ RewardScheme = Callable[[MedicalRecord], Rewards]
 
 
 @dataclass(frozen=True)
-class ZeroSumTerms:
+class _ZeroSumTerms:
     """The constants of ``zero_sum``.
 
     Attributes:
@@ -51,7 +51,7 @@ class ZeroSumTerms:
 
 
 @dataclass(frozen=True)
-class MedserlTerms(ZeroSumTerms):
+class MedserlTerms(_ZeroSumTerms):
     """The constants of ``medserl``.
 
     Attributes:
@@ -75,7 +75,7 @@ class MedserlTerms(ZeroSumTerms):
     unrealistic: float = -0.5
 
 
-def zero_sum(record: MedicalRecord, terms: ZeroSumTerms = ZeroSumTerms()) -> Rewards:
+def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
     """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
 
     Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one; where
