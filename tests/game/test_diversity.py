@@ -26,47 +26,45 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> M
     )
 
 
-def similarity(*games: MedicalRecord) -> float:
-    return diversity_metrics(games)["self_similarity"]
-
-
-def test_one_sentence_in_every_note_is_fully_similar_and_all_duplicates() -> None:
-    metrics = diversity_metrics([attack(str(n), SENTENCES[0]) for n in range(4)])
-    assert metrics == {"compared": 4.0, "self_similarity": 1.0, "duplicate_rate": 1.0}
-
-
-def test_one_trick_with_other_words_counts_as_similar() -> None:
-    trick = [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS]
-    assert similarity(*trick) > 0.7
-
-
-def test_attacks_on_one_case_are_not_compared() -> None:
-    same_case = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
-    assert diversity_metrics(same_case) == {}
-    assert similarity(*same_case, attack("b", SENTENCES[1])) < 0.5
-    assert diversity_metrics([*same_case, attack("b", SENTENCES[1])])["duplicate_rate"] == 0.0
-
-
-def test_without_a_case_the_note_tells_them_apart() -> None:
-    games = [
-        finished(
-            Outcome.MISSED_ERROR, attack={"changed_sentences": SENTENCES[:1]}, facts={"vignette_id": "", "seed_note": n}
-        )
-        for n in ("One note.", "Another note.")
-    ]
-    assert similarity(*games) == 1.0
-
-
-def test_case_and_punctuation_do_not_hide_a_duplicate() -> None:
-    games = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
-    assert diversity_metrics(games)["duplicate_rate"] == pytest.approx(2 / 3)
+SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
+BY_NOTE = [
+    finished(
+        Outcome.MISSED_ERROR, attack={"changed_sentences": SENTENCES[:1]}, facts={"vignette_id": "", "seed_note": n}
+    )
+    for n in ("One note.", "Another note.")
+]
+DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
 
 
 @pytest.mark.parametrize(
-    "others", [[attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)], [attack("b")], []]
+    ("games", "least", "most", "duplicates"),
+    [
+        ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
+        ([attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS], 0.7, 1.0, 0.0),  # one trick
+        ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
+        (BY_NOTE, 1.0, 1.0, 1.0),
+        (DRESSED, 0.0, 1.0, 2 / 3),
+    ],
 )
-def test_invalid_attacks_deletions_and_a_lone_attack_are_not_compared(others: list[MedicalRecord]) -> None:
-    assert diversity_metrics([attack("a", SENTENCES[0]), *others]) == {}
+def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
+    games: list[MedicalRecord], least: float, most: float, duplicates: float
+) -> None:
+    metrics = diversity_metrics(games)
+    assert least <= metrics["self_similarity"] <= most
+    assert metrics["duplicate_rate"] == pytest.approx(duplicates)
+
+
+@pytest.mark.parametrize(
+    "games",
+    [
+        SAME_CASE,
+        [attack("a", SENTENCES[0]), attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)],
+        [attack("a", SENTENCES[0]), attack("b")],  # a deletion
+        [attack("a", SENTENCES[0])],
+    ],
+)
+def test_what_cannot_be_compared_gives_no_number(games: list[MedicalRecord]) -> None:
+    assert diversity_metrics(games) == {}
 
 
 @given(st.integers(0, 2**31))

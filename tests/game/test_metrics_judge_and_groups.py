@@ -52,48 +52,43 @@ def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows
     assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
 
 
-def test_answers_abstentions_and_failures_are_shares_of_the_notes_put_to_the_judge() -> None:
-    games = [
-        judged(Label.HARMFUL),
-        judged(Label.SAFE),
-        judged(None),
-        void("judge abstained"),
-        void("judge failed: TimeoutError"),
-    ]
-    metrics = role_metrics(games)
-    assert metrics["selfplay/judge/asked"] == 5
-    assert metrics["selfplay/judge/answer_rate"] == pytest.approx(2 / 5)
-    assert metrics["selfplay/judge/abstention_rate"] == pytest.approx(2 / 5)
-    assert metrics["selfplay/judge/failure_rate"] == pytest.approx(1 / 5)
+ANSWERS = [
+    judged(Label.HARMFUL),
+    judged(Label.SAFE),
+    judged(None),
+    void("judge abstained"),
+    void("judge failed: Timeout"),
+]
+ATTACKS = [
+    judged(Label.SAFE),
+    judged(Label.HARMFUL),
+    judged(Label.HARMFUL, category="adversarial_harmful"),
+    judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
+]
+NEVER_ASKED = [
+    void("no room for the assessor's turn"),
+    finished(Outcome.INVALID_ATTACK),
+    finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
+    judged(Label.SAFE, category="vanilla_benign").model_copy(update={"attack": attack_record()}),  # a copy
+]
 
 
-def test_what_never_reached_the_judge_is_not_asked() -> None:
-    games = [
-        void("no room for the assessor's turn"),
-        finished(Outcome.INVALID_ATTACK),
-        finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
-        judged(Label.SAFE, category="vanilla_benign").model_copy(update={"attack": attack_record()}),  # a copy
-    ]
-    assert not [n for n in role_metrics(games) if n.startswith("selfplay/judge/")]
-
-
-def test_no_error_counts_attacks_that_were_to_leave_an_error() -> None:
-    games = [
-        judged(Label.SAFE),
-        judged(Label.HARMFUL),
-        judged(Label.HARMFUL, category="adversarial_harmful"),
-        judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
-    ]
-    metrics = role_metrics(games)
-    assert metrics["selfplay/judge/injected"] == 3
-    assert metrics["selfplay/judge/no_error_rate"] == pytest.approx(1 / 3)
-
-
-def test_realism_is_a_share_of_the_games_in_which_the_judge_speaks_of_it() -> None:
-    games = [judged(Label.HARMFUL, True), judged(Label.HARMFUL, False), judged(Label.HARMFUL, True)]
-    metrics = role_metrics([*games, judged(Label.HARMFUL)])
-    assert metrics["selfplay/judge/realistic_rate"] == pytest.approx(2 / 3)
-    assert "selfplay/judge/realistic_rate" not in role_metrics([judged(Label.HARMFUL)])
+@pytest.mark.parametrize(
+    ("games", "expected"),
+    [
+        (ANSWERS, {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
+        (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": None}),
+        ([judged(Label.HARMFUL, said) for said in (True, False, True, None)], {"realistic_rate": 2 / 3}),
+        (NEVER_ASKED, {}),
+    ],
+)
+def test_answers_are_shares_of_the_notes_put_to_the_judge(
+    games: list[MedicalRecord], expected: dict[str, float | None]
+) -> None:
+    prefix = "selfplay/judge/"
+    metrics = {name.removeprefix(prefix): v for name, v in role_metrics(games).items() if name.startswith(prefix)}
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
+    assert bool(metrics) == bool(expected)
 
 
 def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
@@ -101,26 +96,19 @@ def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
         *(rewarded("same", 1.0, attacker) for attacker in (-1.0, 0.5)),
         *(rewarded("mixed", assessor, -1.0) for assessor in (1.0, -1.0)),
         *(rewarded("mixed too", assessor) for assessor in (1.0, 1.0, -1.0)),
+        *(rewarded("equal but for rounding", reward) for reward in (0.1 + 0.2, 0.3)),
         rewarded("alone", 1.0),
     ]
     metrics = role_metrics(games)
-    assert metrics["selfplay/assessor/groups"] == 3
-    assert metrics["selfplay/assessor/no_signal_rate"] == pytest.approx(1 / 3)
-    assert metrics["selfplay/assessor/small_group_rate"] == pytest.approx(1 / 4)
+    assert metrics["selfplay/assessor/groups"] == 4
+    assert metrics["selfplay/assessor/no_signal_rate"] == pytest.approx(2 / 4)
+    assert metrics["selfplay/assessor/small_group_rate"] == pytest.approx(1 / 5)
     assert metrics["selfplay/attacker/groups"] == 2
     assert metrics["selfplay/attacker/no_signal_rate"] == pytest.approx(1 / 2)
     assert metrics["selfplay/attacker/small_group_rate"] == 0.0
-
-
-def test_rewards_that_differ_by_rounding_only_are_equal() -> None:
-    games = [rewarded("g", 0.1 + 0.2), rewarded("g", 0.3)]
-    assert role_metrics(games)["selfplay/assessor/no_signal_rate"] == 1.0
-
-
-def test_one_game_per_prompt_leaves_no_group_to_compare() -> None:
-    metrics = role_metrics([rewarded("a", 1.0), rewarded("b", 1.0)])
-    assert metrics["selfplay/assessor/small_group_rate"] == 1.0
-    assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(metrics)
+    alone = role_metrics([rewarded("a", 1.0), rewarded("b", 1.0)])
+    assert alone["selfplay/assessor/small_group_rate"] == 1.0
+    assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(alone)
 
 
 @pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])

@@ -18,8 +18,8 @@ PLAYED = [*DECIDED, Outcome.UNREADABLE]
 each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
 
 
-def total(scheme: RewardScheme, record: MedicalRecord, role: Role) -> float:
-    return sum(scheme(record)[role].values())
+def total(scheme: RewardScheme, record: MedicalRecord) -> float:
+    return sum(scheme(record)[Role.ATTACKER].values())
 
 
 def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
@@ -44,21 +44,16 @@ TABLE = [(o, *v) for o in GAME for v in itertools.product([False, True], repeat=
 
 
 @pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
-def test_zero_sum_pays_the_game_and_the_format(outcome: Outcome, attacker_slips: bool, assessor_slips: bool) -> None:
-    record = honest(outcome, **slips(attacker_slips, assessor_slips))
-    format_term = -0.5 if assessor_slips else 0.0
-    assert zero_sum(record) == {
-        Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
-        Role.ASSESSOR: {"game": GAME[outcome][1], "format": -2.0 if outcome is Outcome.UNREADABLE else format_term},
-    }
-
-
-@pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
-def test_medserl_adds_faithfulness_to_the_same_table(
+def test_zero_sum_pays_the_game_and_the_format_and_medserl_faithfulness_too(
     outcome: Outcome, attacker_slips: bool, assessor_slips: bool
 ) -> None:
     record = honest(outcome, **slips(attacker_slips, assessor_slips))
-    expected = zero_sum(record)
+    format_term = -0.5 if assessor_slips else 0.0
+    expected = {
+        Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
+        Role.ASSESSOR: {"game": GAME[outcome][1], "format": -2.0 if outcome is Outcome.UNREADABLE else format_term},
+    }
+    assert zero_sum(record) == expected
     if record.category is Category.DECOY_BENIGN:
         expected[Role.ATTACKER]["game"] = 0.0
     else:
@@ -76,9 +71,14 @@ def test_a_decoy_is_played_for_points_where_the_terms_say_so() -> None:
     assert medserl(record)[Role.ASSESSOR]["game"] == -1.0
 
 
+each_penalty = pytest.mark.parametrize(
+    ("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"]
+)
+
+
 @pytest.mark.parametrize("reason", InvalidAttack)
-@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
 @pytest.mark.parametrize("slip", [False, True])
+@each_penalty
 def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
     scheme: RewardScheme, penalty: float, reason: InvalidAttack, slip: bool
 ) -> None:
@@ -97,7 +97,7 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("category", "outcome"), FAILED)
-@pytest.mark.parametrize(("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"])
+@each_penalty
 def test_an_attack_that_the_judge_contradicts_costs_no_more_than_an_invalid_one(
     scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
 ) -> None:
@@ -185,68 +185,40 @@ def test_partial_credit_comes_with_a_detection_only(outcome: Outcome) -> None:
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_the_game_sums_to_zero_wherever_both_have_one(record: MedicalRecord, scheme: RewardScheme) -> None:
-    games = [components["game"] for components in scheme(record).values() if "game" in components]
-    if len(games) == 2 and not (scheme is medserl and is_decoy(record)):
-        assert sum(games) == 0
-
-
-def is_decoy(record: MedicalRecord) -> bool:
-    return record.spec.task is Category.DECOY_BENIGN
-
-
-@given(any_game().filter(is_decoy))
-def test_a_valid_decoy_earns_the_attacker_nothing_but_its_form(record: MedicalRecord) -> None:
-    attacker = medserl(record).get(Role.ATTACKER, {})
-    if "game" in attacker:
-        assert attacker == {"game": 0.0, "format": attacker["format"]}
-
-
-@given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_the_attacker_has_a_game_or_a_penalty_and_the_penalty_only_where_its_attack_does_not_count(
+def test_the_attacker_has_a_zero_sum_game_or_a_penalty_where_its_attack_does_not_count(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
-    attacker = scheme(record).get(Role.ATTACKER)
-    if attacker is not None:
-        does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
-        assert ("validity" in attacker) == does_not_count
-        assert ("game" in attacker) == (not does_not_count and record.category.has_attack)
+    rewards, is_decoy = scheme(record), record.spec.task is Category.DECOY_BENIGN
+    attacker, assessor = rewards.get(Role.ATTACKER), rewards.get(Role.ASSESSOR, {})
+    if attacker is None:
+        return
+    does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
+    assert ("validity" in attacker) == does_not_count
+    assert ("game" in attacker) == (not does_not_count and record.category.has_attack)
+    if scheme is medserl:
+        assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy)
+        assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
+    if "game" in attacker and scheme is medserl and is_decoy:
+        assert attacker == {"game": 0.0, "format": attacker["format"]}
+    elif "game" in attacker:
+        assert attacker["game"] + assessor["game"] == 0
 
 
 def counts(record: MedicalRecord) -> bool:
     return record.category.has_attack and record.outcome in PLAYED and not record.attack_failed
 
 
-def unpaid(record: MedicalRecord) -> tuple[MedicalRecord, MedicalRecord]:
-    """Two attacks of the same form that do not count: one against the rules, one that the judge contradicts."""
+@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
+def test_breaking_the_rules_never_pays_more_than_an_attack_that_counts_nor_a_harmless_edit_than_a_realistic_error(
+    record: MedicalRecord, scheme: RewardScheme
+) -> None:
     assert record.attack is not None
     form = {"violations": record.attack.violations}
     against_the_rules = finished(Outcome.INVALID_ATTACK, attack=form)
-    return against_the_rules, finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=form)
-
-
-@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
-def test_breaking_the_rules_never_pays_more_than_any_attack_that_counts(
-    record: MedicalRecord, scheme: RewardScheme
-) -> None:
-    against_the_rules, contradicted = unpaid(record)
-    least = total(scheme, against_the_rules, Role.ATTACKER)
-    assert least <= total(scheme, record, Role.ATTACKER)
-    assert least <= total(scheme, contradicted, Role.ATTACKER)
-
-
-@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
-def test_a_harmless_edit_never_pays_more_than_a_realistic_error_however_large(
-    record: MedicalRecord, scheme: RewardScheme
-) -> None:
-    scheme = load_scheme(scheme.__name__, {"failed_attack": -1.25 if scheme is medserl else None})
+    contradicted = finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=form)
+    least = total(scheme, against_the_rules)
+    assert least <= total(scheme, record)
+    assert least <= total(scheme, contradicted)
+    milder = load_scheme(scheme.__name__, {"failed_attack": -1.25 if scheme is medserl else None})
     if record.judgement is None or record.judgement.realistic is not False:
-        _, contradicted = unpaid(record)
-        assert total(scheme, contradicted, Role.ATTACKER) <= total(scheme, record, Role.ATTACKER)
-
-
-@given(any_game())
-def test_faithfulness_stays_between_minus_a_quarter_and_zero(record: MedicalRecord) -> None:
-    attacker = medserl(record).get(Role.ATTACKER, {})
-    assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
-    assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy(record))
+        assert total(milder, contradicted) <= total(milder, record)

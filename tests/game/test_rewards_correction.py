@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, ErrorRates, corrected, medserl, zero_sum
-from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.games.medical.types import Label, Role
 
 GOOD, BAD = Label.SAFE, Label.HARMFUL
 a_rate = st.floats(0.65, 1.0)
@@ -37,11 +37,6 @@ def test_the_expected_reward_is_that_under_the_true_label(
                 assert mean == pytest.approx(true[role].get(component, 0.0), abs=1e-9)
 
 
-def test_the_example_of_the_docstring() -> None:
-    rewards = corrected(zero_sum, ErrorRates(0.8, 0.8))(finished(Outcome.CORRECT_DETECTION))
-    assert rewards[Role.ASSESSOR]["game"] == pytest.approx(0.8 / 0.6 + 0.2 / 0.6)
-
-
 @pytest.mark.parametrize("outcome", DECIDED)
 def test_where_both_rates_are_equal_the_assessor_s_game_gets_a_common_factor_and_no_more(outcome: Outcome) -> None:
     """Which an estimator that divides by the spread of the rewards takes out again (docs/judges.md)."""
@@ -53,12 +48,6 @@ def test_where_both_rates_are_equal_the_assessor_s_game_gets_a_common_factor_and
 @given(any_game())
 def test_a_judge_that_is_always_right_changes_nothing(record: MedicalRecord) -> None:
     assert corrected(medserl, ErrorRates(1.0, 1.0))(record) == medserl(record)
-
-
-@pytest.mark.parametrize("category", [Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL])
-def test_untouched_notes_are_scored_by_the_label_of_the_data(category: Category) -> None:
-    record = finished(Outcome.CORRECT_DETECTION, category=category)
-    assert corrected(medserl, ErrorRates(0.7, 0.7))(record) == medserl(record)
 
 
 @pytest.mark.parametrize(("sensitivity", "specificity"), [(1.0, 0.0), (0.5, 0.5), (0.55, 0.6), (0.1, 0.2)])

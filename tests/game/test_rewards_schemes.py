@@ -9,38 +9,24 @@ from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, load_scheme, medserl
-from medserl_agentloop.games.medical.types import Category, Role
-
-each_scheme = pytest.mark.parametrize("name", SCHEMES)
-a_scheme = st.sampled_from(sorted(SCHEMES))
+from medserl_agentloop.games.medical.types import Role
 
 
-@given(any_game(), a_scheme)
-def test_scoring_leaves_the_record_as_it_was(record: MedicalRecord, name: str) -> None:
+@given(any_game(), st.sampled_from(sorted(SCHEMES)))
+def test_a_scheme_rewards_whoever_generated_a_turn_that_counts_and_leaves_the_record_as_it_was(
+    record: MedicalRecord, name: str
+) -> None:
     scheme, before = SCHEMES[name], record.model_dump_json()
-    assert scheme(record) == scheme(record)
+    rewards = scheme(record)
+    assert scheme(record) == rewards
     assert record.model_dump_json() == before
-
-
-@given(any_game(), a_scheme)
-def test_a_role_s_reward_is_the_sum_of_its_components(record: MedicalRecord, name: str) -> None:
-    record.rewards = SCHEMES[name](record)
-    for role in Role:
-        components = record.rewards.get(role)
-        assert record.reward(role) == (None if components is None else sum(components.values()))
-
-
-@given(any_game(), a_scheme)
-def test_whoever_generated_a_turn_that_counts_is_rewarded_and_nobody_else(record: MedicalRecord, name: str) -> None:
     played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
-    expected = {role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID}
-    assert set(SCHEMES[name](record)) == expected
-
-
-@each_scheme
-@pytest.mark.parametrize("category", Category)
-def test_a_void_game_gives_nothing(name: str, category: Category) -> None:
-    assert SCHEMES[name](finished(Outcome.VOID, category=category)) == {}
+    assert set(rewards) == {
+        role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID
+    }
+    record.rewards = rewards
+    for role in Role:
+        assert record.reward(role) == (sum(rewards[role].values()) if role in rewards else None)
 
 
 USERS_SCHEME = """
@@ -48,26 +34,6 @@ def flat(record):
     return {role: {"flat": 0.25} for role in record.rewards}
 number = 3
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("medsrl", r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
-        ("", "no reward scheme"),
-        ("no_such_module:flat", "cannot be loaded: ModuleNotFoundError"),
-        ("flat_rewards:sharp", "cannot be loaded: AttributeError"),
-        ("flat_rewards:number", "no reward scheme 'flat_rewards:number'"),
-    ],
-)
-def test_a_scheme_that_cannot_be_found_is_named(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert load_scheme("flat_rewards:flat").__name__ == "flat"
-    with pytest.raises(ValueError, match=says):
-        load_scheme(name)
 
 
 def test_constants_of_a_scheme_can_be_replaced() -> None:
@@ -79,16 +45,30 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "terms", "says"),
     [
-        ("medserl", r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, "),
-        ("flat_rewards:flat", "it has none, so leave selfplay.reward_terms as it is"),
+        ("medsrl", {}, r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
+        ("", {}, "no reward scheme"),
+        ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
+        ("flat_rewards:sharp", {}, "cannot be loaded: AttributeError"),
+        ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
+        (
+            "medserl",
+            {"faild_attack": -1.0},
+            r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, ",
+        ),
+        (
+            "flat_rewards:flat",
+            {"faild_attack": -1.0},
+            "it has none, so leave selfplay.reward_terms as it is",
+        ),
     ],
 )
-def test_a_constant_that_a_scheme_lacks_is_named(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
+    name: str, terms: dict[str, float], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
     monkeypatch.syspath_prepend(tmp_path)
+    assert load_scheme("flat_rewards:flat").__name__ == "flat"
     with pytest.raises(ValueError, match=says):
-        load_scheme(name, {"faild_attack": -1.0})
+        load_scheme(name, terms)
