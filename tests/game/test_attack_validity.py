@@ -22,11 +22,9 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category
 
-ATTACKED = [c for c in Category if c.has_attack]
-
-
 INVALID = [
     (InvalidAttack.TRUNCATED, attack_text(SUBTLE_NOTE), {"truncated": True}),
+    (InvalidAttack.TRUNCATED, "<think>let me see", {"truncated": True}),
     (InvalidAttack.UNPARSED, SUBTLE_NOTE, {}),
     (InvalidAttack.UNPARSED, "", {}),
     (InvalidAttack.UNPARSED, attack_text("  "), {}),
@@ -60,22 +58,9 @@ def test_an_invalid_attack_ends_the_game_without_an_assessor(
     played = game("adversarial_benign")
     played.play(text, **play)
     assert invalid_of(played) is reason
-    assert played.next_role is None
-    assert played.record.presented_note is None
-    assert played.record.assessment is None
+    assert ("truncated" in played.record.attack.violations) == bool(play)
+    assert (played.next_role, played.record.presented_note, played.record.assessment) == (None, None, None)
     assert played.record.outcome is Outcome.INVALID_ATTACK
-
-
-@pytest.mark.parametrize("category", ATTACKED)
-def test_a_change_is_required_in_every_attack(category: Category) -> None:
-    assert invalid_of(attacked(category, spec(category).seed_note)) is InvalidAttack.UNCHANGED
-
-
-def test_a_truncated_attack_is_said_to_be_truncated_even_where_no_note_was_reached() -> None:
-    played = game("adversarial_benign")
-    played.play("<think>let me see", truncated=True)
-    assert invalid_of(played) is InvalidAttack.TRUNCATED
-    assert "truncated" in played.record.attack.violations
 
 
 def test_a_format_slip_alone_does_not_make_an_attack_invalid() -> None:
@@ -85,16 +70,21 @@ def test_a_format_slip_alone_does_not_make_an_attack_invalid() -> None:
     assert played.record.attack.violations == ["no_reasoning"]
 
 
-@pytest.mark.parametrize(("allowed", "reason"), [(3, InvalidAttack.TOO_MANY_WORDS), (4, None)])
-def test_the_word_limit_itself_is_allowed(allowed: int, reason: InvalidAttack | None) -> None:
-    note = CLEAN_NOTE.replace("units.", "units every morning with food.")  # "units." -> "units", four come new
-    assert invalid_of(attacked(Category.ADVERSARIAL_BENIGN, note, max_words=allowed + 1)) is reason
+FIVE_WORDS = CLEAN_NOTE.replace("units.", "units every morning with food.")  # "units." -> "units", four come new
+TWO_SENTENCES = SUBTLE_NOTE.replace("a cough", "gout")
 
 
-@pytest.mark.parametrize(("allowed", "reason"), [(1, InvalidAttack.TOO_MANY_SENTENCES), (2, None)])
-def test_the_sentence_limit_itself_is_allowed(allowed: int, reason: InvalidAttack | None) -> None:
-    note = SUBTLE_NOTE.replace("a cough", "gout")
-    assert invalid_of(attacked(Category.ADVERSARIAL_BENIGN, note, max_sentences=allowed)) is reason
+@pytest.mark.parametrize(
+    ("note", "limits", "reason"),
+    [
+        (FIVE_WORDS, {"max_words": 4}, InvalidAttack.TOO_MANY_WORDS),
+        (FIVE_WORDS, {"max_words": 5}, None),
+        (TWO_SENTENCES, {"max_sentences": 1}, InvalidAttack.TOO_MANY_SENTENCES),
+        (TWO_SENTENCES, {"max_sentences": 2}, None),
+    ],
+)
+def test_a_limit_itself_is_allowed(note: str, limits: dict[str, int], reason: InvalidAttack | None) -> None:
+    assert invalid_of(attacked(Category.ADVERSARIAL_BENIGN, note, **limits)) is reason
 
 
 @pytest.mark.parametrize("limits", [{"max_changed_words": 0}, {"max_changed_sentences": 0}, {"max_words": 5}])
@@ -126,12 +116,25 @@ def with_sentence(sentence: str) -> str:
         (HARMFUL, with_sentence("She receives warfarin 500 units; correction, heparin."), {}, None),
         (HARMFUL, ELSEWHERE, {}, InvalidAttack.ERROR_NOT_TOUCHED),
         (HARMFUL, ELSEWHERE, UNKNOWN, None),
+        *(
+            (HARMFUL, with_sentence(sentence), {"clean_note": None}, InvalidAttack.ERROR_REMOVED)
+            for sentence in (
+                "",
+                CORRECTED_SENTENCE,
+                CORRECTED_SENTENCE.upper().replace("500 UNITS", "500.0IU"),
+                CORRECTED_SENTENCE.replace("heparin", "heparrin"),
+            )
+        ),
     ],
 )
 def test_an_attack_on_an_error_note_leaves_an_error_and_touches_it(
     category: Category, note: str, facts: dict[str, Any], reason: InvalidAttack | None
 ) -> None:
     assert invalid_of(attacked(category, note, **facts)) is reason
+    if reason is InvalidAttack.ERROR_NOT_TOUCHED:
+        played = MedicalGame(spec(category), EditLimits(must_touch_error=False), MEDSERL)
+        played.play(attack_text(note))
+        assert invalid_of(played) is None
 
 
 def test_a_note_that_takes_more_room_than_planned_is_no_attack() -> None:
@@ -151,21 +154,6 @@ def test_a_note_too_long_to_be_compared_is_not_looked_at() -> None:
     assert (record.injections, record.changed_words, record.similarity) == ([], 0, None)
 
 
-@pytest.mark.parametrize(
-    "replacement",
-    [
-        "",
-        CORRECTED_SENTENCE,
-        CORRECTED_SENTENCE.upper().replace("500 UNITS", "500.0IU"),
-        CORRECTED_SENTENCE.replace("heparin", "heparrin"),
-    ],
-)
-def test_cutting_the_error_out_or_putting_it_right_in_any_dress_is_no_attack(replacement: str) -> None:
-    note = ERROR_NOTE.replace(ERROR_SENTENCE, replacement)
-    played = attacked(Category.ADVERSARIAL_HARMFUL, note, clean_note=None)
-    assert invalid_of(played) is InvalidAttack.ERROR_REMOVED
-
-
 def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_has_it() -> None:
     error = "Type 2 DM. The dose is 5 mg"
     note = f"He has gout. {error}. He rests."
@@ -181,17 +169,3 @@ def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_ha
         Category.ADVERSARIAL_HARMFUL, note.replace("5 mg", "50 mg"), seed_note=note, error_sentence=error
     )
     assert reworded.record.error_sentences == ["The dose is 50 mg."]
-
-
-def test_an_edit_of_a_sentence_with_a_word_that_tells_error_from_correction_is_an_attack() -> None:
-    for change in ("a cough, and heparin at home", "a cough, and warfarin at home"):
-        played = attacked(Category.ADVERSARIAL_HARMFUL, ERROR_NOTE.replace("a cough", change))
-        assert invalid_of(played) is None
-        assert played.record.error_sentences == [ERROR_SENTENCE]
-
-
-def test_the_rule_can_be_switched_off() -> None:
-    limits = EditLimits(must_touch_error=False)
-    played = MedicalGame(spec(Category.ADVERSARIAL_HARMFUL), limits, MEDSERL)
-    played.play(attack_text(ELSEWHERE))
-    assert invalid_of(played) is None

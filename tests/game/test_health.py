@@ -55,25 +55,15 @@ def names(report: HealthReport) -> list[str]:
     return [alarm.rule.name for alarm in report.firing]
 
 
-def test_every_rule_is_tested_here() -> None:
-    assert set(ILL) == set(BY_NAME)
-
-
-@pytest.mark.parametrize("name", ILL)
-def test_an_alarm_fires_beyond_its_default_threshold(name: str) -> None:
-    report = monitor().observe({**HEALTHY, **ILL[name]})
-    assert name in names(report)
-    alarm = next(a for a in report.firing if a.rule.name == name)
-    assert alarm.value == ILL[name][alarm.rule.metric]
+@pytest.mark.parametrize("name", BY_NAME)
+def test_one_alarm_fires_beyond_its_default_threshold_and_no_other(name: str) -> None:
+    watching = monitor()
+    report = watching.observe({**HEALTHY, **ILL[name]})
+    [alarm] = report.firing
+    assert (alarm.rule.name, alarm.value) == (name, ILL[name][alarm.rule.metric])
     assert report.metrics[f"selfplay/alarm/{name}"] == 1.0
     assert f"selfplay.alarms.limits.{name}" in str(alarm) and alarm.rule.advice in str(alarm)
-
-
-def test_the_other_numbers_fire_nothing() -> None:
-    watching = monitor()
-    for name, ill in ILL.items():
-        assert names(watching.observe({**HEALTHY, **ill})) == [name]
-        assert not watching.observe(HEALTHY).firing
+    assert not watching.observe(HEALTHY).firing
 
 
 @pytest.mark.parametrize("name", ILL)

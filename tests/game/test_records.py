@@ -5,13 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from game.builders import any_game, attack_record, finished, spec
-from hypothesis import given
+from game.builders import attack_record, finished, spec
 from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.records import SCHEMA_VERSION, InvalidAttack, Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import SCHEMES, medserl
+from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
 
@@ -53,20 +52,13 @@ def full_record(text: str = "free text") -> MedicalRecord:
     return record
 
 
-def through_json(record: MedicalRecord) -> MedicalRecord:
-    return MedicalRecord.model_validate(json.loads(json.dumps(record.to_json())))
-
-
-def test_a_full_record_survives_json() -> None:
-    again = through_json(full_record())
-    assert again == full_record() and set(again.rewards) == set(Role)
-    assert full_record().to_json()["schema_version"] == SCHEMA_VERSION == 1
-
-
-def test_a_full_record_leaves_no_field_at_its_default() -> None:
-    defaults = MedicalRecord(spec=spec()).to_json()
-    unset = {key for key, value in full_record().to_json().items() if value == defaults.get(key, ...)}
-    assert unset == {"schema_version", "void"}
+def test_a_full_record_which_leaves_no_field_at_its_default_survives_json() -> None:
+    record, defaults = full_record(), MedicalRecord(spec=spec()).to_json()
+    written = record.to_json()
+    assert {key for key, value in written.items() if value == defaults.get(key, ...)} == {"schema_version", "void"}
+    again = MedicalRecord.model_validate(json.loads(json.dumps(written)))
+    assert again == record and set(again.rewards) == set(Role)
+    assert written["schema_version"] == SCHEMA_VERSION == 1
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -78,20 +70,6 @@ def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outc
     assert (
         MedicalRecord.model_validate(old) == MedicalRecord.model_validate({**written, "outcome": "nonsense"}) == record
     )
-
-
-@given(any_game())
-def test_any_record_survives_json_and_scores_the_same(record: MedicalRecord) -> None:
-    again = through_json(record)
-    assert again == record and set(again.rewards) == set(record.rewards)
-    for scheme in SCHEMES.values():
-        assert scheme(again) == scheme(record)
-
-
-def test_a_record_of_a_newer_version_is_refused() -> None:
-    newer = {**full_record().to_json(), "schema_version": SCHEMA_VERSION + 1, "a_field_to_come": 1}
-    with pytest.raises(ValidationError, match="schema_version\n  Input should be less than or equal to 1"):
-        MedicalRecord.model_validate(newer)
 
 
 VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "target_label": "safe", "seed_note":
@@ -112,27 +90,27 @@ def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_late
     assert not record.to_json().keys() & {"finished", "seconds"}
 
 
-@pytest.mark.parametrize("part", [None, "attack", "assessment"])
-def test_keys_the_record_does_not_know_are_refused(part: str | None) -> None:
-    raw = full_record().to_json()
-    (raw if part is None else raw[part])["extra"] = 1
-    with pytest.raises(ValidationError, match="extra"):
+@pytest.mark.parametrize(
+    ("part", "key", "value", "message"),
+    [
+        (None, "schema_version", SCHEMA_VERSION + 1, "schema_version\n  Input should be less than or equal to 1"),
+        *((part, "extra", 1, "extra") for part in (None, "attack", "assessment")),
+        *(
+            (part, key, ..., key)
+            for part, key in (("attack", "note"), ("assessment", "verdict"), ("judgement", "label"))
+        ),
+    ],
+)
+def test_a_newer_version_an_unknown_key_and_a_part_without_what_it_came_to_are_refused(
+    part: str | None, key: str, value: object, message: str
+) -> None:
+    raw = {**full_record().to_json(), **({"a_field_to_come": 1} if key == "schema_version" else {})}
+    changed = raw if part is None else raw[part]
+    changed.pop(key, None)
+    if value is not ...:
+        changed[key] = value
+    with pytest.raises(ValidationError, match=message):
         MedicalRecord.model_validate(raw)
-
-
-@pytest.mark.parametrize(("part", "key"), [("attack", "note"), ("assessment", "verdict"), ("judgement", "label")])
-def test_a_turn_or_judgement_without_what_it_came_to_is_refused(part: str, key: str) -> None:
-    raw = full_record().to_json()
-    del raw[part][key]
-    with pytest.raises(ValidationError, match=key):
-        MedicalRecord.model_validate(raw)
-
-
-def test_records_do_not_share_their_lists_and_rewards() -> None:
-    one, other = MedicalRecord(spec=spec()), MedicalRecord(spec=spec())
-    one.error_sentences.append("x")
-    one.rewards[Role.ATTACKER] = {}
-    assert other.error_sentences == [] and other.rewards == {}
 
 
 @pytest.mark.parametrize(
@@ -149,9 +127,3 @@ def test_a_game_without_a_valid_attack_and_a_judged_assessment_has_no_verdict(
     parts: dict[str, Any], outcome: Outcome
 ) -> None:
     assert finished(Outcome.MISSED_ERROR).model_copy(update=parts).outcome is outcome
-
-
-def test_a_role_that_is_not_rewarded_has_no_reward() -> None:
-    record = finished(Outcome.MISSED_ERROR, rewards={Role.ATTACKER: {"game": 1.0, "format": -0.5}})
-    assert record.reward(Role.ATTACKER) == 0.5
-    assert record.reward(Role.ASSESSOR) is None

@@ -1,14 +1,11 @@
 """The facts of a parquet row, as the game reads them."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
-
-ATTACKED = [c for c in Category if c.has_attack]
-UNTOUCHED = [c for c in Category if not c.has_attack]
-
 
 ROW = {"category": "vanilla_benign", "target_label": "safe", "seed_note": "A note.", "index": 41, "text_id": "ms-7"}
 
@@ -19,32 +16,13 @@ def test_a_row_is_read_with_absent_facts_as_nothing() -> None:
 
 
 def test_a_full_row_is_read() -> None:
-    facts = GameSpec.from_extra_info(
-        {
-            **ROW,
-            "category": "adversarial_harmful",
-            "target_label": "harmful",
-            "error_note": "E",
-            "clean_note": "C",
-            "error_type": "causalOrganism",
-            "error_sentence": "es",
-            "corrected_sentence": "cs",
-            "vignette_id": "v",
-        }
-    )
-    assert facts == GameSpec(
-        category=Category.ADVERSARIAL_HARMFUL,
-        target_label=Label.HARMFUL,
-        seed_note="A note.",
-        error_note="E",
-        clean_note="C",
-        error_type=ErrorType.CAUSAL_ORGANISM,
-        error_sentence="es",
-        corrected_sentence="cs",
-        text_id="ms-7",
-        vignette_id="v",
-        index=41,
-    )
+    facts = {
+        **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E", "clean_note": "C",
+        "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs", "vignette_id": "v",
+    }  # fmt: skip
+    spec = GameSpec.from_extra_info(facts)
+    assert asdict(spec) == facts
+    assert (spec.category, spec.error_type) == (Category.ADVERSARIAL_HARMFUL, ErrorType.CAUSAL_ORGANISM)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +43,9 @@ def test_a_full_row_is_read() -> None:
 def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, value: Any, allowed: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         GameSpec.from_extra_info({**ROW, key: value})
-    for part in (
-        f"row {value if key == 'index' else 41}",
-        "ms-7",
-        repr(key),
-        repr(value),
-        "medec_to_parquet.py",
-        *allowed,
-    ):
-        assert part in str(error.value)
+    row = f"row {value if key == 'index' else 41}"
+    parts = (row, "ms-7", repr(key), repr(value), "medec_to_parquet.py", *allowed)
+    assert all(part in str(error.value) for part in parts)
 
 
 @pytest.mark.parametrize("key", ["category", "target_label", "seed_note"])
