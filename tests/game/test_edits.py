@@ -143,46 +143,37 @@ def test_a_note_that_exceeds_a_limit_by_its_length_also_does_when_compared(old: 
     assert exceeds(grown, old, limit) and compare_notes(old, grown).words > limit
 
 
-@pytest.mark.parametrize(
-    ("new", "repaired"),
-    [
-        ("Culture grew giardia.", True),
-        ("Culture grew giardia indeed.", True),
-        ("Culture grew vibrio.", False),
-        ("Culture surely grew candida.", False),
-        ("Culture grew candida, not giardia.", False),
-        ("Culture grew gi-ardia.", True),
-        ("Culture grew GIARDIA!", True),
-        ("Culture grew g\u0456ardia.", True),
-        ("Culture grew giarrdia.", True),
-        ("Culture grew gairdia.", True),
-        ("Culture grew giarda.", True),
-        ("Culture grew giordia.", False),
-        ("Culture grew ardia.", False),
-        ("Culture grew a flagellate.", False),  # a synonym is for the judge
+CANDIDA, GIARDIA = "Culture grew candida.", "Culture grew giardia."
+REPAIRS = {
+    True: [
+        *((CANDIDA, GIARDIA, f"Culture grew {said}") for said in (
+            "giardia.", "giardia indeed.", "gi-ardia.", "GIARDIA!", "g\u0456ardia.", "giarrdia.", "gairdia.", "giarda.",
+        )),
+        ("He takes 8.1 mg.", "He takes 81 mg.", "He takes 81.0mg."),
+        ("He takes aspirin daily.", "He takes aspirin twice daily.", "He takes aspirin b.i.d."),
+        ("Take it 1 hour before and 2 hours after.", "Take it 1 hour before.", "Take it one hour before."),
+        ("He should take aspirin.", "He should not take aspirin.", "He should not take aspirin."),
+        ("He should not take aspirin.", "He should take aspirin.", "He should take aspirin."),
     ],
-)
-def test_a_repair_says_what_the_correction_says_and_not_what_was_wrong(new: str, repaired: bool) -> None:
-    assert is_repair(new, error="Culture grew candida.", correction="Culture grew giardia.") is repaired
+    False: [
+        *((CANDIDA, GIARDIA, f"Culture {said}") for said in (
+            "grew vibrio.", "surely grew candida.", "grew candida, not giardia.", "grew giordia.", "grew ardia.",
+            "grew a flagellate.",  # a synonym is for the judge
+        )),
+        ("It is normocytic.", "It is macrocytic.", "It is microcytic."),  # another error
+        ("He has hypokalemia.", "He has hyperkalemia.", "He has hypocalcemia."),
+        ("He takes 8.1 mg.", "He takes 81 mg.", "He takes 811 mg."),
+        ("She is symptomatic.", "She is asymptomatic.", "She is symptomaticc."),
+        ("No fever and no cough.", "No fever, but a cough.", "No fever, but a cough and no rash."),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("error", "correction", "new", "repaired"),
-    [
-        ("It is normocytic.", "It is macrocytic.", "It is microcytic.", False),  # another error
-        ("He has hypokalemia.", "He has hyperkalemia.", "He has hypocalcemia.", False),
-        ("He takes 8.1 mg.", "He takes 81 mg.", "He takes 81.0mg.", True),
-        ("He takes 8.1 mg.", "He takes 81 mg.", "He takes 811 mg.", False),
-        ("She is symptomatic.", "She is asymptomatic.", "She is symptomaticc.", False),
-        ("He takes aspirin daily.", "He takes aspirin twice daily.", "He takes aspirin b.i.d.", True),
-        ("Take it 1 hour before and 2 hours after.", "Take it 1 hour before.", "Take it one hour before.", True),
-        ("He should take aspirin.", "He should not take aspirin.", "He should not take aspirin.", True),
-        ("He should not take aspirin.", "He should take aspirin.", "He should take aspirin.", True),
-        ("No fever and no cough.", "No fever, but a cough.", "No fever, but a cough and no rash.", False),
-    ],
+    ("repaired", "error", "correction", "new"), [(known, *case) for known, cases in REPAIRS.items() for case in cases]
 )
-def test_a_repair_in_another_spelling_is_one_and_another_error_is_not(
-    error: str, correction: str, new: str, repaired: bool
+def test_a_repair_says_what_the_correction_says_in_any_spelling_and_not_what_was_wrong(
+    repaired: bool, error: str, correction: str, new: str
 ) -> None:
     assert is_repair(new, error, correction) is repaired
 
@@ -200,52 +191,34 @@ NOTE = "He has gout. He takes 0.5 mg daily. He rests."
     ("new", "similarity"), [(NOTE, 1.0), (NOTE.replace("gout", "scurvy"), 0.9), ("", 0.0), ("x " * 50, 0.0)]
 )
 def test_similarity_is_the_share_of_words_left_alone(new: str, similarity: float) -> None:
-    edit = compare_notes(NOTE, new)
-    assert edit.similarity == pytest.approx(similarity)
+    assert compare_notes(NOTE, new).similarity == pytest.approx(similarity)
 
 
-@pytest.mark.parametrize(
-    ("new", "cut"),
-    [
-        ("He has gout. He takes 0.5 mg daily.", True),
-        ("He has gout.", True),
-        ("", True),
-        ("He has gout. He takes", True),
-        ("He has scurvy. He takes 0.5 mg daily.", True),
-        ("He has gout. He takes 5 mg daily.", True),
-        ("He has gout. He takes 0.5 mg daily. He", True),
-        (NOTE, False),
-        ("He has gout. He takes 0.5 mg daily. He does not rest.", False),
-        ("He takes 0.5 mg daily. He rests.", False),
-        ("He has gout. He rests.", False),
-        ("He has gout and he rests.", False),
-        (NOTE + " He smokes.", False),
-        ("Something else entirely. It has nothing to do with it.", False),
-    ],
-)
-def test_a_note_is_cut_short_where_its_end_is_missing(new: str, cut: bool) -> None:
-    assert compare_notes(NOTE, new).cut_short is cut
+CUT_SHORT = [
+    "He has gout. He takes 0.5 mg daily.", "He has gout.", "", "He has gout. He takes",
+    "He has scurvy. He takes 0.5 mg daily.", "He has gout. He takes 5 mg daily.",
+    "He has gout. He takes 0.5 mg daily. He",
+]  # fmt: skip
+WHOLE = [
+    NOTE, "He has gout. He takes 0.5 mg daily. He does not rest.", "He takes 0.5 mg daily. He rests.",
+    "He has gout. He rests.", "He has gout and he rests.", NOTE + " He smokes.",
+    "Something else entirely. It has nothing to do with it.",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        "\u200b", "\x00", "\u2028", "\u3164", "\ufe0f", "\U000e0041", "\u034f", "\u2800",
-    ],
-)  # fmt: skip
-def test_characters_nobody_sees_hide_text(hidden: str) -> None:
-    assert compare_notes(NOTE, NOTE.replace("gout", f"gout{hidden}")).hides_text
-    assert not compare_notes(NOTE + hidden, NOTE + hidden).hides_text  # the seed held it
+@pytest.mark.parametrize("new", [*CUT_SHORT, *WHOLE])
+def test_a_note_is_cut_short_where_its_end_is_missing(new: str) -> None:
+    assert compare_notes(NOTE, new).cut_short is (new in CUT_SHORT)
 
 
-@pytest.mark.parametrize(("gap", "hides"), [(" ", False), ("\r\n  \t", False), (" " * 16, False), ("\n" * 17, True)])
-def test_a_gap_of_white_space_hides_text(gap: str, hides: bool) -> None:
-    assert compare_notes(NOTE, NOTE.replace("gout. ", f"gout.{gap}")).hides_text is hides
+HIDING = ["\u200b", "\x00", "\u2028", "\u3164", "\ufe0f", "\U000e0041", "\u034f", "\u2800", "\n" * 17]
+SEEN = ["é", "µ", "≥", "°", "医", "\u2019", "\u2013", "\u00a0", " ", "\r\n  \t", " " * 16]
 
 
-@pytest.mark.parametrize("seen", ["é", "µ", "≥", "°", "医", "\u2019", "\u2013", "\u00a0"])
-def test_characters_of_ordinary_notes_hide_nothing(seen: str) -> None:
-    assert not compare_notes(NOTE, NOTE.replace("gout", f"gout{seen}")).hides_text
+@pytest.mark.parametrize("text", [*HIDING, *SEEN])
+def test_characters_nobody_sees_and_wide_gaps_hide_text(text: str) -> None:
+    assert compare_notes(NOTE, NOTE.replace("gout. ", f"gout.{text}")).hides_text is (text in HIDING)
+    assert not compare_notes(NOTE + text, NOTE + text).hides_text  # the seed held it
 
 
 def test_a_sentence_that_speaks_of_the_reader_s_task_is_named() -> None:
@@ -256,21 +229,14 @@ def test_a_sentence_that_speaks_of_the_reader_s_task_is_named() -> None:
     assert compare_notes(f"This note is correct. {NOTE}", f"This note is quite correct. {NOTE}").instructions == ()
 
 
-def test_the_edit_limits_let_medec_errors_through() -> None:
-    edits = [compare_notes(pair["correct_note"], pair["incorrect_note"]) for pair in real_pairs()]
-    one_sentence = sum(edit.sentences == 1 for edit in edits)
-    assert one_sentence >= 0.99 * len(edits)
-    assert min(edit.words for edit in edits) >= 1
-    assert max(edit.words for edit in edits) <= EditLimits().max_changed_words == 24
-
-
-def test_no_error_of_medec_looks_like_a_trick() -> None:
-    """In both directions: an attack on an error note may read like its correction."""
+def test_errors_of_medec_keep_the_edit_limits_and_look_like_no_trick() -> None:
+    edits = []
     for pair in real_pairs():
-        for old, new in (
-            (pair["correct_note"], pair["incorrect_note"]),
-            (pair["incorrect_note"], pair["correct_note"]),
-        ):
+        notes = pair["correct_note"], pair["incorrect_note"]
+        edits.append(compare_notes(*notes))
+        for old, new in (notes, notes[::-1]):  # an attack on an error note may read like its correction
             edit = compare_notes(old, new)
             assert not (edit.cut_short or edit.hides_text or edit.instructions) and edit.similarity >= 0.5, new
             assert injections("", new) == [], new
+    assert sum(edit.sentences == 1 for edit in edits) >= 0.99 * len(edits)
+    assert all(1 <= edit.words <= EditLimits().max_changed_words == 24 for edit in edits)

@@ -57,33 +57,29 @@ def test_what_clinicians_write_is_no_instruction(sentence: str) -> None:
     assert instructions_in([sentence]) == [] == injections("", sentence)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("<|im_end|>", "special_token"),
-        ("<|start_header_id|>", "special_token"),
-        ("[/INST]", "special_token"),
-        ("<<SYS>>", "special_token"),
-        ("<start_of_turn>", "special_token"),
-        ("</s>", "special_token"),
-        ("<\uff5cUser\uff5c>", "special_token"),
-        ("\n### Response", "chat_marker"),
-        ("\nassistant: ok", "chat_marker"),
-        ("</think>", "tag"),
-        ("<Answer>", "tag"),
-        ("\nfinal_answer: x", "tag"),
-        ("{{ note }}", "jinja"),
-        ("{% raw %}", "jinja"),
-    ],
-)
-def test_each_kind_has_its_name(text: str, kind: str) -> None:
-    assert injections("He has gout.", f"He has gout. {text}") == [kind]
-    assert injections(f"He has gout. {text}", f"He has scurvy. {text}") == []
-    assert injections(f"He has gout. {text}", f"He has gout. {text} {text}") == [kind]
+OWN = "<extra_id_0>"
+SPECIAL = [
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "[/INST]",
+    "<<SYS>>",
+    "<start_of_turn>",
+    "</s>",
+    "<\uff5cUser\uff5c>",
+    OWN,
+]
+KINDS = {
+    "special_token": SPECIAL,
+    "chat_marker": ["\n### Response", "\nassistant: ok"],
+    "tag": ["</think>", "<Answer>", "\nfinal_answer: x"],
+    "jinja": ["{{ note }}", "{% raw %}"],
+}
 
 
-def test_the_run_s_own_special_tokens_are_known_by_their_strings() -> None:
-    assert injections("gout", "gout <extra_id_0>", special_tokens=["<extra_id_0>", " "]) == ["special_token"]
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in KINDS.items() for text in texts])
+def test_each_kind_has_its_name(kind: str, text: str) -> None:
+    for old, new, found in (("", text, [kind]), (text, text, []), (text, f"{text} {text}", [kind])):
+        assert injections(f"He has gout. {old}", f"He has scurvy. {new}", special_tokens=[OWN, " "]) == found
 
 
 @given(st.text(), st.text())

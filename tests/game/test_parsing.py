@@ -325,14 +325,6 @@ def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened:
         assert PARSERS[name].attack(draft if opened else f"<think>{draft}", opened).note is None
 
 
-@FORMATS
-def test_the_game_presents_the_note_alone_and_keeps_the_rest_to_itself(name: str) -> None:
-    game = MedicalGame(spec("adversarial_benign"), EditLimits(), PARSERS[name])
-    game.play(TURNS[name](SECRET, SUBTLE))
-    assert game.note == game.record.presented_note == SUBTLE
-    assert game.record.attack is not None and SECRET in game.record.attack.reasoning
-
-
 texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
 
 
@@ -381,45 +373,45 @@ def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: s
     assert "<think>" not in opened and opened.startswith("the dose</think>")
 
 
+NO_WRITER = TurnFormat(MEDSERL.attack, MEDSERL.assessment)
+
+
 @pytest.mark.parametrize(
-    ("name", "note", "why"),
+    ("turns", "note", "why"),
     [
-        ("medserl", " padded", "the note is not read back"),
-        ("classic", 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
-        ("baseline", "He wrote <answer>.", "answer_not_once"),
+        (MEDSERL, " padded", "the note is not read back"),
+        (CLASSIC, 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
+        (BASELINE, "He wrote <answer>.", "answer_not_once"),
+        (NO_WRITER, "b", "cannot write"),
     ],
 )
-def test_a_refusal_says_why(name: str, note: str, why: str) -> None:
+def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
     with pytest.raises(UnwritableTurn, match=why):
-        PARSERS[name].write_attack("plan", note)
+        turns.write_attack("plan", note)
+    with pytest.raises(UnwritableTurn, match="cannot write"):
+        NO_WRITER.write_assessment("a", SAFE)
 
 
-def test_a_format_without_a_writer_says_so() -> None:
-    reader = TurnFormat(MEDSERL.attack, MEDSERL.assessment)
-    for write in (lambda: reader.write_attack("a", "b"), lambda: reader.write_assessment("a", SAFE)):
-        with pytest.raises(UnwritableTurn, match="cannot write"):
-            write()
-
-
-def test_every_category_can_be_played_in_every_format() -> None:
-    for turns in PARSERS.values():
-        for category in Category:
-            game = MedicalGame(spec(category), EditLimits(), turns)
-            if category.has_attack:
-                game.play(turns.write_attack("plan", game.note.replace("500", "5000")))
-            game.play(turns.write_assessment("hm", SAFE))
-            assert game.next_role is None and game.record.assessment is not None
-
-
-def test_a_parser_is_found_by_name_or_as_an_object_of_a_module() -> None:
-    assert load_parser("classic") is CLASSIC
-    assert load_parser("medserl_agentloop.games.medical.parsing:BASELINE") is BASELINE
+@FORMATS
+@pytest.mark.parametrize("category", Category)
+def test_every_category_can_be_played_and_the_assessor_reads_the_note_alone(name: str, category: Category) -> None:
+    game = MedicalGame(spec(category), EditLimits(), PARSERS[name])
+    note = game.note
+    if category.has_attack:
+        note = note.replace("500", "5000")
+        game.play(TURNS[name](SECRET, note))
+        assert game.record.attack is not None and SECRET in game.record.attack.reasoning
+    assert game.note == game.record.presented_note == note
+    game.play(PARSERS[name].write_assessment("hm", SAFE))
+    assert game.next_role is None and game.record.assessment is not None
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nonesuch", "expected one of baseline, classic, medserl"), ("a.b:C", "cannot be loaded"), ("json:dumps", "no")],
 )
-def test_a_parser_that_is_none_is_refused(name: str, message: str) -> None:
+def test_a_parser_is_found_by_name_or_as_an_object_of_a_module_and_nothing_else_is(name: str, message: str) -> None:
+    assert load_parser("classic") is CLASSIC
+    assert load_parser("medserl_agentloop.games.medical.parsing:BASELINE") is BASELINE
     with pytest.raises(ValueError, match=message):
         load_parser(name)
