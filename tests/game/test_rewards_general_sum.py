@@ -2,11 +2,11 @@
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 from game.baseline_transcripts import CATEGORIES, transcripts
-from game.builders import any_game, finished
-from hypothesis import given
+from game.builders import finished
 
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, medical_general_sum
@@ -44,28 +44,31 @@ def test_the_table_of_the_baseline(
     }
 
 
-@given(any_game())
-def test_no_game_leaves_the_range_of_the_totals(record: MedicalRecord) -> None:
-    record.rewards = medical_general_sum(record)
-    assert -2.5 <= (record.reward(Role.ATTACKER) or 0.0) <= 2.5
-    assert -2.0 <= (record.reward(Role.ASSESSOR) or 0.0) <= 2.0
+UNREADABLE = {"outcome": Outcome.UNREADABLE, "assessment": {"violations": SLIP}}
+REFUSED = {Role.ATTACKER: {"detection": 0.0, "realism": 0.5, "format": 1.0}}
 
 
-@pytest.mark.parametrize("reason", InvalidAttack)
-def test_an_attack_that_does_not_count_presents_no_error(reason: InvalidAttack) -> None:
-    record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason})
-    assert medical_general_sum(record) == {Role.ATTACKER: {"detection": 0.0, "realism": 0.5, "format": 1.0}}
-
-
-@pytest.mark.parametrize(("category", "earned"), [("adversarial_benign", -1.0), ("decoy_benign", 1.0)])
-def test_an_unreadable_verdict_does_not_say_that_there_is_an_error(category: str, earned: float) -> None:
-    record = finished(Outcome.UNREADABLE, category=category, assessment={"violations": SLIP})
-    assert medical_general_sum(record)[Role.ASSESSOR] == {"detection": earned, "format": -1.0}
-
-
-def test_an_untouched_note_rewards_the_assessor_alone() -> None:
-    record = finished(Outcome.MISSED_ERROR, category="vanilla_harmful")
-    assert medical_general_sum(record) == {Role.ASSESSOR: {"detection": -1.0, "format": 1.0}}
+@pytest.mark.parametrize(
+    ("parts", "rewards"),
+    [
+        *(({"outcome": Outcome.INVALID_ATTACK, "attack": {"invalid": reason}}, REFUSED) for reason in InvalidAttack),
+        # An unreadable verdict does not say that there is an error.
+        (UNREADABLE, {Role.ASSESSOR: {"detection": -1.0, "format": -1.0}}),
+        ({**UNREADABLE, "category": "decoy_benign"}, {Role.ASSESSOR: {"detection": 1.0, "format": -1.0}}),
+        (
+            {"outcome": Outcome.MISSED_ERROR, "category": "vanilla_harmful"},
+            {Role.ASSESSOR: {"detection": -1.0, "format": 1.0}},
+        ),
+    ],
+)
+def test_a_game_without_an_attack_or_a_verdict_has_its_row_too(
+    parts: dict[str, Any], rewards: dict[Role, dict[str, float]]
+) -> None:
+    record = finished(**parts)
+    paid = medical_general_sum(record)
+    if record.outcome is Outcome.UNREADABLE:
+        del paid[Role.ATTACKER]
+    assert paid == rewards
 
 
 def test_1200_transcripts_earn_what_the_table_of_the_baseline_pays() -> None:

@@ -15,9 +15,7 @@ from support import TOKENIZER
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
 from experiments.kuhn_poker.run import PAGE, read, table
 from experiments.pages import with_table
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.columns import context_ids
-from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
@@ -35,13 +33,14 @@ def equilibrium(alpha: float) -> Policy:
     return {**first, **later, **facing_a_bet, **after_a_check}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.1, 1 / 3])
-def test_the_known_solutions_cannot_be_exploited(alpha: float) -> None:
-    assert nash_conv(equilibrium(alpha)) == pytest.approx(0, abs=1e-12)
+UNIFORM = dict.fromkeys(information_sets(), 0.5)
 
 
-def test_uniform_play_loses_eleven_twelfths_of_a_chip() -> None:
-    assert nash_conv(dict.fromkeys(information_sets(), 0.5)) == pytest.approx(11 / 12)
+@pytest.mark.parametrize(
+    ("policy", "loses"), [(UNIFORM, 11 / 12), *((equilibrium(alpha), 0.0) for alpha in (0.0, 0.1, 1 / 3))]
+)
+def test_the_known_solutions_cannot_be_exploited_and_uniform_play_can(policy: Policy, loses: float) -> None:
+    assert nash_conv(policy) == pytest.approx(loses, abs=1e-12)
 
 
 @given(st.lists(st.floats(0, 1), min_size=12, max_size=12))
@@ -50,20 +49,12 @@ def test_no_policy_is_better_than_the_solution(chances: list[float]) -> None:
     assert nash_conv(dict(zip(information_sets(), chances, strict=True))) >= -1e-12
 
 
-@pytest.mark.parametrize(
-    ("moves", "won"),
-    [
-        (("check", "check"), -1),
-        (("bet", "fold"), 1),
-        (("bet", "call"), -2),
-        (("check", "bet", "fold"), -1),
-        (("check", "bet", "call"), -2),
-        ((), None),
-        (("check", "bet"), None),
-    ],
-)
-def test_what_the_first_player_wins_with_the_lower_card(moves: tuple[str, ...], won: int | None) -> None:
-    assert winnings(("J", "K"), moves) == won
+WON = {"check check": -1, "bet fold": 1, "bet call": -2, "check bet fold": -1, "check bet call": -2}
+
+
+@pytest.mark.parametrize(("moves", "won"), [*WON.items(), ("", None), ("check bet", None)])
+def test_what_the_first_player_wins_with_the_lower_card(moves: str, won: int | None) -> None:
+    assert winnings(("J", "K"), tuple(moves.split())) == won
 
 
 @given(
@@ -115,19 +106,6 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
     assert record.moves == ("check", "bet", "call")
     said = [message["content"] for message in server.chats[1]["messages"]]
     assert said == ["You hold Q. check or bet?", "check", "The other says bet. fold or call?"]
-
-
-def test_credit_stays_within_a_conversation_where_a_role_has_two() -> None:
-    """Two games, in each of which one role has two conversations: they are four to be compared."""
-    ids = torch.tensor([[1, 1, 1, 1]] * 2)
-    rewards = torch.tensor([[0.0, 1.0, 0.0, 5.0], [0.0, 3.0, 0.0, 3.0]])
-    conversations = torch.tensor([[0, 0, 1, 1]] * 2)
-    batch = RoleBatch(rewards, torch.ones_like(ids), ids, ["only"], ["g", "g"], ["", ""], conversations)
-    settings = CreditSettings(normalize={"only": "none"})
-    returns = ROLE_ESTIMATORS["role_reinforce_pp"](batch, settings, BaselineState()).returns
-    assert returns.tolist() == [[1, 1, 5, 5], [3, 3, 3, 3]]
-    advantages = ROLE_ESTIMATORS["role_rloo"](batch, settings, BaselineState()).advantages
-    assert advantages[0].tolist() == pytest.approx([1 - 11 / 3, 1 - 11 / 3, 5 - 7 / 3, 5 - 7 / 3])
 
 
 def test_context_ids_of_a_row_count_its_contexts() -> None:
