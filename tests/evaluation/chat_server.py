@@ -19,11 +19,15 @@ class ChatServer:
     """Answers a role's turn on a note with ``answer(role, prompt)``; remembers the requests."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[Role, str], Answer] = lambda role, prompt: "?"
+        self.answer: Callable[..., Answer] = lambda role, prompt: "?"
         self.models: Answer = {"data": [{"id": MODEL}]}
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.url = ""
+
+    def complete(self, body: dict[str, Any]) -> Answer:
+        prompt = body["messages"][-1]["content"]
+        return self.answer(Role.ATTACKER if "You are the attacker" in prompt else Role.ASSESSOR, prompt)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -36,10 +40,7 @@ class ChatServer:
         def chat(body: dict[str, Any], request: Request) -> Response:
             self.requests.append(body)
             self.keys.append(request.headers.get("authorization"))
-            prompt = body["messages"][-1]["content"]
-            role = Role.ATTACKER if "You are the attacker" in prompt else Role.ASSESSOR
-            said = self.answer(role, prompt)
-            return response(completion(said) if isinstance(said, str) else said)
+            return response(self.complete(body))
 
         return app
 
@@ -47,6 +48,8 @@ class ChatServer:
 def response(answer: Answer) -> Response:
     if isinstance(answer, Response):
         return answer
+    if isinstance(answer, str):
+        return JSONResponse(completion(answer))
     if isinstance(answer, int):
         return JSONResponse({"error": "no luck"}, status_code=answer)
     return Response(answer) if isinstance(answer, bytes) else JSONResponse(answer)

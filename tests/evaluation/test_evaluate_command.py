@@ -1,6 +1,5 @@
 """``medserl evaluate`` from its options to its files, against the mock engine behind HTTP and on models in folders."""
 
-import csv
 import json
 import os
 import shutil
@@ -10,48 +9,42 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.mock_server import MODEL, TOKENIZER, MockServer, mock_server
+from evaluation.chat_server import MODEL
+from evaluation.mock_server import TOKENIZER, MockServer, mock_server
+from scoring.builders import write_reference
 from support import assessment_text
 from typer.testing import CliRunner, Result
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.data.reader import COLUMNS
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.scoring.notes import read_submission
+from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
 from medserl_agentloop.testing.tiny import tiny_model
 
 CASES = 8
 
 
-def write_notes(path: Path) -> Path:
+def cases() -> Iterator[ReferenceNote]:
     """Eight cases, an error note and its clean twin each; blanks at both ends, as in the published files."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for n in range(CASES):
-            first = f"Patient {n} came in with a cough."
-            wrong, right = f"He was given warfarin {n} mg for it.", f"He was given amoxicillin {n} mg for it."
-            last = "He may go home."
-            error, clean = f"{first} {wrong} {last} \n", f" {first} {right} {last}"
-            listed = f"0 {first}\n1 {{}}\n2 {last}"
-            fixed = error.replace(wrong, right)
-            fields = ["1", "pharmacotherapy", "1", wrong, right, fixed]
-            table.writerow([f"toy-val-{2 * n}", error, listed.format(wrong), *fields])
-            table.writerow([f"toy-val-{2 * n + 1}", clean, listed.format(right), "0", "NA", "-1", "NA", "NA", "NA"])
-        table.writerow([""] * len(COLUMNS))
-    return path
+    for n in range(CASES):
+        first, last = f"Patient {n} came in with a cough.", "He may go home."
+        wrong, right = (f"He was given {drug} {n} mg for it." for drug in ("warfarin", "amoxicillin"))
+        with_error, clean = ({0: first, 1: middle, 2: last} for middle in (wrong, right))
+        text = f"{first} {wrong} {last} \n"
+        yield ReferenceNote(f"toy-val-{2 * n}", text, True, "pharmacotherapy", 1, right, with_error)
+        yield ReferenceNote(f"toy-val-{2 * n + 1}", f" {first} {right} {last}", False, sentences=clean)
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_notes(tmp_path_factory.mktemp("notes") / "notes.csv")
+    return write_reference(tmp_path_factory.mktemp("notes") / "notes.csv", cases(), blank=1)
 
 
 def note_of(prompt: str) -> str:
@@ -138,15 +131,6 @@ def test_a_server_reads_the_very_tokens_of_verl_s_validation(
     assert sorted(server.prompts) == sorted(expected)
 
 
-def test_unreadable_answers_are_wrong_and_counted(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda prompt: "I cannot say." if "Patient 3" in prompt else knows(prompt)
-    found = results(server, notes, tmp_path)
-    (scores,) = found["systems"].values()
-    assert (scores["unreadable"], scores["missing"]) == (2, 0)
-    assert measures(found)["flag_accuracy"] == 1 - 2 / (2 * CASES)
-    assert "toy-val-7 " not in (tmp_path / "submission.txt").read_text()  # the format has no word for it
-
-
 def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path, tmp_path: Path) -> None:
     def wavers(prompt: str) -> str:
         times[prompt] += 1
@@ -156,11 +140,9 @@ def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path,
     server.answer = wavers
     sampled = ("--samples", 3, "--temperature", 0.7, "--concurrency", 1)
     assert measures(results(server, notes, tmp_path, *sampled))["f1"] == 1.0
-    assert len(server.bodies) == 3 * 2 * CASES == len(lines(tmp_path / "answers.jsonl"))
-    assert len({body["seed"] for body in server.bodies}) == 3 * 2 * CASES
-    assert {body["temperature"] for body in server.bodies} == {0.7}
-    single = results(server, notes, tmp_path / "one", "--samples", 1)
-    assert measures(single)["f1"] == 1.0
+    assert len(server.requests) == 3 * 2 * CASES == len(lines(tmp_path / "answers.jsonl"))
+    assert len({body["seed"] for body in server.requests}) == 3 * 2 * CASES
+    assert {body["temperature"] for body in server.requests} == {0.7}
 
 
 @pytest.mark.slow
@@ -203,23 +185,27 @@ def test_only_the_same_request_is_answered_from_the_cache(server: MockServer, no
         prompts = results(server, notes, tmp_path, *options)["prompts"]
         assert len(server.prompts) == sets_asked * 2 * CASES
         assert prompts["chat_template"] == ({"enable_thinking": False} if options is thinking_off else {})
-    assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False}
-    assert "chat_template_kwargs" not in server.bodies[0]
+    assert server.requests[-1]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template_kwargs" not in server.requests[0]
 
 
-def test_requests_without_an_answer_cost_the_table_and_are_asked_again(
+def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unreadable_answers_are_wrong(
     server: MockServer, notes: Path, tmp_path: Path
 ) -> None:
-    server.answer = lambda prompt: 500 if "Patient 3" in prompt else knows(prompt)
+    odd = {"Patient 3": 500, "Patient 5": "I cannot say."}
+    server.answer = lambda prompt: next((said for patient, said in odd.items() if patient in prompt), knows(prompt))
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
     assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     assert not (tmp_path / "results.json").exists()
     found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
     (scores,) = found["systems"].values()
-    assert (scores["missing"], found["requests_without_answer"]) == (2, 2)
+    assert (scores["missing"], found["requests_without_answer"], scores["unreadable"]) == (2, 2, 2)
+    assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
+    submission = (tmp_path / "submission.txt").read_text()
+    assert "toy-val-9 " in submission and "toy-val-11 " not in submission  # the format has no word for it
     assert len(server.prompts) == 2 * CASES + 2
     server.answer = knows
-    assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1.0
+    assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1 - 2 / (2 * CASES)
     assert len(server.prompts) == 2 * CASES + 4
 
 
@@ -291,33 +277,32 @@ def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: P
     assert "base" not in found["model"]
 
 
+NOWHERE = ("http://127.0.0.1:9", "--model", "x")
+
+
 @pytest.mark.parametrize(
-    ("model", "more", "says"),
+    ("arguments", "file", "says"),
     [
-        ("nowhere", ("--model", "x"), "--model names the model of a server"),
-        ("nowhere", (), "neither a folder nor an address"),
-        ("http://127.0.0.1:9", (), "a server needs --model"),
-        ("http://127.0.0.1:9", ("--model", "x"), "no server answers at http://127.0.0.1:9/v1/models"),
-        ("http://127.0.0.1:9", ("--model", "x", "--api-key-env", "NO_SUCH_VARIABLE"), "is not set"),
-        ("http://127.0.0.1:9", ("--model", "x", "--profile", "nosuch"), "no prompt profile 'nosuch'"),
-        ("http://127.0.0.1:9", ("--model", "x", "--samples", 3), "--temperature above 0"),
-        ("http://127.0.0.1:9", ("--model", "x", "--notes", "{uw}"), "16 of MEDEC-UW"),
-        ("http://127.0.0.1:9", ("--model", "x", "--twins", "--notes", "{clean}"), "no note with an error and its corr"),
+        (("nowhere", "--model", "x"), "notes.csv", "--model names the model of a server"),
+        (("nowhere",), "notes.csv", "neither a folder nor an address"),
+        (NOWHERE[:1], "notes.csv", "a server needs --model"),
+        (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
+        ((*NOWHERE, "--api-key-env", "NO_SUCH_VARIABLE"), "notes.csv", "is not set"),
+        ((*NOWHERE, "--profile", "nosuch"), "notes.csv", "no prompt profile 'nosuch'"),
+        ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
+        (NOWHERE, "uw.csv", "16 of MEDEC-UW"),
+        ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    notes: Path, tmp_path: Path, model: str, more: tuple[Any, ...], says: str
-) -> None:
-    uw, clean = tmp_path / "uw.csv", tmp_path / "clean.csv"
-    uw.write_text(notes.read_text().replace("toy-val-", "uw-val-"))
-    with notes.open(newline="") as file, clean.open("w", newline="") as correct:
-        csv.writer(correct).writerows(row for row in csv.reader(file) if row[3] in ("Error Flag", "0"))
-    options = [str(option).format(uw=uw, clean=clean) for option in more]
-    read = notes if "--notes" not in more else options.pop(options.index("--notes") + 1)
-    done = evaluate(model, Path(read), tmp_path / "out", *(option for option in options if option != "--notes"))
+def test_what_cannot_be_asked_is_refused(tmp_path: Path, arguments: tuple[Any, ...], file: str, says: str) -> None:
+    write_reference(tmp_path / "notes.csv", cases())
+    write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
+    write_reference(tmp_path / "clean.csv", [note for note in cases() if not note.flag])
+    model, *more = arguments
+    done = evaluate(model, tmp_path / file, tmp_path / "out", *more)
     assert done.exit_code == 2 and says in done.output
 
 
-def test_notes_under_agreement_are_sent_where_it_was_signed(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    (tmp_path / "uw.csv").write_text(notes.read_text().replace("toy-val-", "uw-val-"))
-    results(server, tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
+def test_notes_under_agreement_are_sent_where_it_was_signed(server: MockServer, tmp_path: Path) -> None:
+    uw = write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
+    results(server, uw, tmp_path, "--i-have-the-uw-agreement")

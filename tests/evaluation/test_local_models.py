@@ -51,6 +51,14 @@ def with_adapter(std: float = 0.1) -> Any:
     return model
 
 
+def saved(folder: Path, seed: int = 0) -> Any:
+    """A whole model in a Hugging Face folder, with its tokenizer."""
+    model = tiny_model(len(TOKENIZER), seed=seed)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return model
+
+
 def merge(shards: Path, target: Path) -> None:
     """As ``python -m verl.model_merger`` does it."""
     places = {"local_dir": str(shards), "hf_model_config_path": str(shards / "huggingface"), "target_dir": str(target)}
@@ -66,10 +74,7 @@ def loaded(folder: Path) -> Any:
 
 @pytest.mark.parametrize("place", ["", "actor/huggingface"])
 def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(tmp_path: Path, place: str) -> None:
-    model = tiny_model(len(TOKENIZER))
-    model.save_pretrained(tmp_path / place)
-    TOKENIZER.save_pretrained(tmp_path / place)
-    assert same(loaded(tmp_path), model)
+    assert same(saved(tmp_path / place), loaded(tmp_path))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -108,11 +113,14 @@ def beside_its_base(folder: Path) -> None:
 
 
 def adapter_alone(folder: Path) -> None:
-    tiny_model(len(TOKENIZER)).save_pretrained(folder / "base")
-    model = with_adapter()
-    model.peft_config["default"].base_model_name_or_path = str(folder / "base")
-    model.save_pretrained(folder)
+    saved(folder / "base")
+    save_adapter(with_adapter(), folder / "base", folder)
     TOKENIZER.save_pretrained(folder)
+
+
+def save_adapter(model: Any, base: Path, folder: Path) -> None:
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(folder)
 
 
 @pytest.mark.parametrize("save", [sharded, beside_its_base, adapter_alone])
@@ -149,8 +157,7 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
 
 def test_other_weights_or_another_template_have_another_fingerprint(tmp_path: Path) -> None:
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
-        tiny_model(len(TOKENIZER), seed=seed).save_pretrained(tmp_path / name)
-        TOKENIZER.save_pretrained(tmp_path / name)
+        saved(tmp_path / name, seed)
     a, b, c = (fingerprint(tmp_path / name) for name in "abc")
     assert a == b != c
     (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
@@ -166,14 +173,12 @@ def test_an_adapter_s_fingerprint_goes_by_its_model_s_weights(tmp_path: Path) ->
 
 
 def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own(tmp_path: Path) -> None:
-    tiny_model(len(TOKENIZER)).save_pretrained(tmp_path / "base")
-    TOKENIZER.save_pretrained(tmp_path / "base")
+    saved(tmp_path / "base")
     alone = {}
     for role, std in zip(Role, (0.1, 0.2), strict=True):
-        model = with_adapter(std)
-        model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-        model.save_pretrained(tmp_path / "actor" / ADAPTERS_FOLDER / role.value)
-        alone[role] = load_model(tmp_path / "actor" / ADAPTERS_FOLDER / role.value)[0]
+        folder = tmp_path / "actor" / ADAPTERS_FOLDER / role.value
+        save_adapter(with_adapter(std), tmp_path / "base", folder)
+        alone[role] = load_model(folder)[0]
     sharded(tmp_path / "actor")
     player = load_player(tmp_path, load_profile("brief"))
     game = MedicalGameInteraction(MedicalConfig(profile="brief"))

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +19,7 @@ from typer.testing import CliRunner, Result
 from medserl_agentloop.cli import app
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
 
@@ -33,15 +32,9 @@ def good_player(role: Role, prompt: str) -> str:
     return SAFE_ANSWER if CLEAN_NOTE in prompt else HARMFUL_ANSWER
 
 
-def run(server: ChatServer, data: Path, output: Path, *more: str, **kwargs: Any) -> Result:
+def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
     arguments = ["play", "--endpoint", server.url, "--model", MODEL, "--data", str(data), "--output", str(output)]
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *more], **kwargs)
-
-
-def played(server: ChatServer, data: Path, output: Path, *more: str) -> list[MedicalRecord]:
-    result = run(server, data, output, *more)
-    assert result.exit_code == 0, result.output
-    return list(read_games(output))
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *more])
 
 
 def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
@@ -96,7 +89,8 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     monkeypatch.setenv("TOY_KEY", "sk-1")
     server.answer = lambda role, prompt: attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
     options = ("--reward", "zero_sum", "--set", "edits.max_changed_sentences=3", "--api-key-env", "TOY_KEY")
-    records = played(server, rows, tmp_path / "games.jsonl", "--games", "12", *options)
+    assert run(server, rows, tmp_path / "games.jsonl", "--games", "12", *options).exit_code == 0
+    records = list(read_games(tmp_path / "games.jsonl"))
     attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
     assert [a and a.invalid for a in attacks] == [None] * 3
     assert {r.scheme for r in records} == {"zero_sum"}
@@ -125,7 +119,6 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
 def test_what_cannot_work_is_said_before_the_first_game(
     server: ChatServer, rows: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
-
     result = run(server, rows, tmp_path / "games.jsonl", "--games", "2", *options)
     assert result.exit_code == 2
     assert re.search(says, result.output), result.output

@@ -65,14 +65,18 @@ def test_what_cannot_be_probed_is_said_in_one_line(
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "probe.jsonl").exists()
 
 
-def test_the_note_decides_everything_or_nothing() -> None:
-    decided = [earning("a", 1.0), earning("a", 1.0), earning("b", -1.0), earning("b", -1.0)]
-    assert note_shares(decided)[P + "assessor/note_share"] == 1
-    by_chance = [earning("a", 1.0), earning("a", -1.0), earning("b", 1.0), earning("b", -1.0)]
-    assert note_shares(by_chance)[P + "assessor/note_share"] == 0
-    # Mean squares: 2.25 between the notes, 0.5 within; two games on each.
-    mixed = [earning("a", 1.0), earning("a", 2.0), earning("b", -0.5), earning("b", 0.5)]
-    assert note_shares(mixed)[P + "assessor/note_share"] == pytest.approx((2.25 - 0.5) / (2.25 + 0.5))
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [
+        ([("a", 1.0), ("a", 1.0), ("b", -1.0), ("b", -1.0)], 1.0),
+        ([("a", 1.0), ("a", -1.0), ("b", 1.0), ("b", -1.0)], 0.0),
+        # Mean squares: 2.25 between the notes, 0.5 within; two games on each.
+        ([("a", 1.0), ("a", 2.0), ("b", -0.5), ("b", 0.5)], (2.25 - 0.5) / (2.25 + 0.5)),
+    ],
+)
+def test_the_share_of_the_note_in_a_reward(rewards: list[tuple[str, float]], share: float) -> None:
+    found = note_shares([earning(uid, reward) for uid, reward in rewards])
+    assert found[P + "assessor/note_share"] == pytest.approx(share)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2)), max_size=12))

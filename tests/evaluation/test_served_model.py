@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import pytest
 from evaluation.chat_server import MODEL, ChatServer
-from evaluation.mock_server import MODEL as ENGINE_MODEL
 from evaluation.mock_server import mock_server
 from game.builders import CLEAN_NOTE
 
@@ -25,9 +24,9 @@ def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
     return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
 
 
-def ask(url: str, use: Callable[[ServedModel], Awaitable[T]], model: str = MODEL, **fields: Any) -> T:
+def ask(url: str, use: Callable[[ServedModel], Awaitable[T]], **fields: Any) -> T:
     async def asked() -> T:
-        http = server_options(url, model, timeout_s=5.0, retries=1).client(PATH)
+        http = server_options(url, MODEL, timeout_s=5.0, retries=1).client(PATH)
         return await use(ServedModel(http, **fields))
 
     return asyncio.run(asked())
@@ -92,12 +91,12 @@ def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: i
 def test_a_turn_ends_where_the_profile_says_stop_and_keeps_the_string() -> None:
     with mock_server(lambda prompt: "<answer>verdict: safe</answer> and on and on") as engine:
         whole, stopped = (
-            ask(engine.url, lambda player, one=one: player.reply(one, one.prompt.filled()), ENGINE_MODEL)
+            ask(engine.url, lambda player, one=one: player.reply(one, one.prompt.filled()))
             for one in (turn(), turn(stop=("</answer>",)))
         )
     assert whole.text.endswith("and on and on")
     assert stopped.text == "<answer>verdict: safe</answer>"
-    first, second = engine.bodies
+    first, second = engine.requests
     assert "stop" not in first and second["stop"] == ["</answer>"]
 
 

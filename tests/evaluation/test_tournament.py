@@ -1,20 +1,35 @@
-"""Games between frozen players: by the rules, judged, and the same whenever they are played again."""
+"""Games between frozen players, ``medserl tournament`` with what a killed one has left, and what the standings say."""
 
 import asyncio
+import json
 import random
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from evaluation.chat_server import MODEL, chat_server
+from evaluation.test_play import good_player
+from game.builders import finished
+from typer.testing import CliRunner, Result
 
-from experiments.clinic import OracleJudge, inject_error, sample_clean_note
+from experiments.clinic import inject_error, sample_clean_note
+from medserl_agentloop.cli import app
 from medserl_agentloop.core.metrics import wilson_interval
+from medserl_agentloop.core.step_file import CONFIG_FILE
+from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
+from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
+
+ORACLE = "experiments.clinic:OracleJudge"
+NOVICE, TINY = (str(resource(f"assets/{name}")) for name in ("novice", "tiny_player"))
+SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 
 
 def specs(count: int) -> list[GameSpec]:
@@ -38,12 +53,12 @@ def specs(count: int) -> list[GameSpec]:
 
 @pytest.fixture(scope="module")
 def player() -> LocalModel:
-    return load_player(resource("assets/tiny_player"), load_profile())
+    return load_player(Path(TINY), load_profile())
 
 
-def match(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
+def play(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
     options: dict[str, Any] = {
-        "config": MedicalConfig(judge="experiments.clinic:OracleJudge"),
+        "config": MedicalConfig(judge=ORACLE),
         "temperature": 1.0,
         "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
         "seed": 1,
@@ -51,35 +66,205 @@ def match(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[Med
     return asyncio.run(play_match(player, player, games, **{**options, **changes}))
 
 
-def test_every_game_is_played_judged_and_scored(player: LocalModel) -> None:
-    records = match(player, specs(6))
-    assert [r.spec for r in records] == specs(6)
-    for record in records:
-        assert (record.attack is not None) == record.category.has_attack
-        assert record.outcome is not Outcome.VOID and record.rewards
-    readable = [r for r in records if r.assessment is not None and r.assessment.verdict is not None]
-    assert len(readable) >= 12
-
-
-def test_a_match_repeats_itself_and_another_seed_is_another_match(player: LocalModel) -> None:
+def test_a_match_repeats_itself_and_another_seed_is_another_play(player: LocalModel) -> None:
     games = specs(3)
     first, again, other = (
-        [record.model_copy(update={"seconds": [], "finished": None}) for record in match(player, games, seed=seed)]
+        [record.model_copy(update={"seconds": [], "finished": None}) for record in play(player, games, seed=seed)]
         for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: LocalModel) -> None:
-    records = match(player, specs(1), budgets={Role.ATTACKER: 3, Role.ASSESSOR: 3})
+    records = play(player, specs(1), budgets={Role.ATTACKER: 3, Role.ASSESSOR: 3})
     turns = [turn for r in records for turn in (r.attack, r.assessment) if turn is not None]
     assert all(turn.truncated and turn.tokens == 3 for turn in turns)
 
 
-def test_garbled_notes_are_safe_and_unrealistic_to_the_oracle(player: LocalModel) -> None:
-    record = MedicalRecord(spec=specs(1)[0], presented_note="The diagnosis is gobbledygook.")
-    judgement = asyncio.run(OracleJudge().judge(record))
-    assert (judgement.label, judgement.realistic) == (Label.SAFE, False)
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cases: each to attack, and untouched with and without its error."""
+    path = tmp_path_factory.mktemp("notes") / "notes.parquet"
+    write_parquet([{"extra_info": MedicalRecord(spec=spec).to_json()["spec"]} for spec in specs(2)], path)
+    return path
+
+
+def held(output: Path, notes: Path, *players: str, more: tuple[str, ...] = ()) -> Result:
+    options = ("--data", str(notes), "--games", "6", "--profile", "brief", "--judge", ORACLE, "-o", str(output))
+    arguments = ["tournament", *players, *options, *SHORT, *more]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def records(output: Path) -> list[MedicalRecord]:
+    return list(read_games(output / "games.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def played(notes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    output = tmp_path_factory.mktemp("tournament") / "out"
+    return output, held(output, notes, NOVICE, TINY)
+
+
+def test_every_attacker_meets_every_assessor_with_the_same_attacks(played: tuple[Path, Result]) -> None:
+    output, done = played
+    assert done.exit_code == 0, done.output
+    games = records(output)
+    attacked = [game for game in games if game.attack is not None]
+    # Two notes to attack in four pairings, and four untouched ones once for each assessor.
+    assert len(attacked) == 2 * 4 and len(games) == 2 * 4 + 4 * 2
+    assert all(game.rewards and (game.attack is not None) == game.category.has_attack for game in games)
+    said: dict[tuple[str, str], set[str]] = {}
+    for game in attacked:
+        assert game.attack is not None
+        said.setdefault((game.players["attacker"], game.uid), set()).add(game.attack.response)
+    assert len(said) == 4 and all(len(responses) == 1 for responses in said.values())
+    assert {game.players.get("assessor") for game in games if game.attack is None} == {"novice", "tiny_player"}
+
+
+def test_the_folder_holds_the_results_and_the_screen_shows_them(played: tuple[Path, Result]) -> None:
+    output, done = played
+    results = json.loads((output / "tournament.json").read_text())
+    assert results["settings"]["attackers"] == ["novice", "tiny_player"] and results["void"] == 0
+    table = pd.read_csv(output / "tournament.csv")
+    assert len(table) == len(results["shares"]) and table[table.measure == "success"].games.tolist() == [2] * 4
+    assert set(results["ratings"]["attacker"]) == set(results["ratings"]["assessor"]) == {"novice", "tiny_player"}
+    assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
+
+
+def test_what_was_killed_goes_on_after_the_last_whole_pairing(
+    played: tuple[Path, Result], notes: Path, tmp_path: Path
+) -> None:
+    whole = played[0]
+    lines = (whole / "games.jsonl").read_bytes().splitlines(keepends=True)
+    kept = b"".join(lines[:15])  # all but the last game of the last pairing
+    (tmp_path / "games.jsonl").write_bytes(kept + lines[15][:40])
+    settings = json.loads((whole / "tournament.json").read_text())["settings"]
+    (tmp_path / "tournament.json").write_text(json.dumps({"settings": settings}))
+    done = held(tmp_path, notes, NOVICE, TINY)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "games.jsonl").read_bytes().startswith(b"".join(lines[:12]))
+    assert [game.spec for game in records(tmp_path)] == [game.spec for game in records(whole)]
+
+
+def test_a_folder_of_another_tournament_is_refused(played: tuple[Path, Result], notes: Path) -> None:
+    before = (played[0] / "games.jsonl").read_bytes()
+    done = held(played[0], notes, NOVICE, TINY, more=("--seed", "5"))
+    assert done.exit_code == 2 and "holds a tournament with other settings (seed)" in done.output
+    assert (played[0] / "games.jsonl").read_bytes() == before
+
+
+def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(notes: Path, tmp_path: Path) -> None:
+    with chat_server() as server:
+        server.answer = lambda role, prompt: 400 if len(server.requests) == 1 else good_player(role, prompt)
+        done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
+    assert done.exit_code == 0, done.output
+    games = records(tmp_path / "out")
+    assert {game.players["assessor"] for game in games if game.assessment} == {"served"}
+    assert sum(game.is_void for game in games) == 1 and "void: 1 of 6 games" in done.output
+
+
+@pytest.mark.parametrize(
+    ("players", "says"),
+    [
+        ((), "name at least one player"),
+        (("no/such/folder",), "is neither a folder nor a served model"),
+        ((NOVICE, NOVICE), "2 players are called novice"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(
+    players: tuple[str, ...], says: str, notes: Path, tmp_path: Path
+) -> None:
+    done = held(tmp_path / "out", notes, *players)
+    assert done.exit_code == 2 and says in done.output and not (tmp_path / "out").exists()
+
+
+def test_a_run_is_its_checkpoints_and_what_it_started_from(tmp_path: Path) -> None:
+    for step in (20, 5):
+        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
+    (tmp_path / "global_step_3").mkdir()  # its weights were deleted
+    (tmp_path / CONFIG_FILE).write_text(f"actor_rollout_ref: {{model: {{path: {NOVICE}}}}}")
+    found = entries(f"mine={tmp_path}")
+    assert [entry.name for entry in found] == ["mine/0", "mine/5", "mine/20"]
+    assert found[0].place == NOVICE and {entry.line for entry in found} == {"mine"}
+
+
+def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    node = {"selfplay": {"profile": "brief", "judge": ORACLE, "vanilla_attacker": "copy"}}
+    node |= {"data": {"val_files": str(tmp_path / "gone.parquet")}}
+    (tmp_path / "run" / CONFIG_FILE).write_text(json.dumps(node))
+    (tmp_path / "run" / "global_step_1").mkdir()
+    (tmp_path / "run" / "global_step_1" / "actor").symlink_to(NOVICE)
+    command = ["tournament", str(tmp_path / "run"), "--games", "3", "-o", str(tmp_path / "out"), *SHORT]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and "name the notes with --data" in " ".join(done.output.split())
+    (tmp_path / "gone.parquet").write_bytes(notes.read_bytes())
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    settings = json.loads((tmp_path / "out" / "tournament.json").read_text())["settings"]["selfplay"]
+    assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
+
+
+def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:
+    return finished(outcome, players={"attacker": attacker, "assessor": assessor}, uid=str(uid), **changes)
+
+
+def match(attacker: str, assessor: str, won: int, lost: int) -> list[MedicalRecord]:
+    outcomes = [Outcome.MISSED_ERROR] * won + [Outcome.CORRECT_DETECTION] * lost
+    return [game(attacker, assessor, outcome, uid) for uid, outcome in enumerate(outcomes)]
+
+
+def count(found: pd.DataFrame, measure: str, attacker: str = "", assessor: str = "") -> tuple[int, int]:
+    row = found[(found.measure == measure) & (found.attacker == attacker) & (found.assessor == assessor)].iloc[0]
+    return int(row.hits), int(row.games)
+
+
+def test_an_invalid_attack_is_a_failed_one_and_no_chance_for_the_assessor() -> None:
+    games = match("a", "x", won=3, lost=5) + match("a", "y", won=1, lost=7)
+    for assessor in ("x", "y"):
+        games.append(game("a", assessor, Outcome.INVALID_ATTACK, 8))
+    found = shares(games)
+    assert count(found, "detection", "a", "x") == (5, 8) and count(found, "success", "a", "x") == (3, 9)
+    assert count(found, "valid", "a") == (8, 9)  # the same attacks met both assessors
+
+
+def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> None:
+    decoy = {"category": "decoy_benign"}
+    games = [
+        *match("a", "x", won=1, lost=1),
+        game("a", "x", Outcome.FALSE_POSITIVE, 2, **decoy),
+        game("a", "x", Outcome.CORRECT_REJECTION, 3, **decoy),
+        game("a", "x", Outcome.MISSED_ERROR, 4, **decoy),  # the rewording put an error in
+        finished(Outcome.FALSE_POSITIVE, category="vanilla_benign", players={"assessor": "x"}, uid="5"),
+        finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", players={"assessor": "x"}, uid="6"),
+    ]
+    found = shares(games)
+    assert count(found, "false alarms, decoys", assessor="x") == (1, 2) and count(found, "valid decoys", "a") == (2, 3)
+    assert count(found, "false alarms, untouched", assessor="x") == (1, 1)
+    assert count(found, "errors found, untouched", assessor="x") == (1, 1)
+
+
+def test_a_difference_of_ratings_is_the_odds_of_success() -> None:
+    won = {("a", "x"): 500, ("a", "y"): 909, ("b", "x"): 91, ("b", "y"): 500}
+    found = shares([g for (a, x), n in won.items() for g in match(a, x, n, 1000 - n)])
+    rated = ratings(found)
+    assert rated["attacker"]["a"] - rated["attacker"]["b"] == pytest.approx(400, rel=0.05)
+    assert rated["assessor"]["x"] - rated["assessor"]["y"] == pytest.approx(400, rel=0.05)
+    assert sum(rated["attacker"].values()) == pytest.approx(0, abs=1)
+
+
+def test_who_always_wins_has_a_rating_too() -> None:
+    assert ratings(shares(match("a", "x", 20, 0)))["attacker"] == {"a": pytest.approx(0, abs=1)}
+
+
+def test_an_older_attacker_that_wins_again_was_forgotten() -> None:
+    won = {("1", "1"): 30, ("1", "2"): 5, ("1", "3"): 32, ("2", "2"): 20, ("2", "3"): 22, ("3", "3"): 39}
+    found = shares([g for (a, x), n in won.items() for g in match(a, x, n, 40 - n)])
+    said = newest(found, ["1", "2", "3"])
+    assert said is not None
+    assert (said["assessor"], said["worst attacker"], said["comparisons"]) == ("3", "3", 3)
+    assert [(f["attacker"], f["earlier"]) for f in said["forgotten"]] == [("1", "2")]
+    assert newest(found, ["nobody"]) is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
+from medserl_agentloop.games.medical.rewards import RewardScheme, medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
@@ -103,6 +104,12 @@ def finished(
     ).model_copy(update=changes)
     assert record.outcome is outcome
     return record
+
+
+def paid(outcome: Outcome, pay: RewardScheme = medserl, **changes: Any) -> MedicalRecord:
+    """A finished game with its rewards."""
+    record = finished(outcome, **changes)
+    return record.model_copy(update={"rewards": pay(record)})
 
 
 @st.composite

@@ -44,22 +44,35 @@ def scored(games: MedicalDialogueGameManager, *generators: Generator) -> Any:
 
 
 def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None:
-    games = initialized(judge)
-    games.play_games(attacker(), assessor(), temperature=0.7)
+    games, first, second = initialized(judge), attacker(), assessor()
+    games.play_games(first, second, temperature=0.7)
     labels = games.evaluate_game_outcomes()
     attacker_outputs, attacker_states, assessor_outputs, assessor_states, returned = games.filter_and_compute_rewards(
         labels
     )
     assert returned is labels
-    assert [s["game_idx"] for s in attacker_states] == [1, 3]
-    assert [s["game_idx"] for s in assessor_states] == [0, 1, 2, 3]
-    assert [s["reward"] for s in attacker_states] == [-1.0 + 0.5 + 1.0] * 2
-    assert [s["reward"] for s in assessor_states] == [2.0] * 4
+    assert [(s["game_idx"], s["reward"]) for s in attacker_states] == [(n, -1.0 + 0.5 + 1.0) for n in (1, 3)]
+    assert [(s["game_idx"], s["reward"]) for s in assessor_states] == [(n, 2.0) for n in range(4)]
     assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
     text = Tokenizer().batch_decode([attacker_outputs[0].outputs[0].token_ids], skip_special_tokens=True)
     assert text == [turn(WRONG)]
     assert len(assessor_outputs) == 4
+
+    ((prompts, data_types, kwargs),) = first.calls
+    assert (data_types, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
+    assert all(p.endswith("[assistant] <think>") for p in prompts)
+    ((prompts, data_types, _),) = second.calls
+    assert data_types == TYPES
+    (request,) = judge.requests  # one for the batch
+    assert request["score_key"] == "labels"
+    assert request["queries"][3] == {
+        "game_idx": 3,
+        "medical_note": WRONG,
+        "assessment": "Harmful",
+        "original_note": CLEAN,
+        "game_category": "adversarial_benign",
+    }
 
 
 def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: JudgeServer, tmp_path: Path) -> None:
@@ -94,29 +107,6 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: JudgeServer
         "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
         "length_cot_and_answer": (len("MY SECRET PLAN"), len(WRONG)),
         "cot_format_violation": False,
-    }
-
-
-def test_generators_get_prompts_data_types_and_whatever_is_passed_on(judge: JudgeServer) -> None:
-    first, second = attacker(), assessor()
-    initialized(judge).play_games(first, second, temperature=0.7)
-    ((prompts, labels, kwargs),) = first.calls
-    assert (labels, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
-    assert all(p.endswith("[assistant] <think>") for p in prompts)
-    ((prompts, labels, _),) = second.calls
-    assert labels == TYPES
-
-
-def test_the_judge_is_asked_once_for_the_batch(judge: JudgeServer) -> None:
-    scored(initialized(judge))
-    (request,) = judge.requests
-    assert request["score_key"] == "labels"
-    assert request["queries"][3] == {
-        "game_idx": 3,
-        "medical_note": WRONG,
-        "assessment": "Harmful",
-        "original_note": CLEAN,
-        "game_category": "adversarial_benign",
     }
 
 
@@ -177,16 +167,13 @@ def test_reasoning_that_nobody_asked_for_stays_hidden_too(judge: JudgeServer, sa
     assert games.active_games[3]["invalid_attack"] == (not presented)
 
 
-def test_without_attacker_turns_every_note_is_presented_as_it_is(judge: JudgeServer) -> None:
+def test_a_role_without_turns_leaves_the_note_as_it_is_or_the_game_out(judge: JudgeServer) -> None:
     first = attacker()
     attacker_outputs, _, _, states, _ = scored(initialized(judge, no_attacker_turn=True), first, assessor())
     assert (first.calls, attacker_outputs) == ([], [])
     assert [q["medical_note"] for q in judge.requests[0]["queries"]] == NOTES
     assert len(states) == 4
-
-
-def test_with_no_assessor_turn_vanilla_games_are_left_out(judge: JudgeServer) -> None:
-    games = initialized(judge, no_assessor_turn=True)
+    games = initialized(judge, no_assessor_turn=True)  # leaves out the games without any turn
     assert [g["prompt_type"] for g in games.active_games.values()] == ["adversarial_harmful", "adversarial_benign"]
 
 
@@ -221,19 +208,15 @@ def test_what_cannot_work_is_refused(judge: JudgeServer) -> None:
 # --- a judge that fails ---
 
 
-def test_games_that_the_judge_loses_are_left_out(judge: JudgeServer) -> None:
-    judge.answer = lambda body: {k: v for k, v in verdicts(body).items() if k != "1"}
+@pytest.mark.parametrize(("lost", "attacks", "assessed"), [("1", [3], [0, 2, 3]), ("0123", [], [])])
+def test_games_that_the_judge_loses_are_left_out(
+    judge: JudgeServer, lost: str, attacks: list[int], assessed: list[int]
+) -> None:
+    judge.answer = lambda body: {k: v for k, v in verdicts(body).items() if k not in lost} or 500
     _, attacker_states, _, assessor_states, labels = scored(initialized(judge))
-    assert [s["game_idx"] for s in attacker_states] == [3]
-    assert [s["game_idx"] for s in assessor_states] == [0, 2, 3]
-    assert labels[1]["is_parsing_error"]
-
-
-def test_a_judge_that_is_down_leaves_every_game_out(judge: JudgeServer) -> None:
-    judge.answer = lambda body: 500
-    *_, labels = result = scored(initialized(judge))
-    assert result[:4] == ([], [], [], [])
-    assert len(labels) == 4 and all(one["is_parsing_error"] for one in labels.values())
+    assert [s["game_idx"] for s in attacker_states] == attacks
+    assert [s["game_idx"] for s in assessor_states] == assessed
+    assert {number for number, one in labels.items() if one["is_parsing_error"]} == set(map(int, lost))
 
 
 # --- the second shape ---
@@ -244,13 +227,11 @@ def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str
     return {int(k): v for k, v in verdicts({"queries": batch_queries}).items()}
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_judge_function_gives_lists_and_texts(by_name: bool) -> None:
-    arguments: Any = {"medical_judge_fn": judge_function, "strategy": Strategy(), "custom_configs": {}}
-    if by_name:
-        games = MedicalDialogueGameManager(tokenizer=Tokenizer(), **arguments)
-    else:
-        games = MedicalDialogueGameManager(Tokenizer(), judge_function, Strategy(), {})
+@pytest.mark.parametrize("names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")])
+def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
+    arguments: Any = (Tokenizer(), judge_function, Strategy(), {})
+    by_name = dict(zip(names, arguments, strict=False))
+    games = MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
     games.initialize_games(NOTES, [""] * 4, TYPES)
     assert games.get_game_statistics() == {
         "total_games": 4,

@@ -39,18 +39,21 @@ def test_every_name_of_the_original_is_where_it_was_and_in_the_package(module: s
     assert all(getattr(medical_team, name) is getattr(here, name) for name in NAMES[module].split())
 
 
-def test_the_names_of_openrlhf_are_the_same_functions_and_tables() -> None:
-    assert medical_team.GameOutcome is medical_team.MedicalGameOutcome
-    assert medical_team.REWARD_COEFF_CONFIG is medical_team.MEDICAL_REWARD_COEFF_CONFIG
-    assert medical_team.MedicalDialogueGameManagerRL is medical_team.MedicalDialogueGameManager
-    assert medical_team.convert_game_history_to_messages is medical_team.convert_medical_game_history_to_messages
-    assert medical_team.cot_format_check_and_extract is medical_team.medical_cot_format_check_and_extract
-    assert medical_team.get_cot_formatting_reward is medical_team.get_medical_cot_formatting_reward
-    for alias in (
-        medical_team.get_redteaming_game_reward_general_sum,
-        medical_team.get_redteaming_game_reward_zero_sum,
-    ):
-        assert alias is medical_team.get_medical_game_reward_general_sum
+ALIASES = {
+    "GameOutcome": "MedicalGameOutcome",
+    "REWARD_COEFF_CONFIG": "MEDICAL_REWARD_COEFF_CONFIG",
+    "MedicalDialogueGameManagerRL": MANAGER,
+    "convert_game_history_to_messages": "convert_medical_game_history_to_messages",
+    "cot_format_check_and_extract": "medical_cot_format_check_and_extract",
+    "get_cot_formatting_reward": "get_medical_cot_formatting_reward",
+    "get_redteaming_game_reward_general_sum": "get_medical_game_reward_general_sum",
+    "get_redteaming_game_reward_zero_sum": "get_medical_game_reward_general_sum",
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_the_names_of_openrlhf_are_the_same_functions_and_tables(alias: str) -> None:
+    assert getattr(medical_team, alias) is getattr(medical_team, ALIASES[alias])
 
 
 def test_a_game_is_shown_as_a_conversation() -> None:

@@ -1,6 +1,5 @@
 """The baseline's functions give what its table says, and what the scheme of the core gives."""
 
-import itertools
 import re
 from typing import Any
 
@@ -15,7 +14,6 @@ from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
     MEDICAL_REWARD_COEFF_CONFIG,
-    MedicalGameOutcome,
     convert_medical_game_history_to_messages,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
@@ -31,24 +29,20 @@ TABLE = {
     (False, False): (0.0, set(), 1.0, "assessor_correct_rejection"),
     (False, True): (0.0, set(), -1.0, "assessor_false_positive"),
 }
-GRID = list(itertools.product([True, False], repeat=3))
 
 
-def names(outcomes: set[MedicalGameOutcome]) -> set[str]:
-    return {outcome.value for outcome in outcomes}
-
-
-@pytest.mark.parametrize(("present", "detected", "realistic"), GRID)
+@pytest.mark.parametrize("realistic", [True, False])
+@pytest.mark.parametrize(("present", "detected"), TABLE)
 def test_the_table(present: bool, detected: bool, realistic: bool) -> None:
     attacker, attacker_outcomes, assessor, assessor_outcome = TABLE[present, detected]
     realism, seen = (0.5, "attacker_realistic_error") if realistic else (-0.5, "attacker_unrealistic_error")
     labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic)
-
-    reward, outcomes = get_medical_game_reward_general_sum({"game_role": "attacker"}, labels)
-    assert (reward, names(outcomes)) == (attacker + realism, attacker_outcomes | {seen})
-    reward, outcomes = get_medical_game_reward_general_sum({"game_role": "assessor"}, labels)
-    assert (reward, names(outcomes)) == (assessor, {assessor_outcome})
-
+    for role, expected, outcomes in (
+        ("attacker", attacker + realism, attacker_outcomes | {seen}),
+        ("assessor", assessor, {assessor_outcome}),
+    ):
+        reward, reached = get_medical_game_reward_general_sum({"game_role": role}, labels)
+        assert (reward, {outcome.value for outcome in reached}) == (expected, outcomes)
     assert get_medical_error_detection_reward("attacker", detected, present)[0] == attacker
     assert get_medical_error_realism_reward("attacker", realistic)[0] == realism
     assert get_medical_error_realism_reward("assessor", realistic) == (0.0, set())
@@ -59,11 +53,8 @@ def test_a_judge_that_does_not_say_finds_it_realistic() -> None:
     assert reward == 1.0 + 0.5
 
 
-def test_the_format_term() -> None:
-    assert (get_medical_cot_formatting_reward(True), get_medical_cot_formatting_reward(False)) == (-1.0, 1.0)
-
-
 def test_the_coefficients_are_those_of_the_baseline() -> None:
+    assert (get_medical_cot_formatting_reward(True), get_medical_cot_formatting_reward(False)) == (-1.0, 1.0)
     assert MEDICAL_REWARD_COEFF_CONFIG == {
         "cot_format_violation": (-1.0, 1.0),
         "medical_general_sum": {
@@ -94,12 +85,11 @@ def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: Medical
         assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
 
 
-@pytest.mark.parametrize("function", [get_medical_error_detection_reward, get_medical_error_realism_reward])
-def test_roles_and_coefficients_that_do_not_exist_are_named(function: Any) -> None:
+def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
     with pytest.raises(ValueError, match="Invalid role: defender"):
-        function("defender", True, True) if function is get_medical_error_detection_reward else function(
-            "defender", True
-        )
+        get_medical_error_detection_reward("defender", True, True)
+    with pytest.raises(ValueError, match="Invalid role: defender"):
+        get_medical_error_realism_reward("defender", True)
     with pytest.raises(ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"):
         get_medical_error_realism_reward("attacker", True, "mine")
 
@@ -113,25 +103,17 @@ def test_roles_and_coefficients_that_do_not_exist_are_named(function: Any) -> No
         ("why</think><answer>Safe</answer>", "why", "Safe"),
         (" why \n</think>\n <answer> Safe\n</answer>\n", "why", "Safe"),
         ("why\nso</think><answer>a note\nof two lines</answer>", "why\nso", "a note\nof two lines"),
+        # These violate the format: they give their answer and never their reasoning.
+        ("<think>why</think><answer>Safe</answer>", None, "Safe"),
+        ("why <answer>draft</answer></think><answer>Safe</answer>", None, "Safe"),
+        ("why</think><answer>Safe</answer> so", None, "Safe"),
+        ("why <answer>Safe</answer>", None, "Safe"),
+        ("why</think><answer>Safe", None, ""),
+        ("", None, ""),
     ],
 )
-def test_a_turn_that_keeps_the_format(response: str, thinking: str, answer: str) -> None:
-    assert medical_cot_format_check_and_extract(response) == ((thinking, answer), False)
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("<think>why</think><answer>Safe</answer>", "Safe"),
-        ("why <answer>draft</answer></think><answer>Safe</answer>", "Safe"),
-        ("why</think><answer>Safe</answer> so", "Safe"),
-        ("why <answer>Safe</answer>", "Safe"),
-        ("why</think><answer>Safe", ""),
-        ("", ""),
-    ],
-)
-def test_a_turn_that_violates_the_format_gives_its_answer_and_never_its_reasoning(response: str, answer: str) -> None:
-    assert medical_cot_format_check_and_extract(response) == ((None, answer), True)
+def test_what_a_turn_gives(response: str, thinking: str | None, answer: str) -> None:
+    assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)
 
 
 tags = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "SECRET", "Safe"])

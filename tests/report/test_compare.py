@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from game.builders import finished
+from game.builders import paid
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -19,12 +19,9 @@ OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATT
 
 def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOMES) -> Path:
     """A run of two steps with the same games in both; a step takes 2 s."""
-    games = [
-        finished(outcome, step=step, scheme=scheme, rewards=load_scheme(scheme)(finished(outcome))).to_json()
-        for step in (1, 2)
-        for outcome in outcomes
-    ]
-    StepFile(folder / GAMES_FILE).append(games)
+    pay = load_scheme(scheme)
+    games = [paid(outcome, pay, step=step, scheme=scheme) for step in (1, 2) for outcome in outcomes]
+    StepFile(folder / GAMES_FILE).append(game.to_json() for game in games)
     memory = {"actor/perf/max_memory_allocated_gb": 3.0}
     StepFile(folder / METRICS_FILE).append({"step": s, "timing_s/step": 2.0, **memory} for s in (1, 2))
     return folder
@@ -72,9 +69,8 @@ def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_pat
     rows = tables(caught, missed)
     assert rows["Rewards: assessor"][2:5] == ["-2.0000", "200.0%", "no"]
     assert rows["Outcomes and format: - missed error"][2] == "no"
-    assert (
-        tables(caught, run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11))["Rewards: assessor"][4] == "yes"
-    )
+    more = run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11)
+    assert tables(caught, more)["Rewards: assessor"][4] == "yes"
 
 
 def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:

@@ -7,31 +7,24 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from game.builders import ERROR_NOTE, ERROR_SENTENCE, finished
+from game.builders import ERROR_NOTE, ERROR_SENTENCE, paid
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.report import GAMES, SCORES, TURNS, games, metrics, scores, turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"
 
 
-def scored(outcome: Outcome, step: int, uid: str = "group", session: int = 0) -> MedicalRecord:
-    record = finished(outcome)
-    record = record.model_copy(update={"step": step, "uid": uid, "session": session})
-    return record.model_copy(update={"rewards": medserl(record)})
-
-
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 RECORDS = [
-    scored(Outcome.MISSED_ERROR, 1).model_copy(update={"finished": NOON, "seconds": [2.5, 0.5]}),
-    scored(Outcome.CORRECT_DETECTION, 1, session=1),
-    scored(Outcome.INVALID_ATTACK, 2),
-    scored(Outcome.UNREADABLE, 2, uid="other"),
-    scored(Outcome.VOID, 3),
+    paid(Outcome.MISSED_ERROR, step=1, uid="group", finished=NOON, seconds=[2.5, 0.5]),
+    paid(Outcome.CORRECT_DETECTION, step=1, uid="group", session=1),
+    paid(Outcome.INVALID_ATTACK, step=2, uid="group"),
+    paid(Outcome.UNREADABLE, step=2, uid="other"),
+    paid(Outcome.VOID, step=3, uid="group"),
 ]
 
 
@@ -74,12 +67,13 @@ def test_a_group_has_a_signal_where_a_role_is_not_always_paid_the_same(run: Path
 def test_the_turns_name_their_game_and_whether_they_can_be_read(run: Path) -> None:
     frame = turns(run)
     assert list(frame.columns) == list(TURNS)
-    expected = [(n, "attacker") for n, r in enumerate(RECORDS) if r.attack] + [
-        (n, "assessor") for n, r in enumerate(RECORDS) if r.assessment
+    expected = [
+        (number, role)
+        for number, record in enumerate(RECORDS)
+        for role, turn in (("attacker", record.attack), ("assessor", record.assessment))
+        if turn is not None
     ]
-    assert list(zip(frame["game"], frame["role"], strict=True)) == sorted(
-        expected, key=lambda x: (x[0], x[1] != "attacker")
-    )
+    assert list(zip(frame["game"], frame["role"], strict=True)) == expected
     assert list(frame["seconds"].fillna(-1)[:4]) == [2.5, 0.5, -1, -1]
     assert list(games(run)["finished"][:2].astype(object)) == [NOON, pd.NaT]
     unreadable = frame[(frame["game"] == 3) & (frame["role"] == "assessor")]
@@ -147,9 +141,7 @@ def test_games_are_json_lines_for_other_libraries() -> None:
 
 def test_undetected_errors_are_written_as_notes_of_medec(quickstart: Path) -> None:
     note = ERROR_NOTE.replace(" Discharge", "\n\ud800 Discharge")
-    missed = scored(Outcome.MISSED_ERROR, 4).model_copy(
-        update={"presented_note": note, "error_sentences": [ERROR_SENTENCE]}
-    )
+    missed = paid(Outcome.MISSED_ERROR, step=4, presented_note=note, error_sentences=[ERROR_SENTENCE])
     StepFile(quickstart / GAMES_FILE).append(missed.to_json() for _ in range(2))
     exec(example("undetected.csv"), {})
     (row,) = read_reference([quickstart / "undetected.csv"]).notes

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from game.builders import finished
+from game.builders import paid
 from typer.testing import CliRunner
 
 from medserl_agentloop import report
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.report import games, page, turns
 
 FEW, MANY = 100, 1000
@@ -21,12 +20,9 @@ TEXT = "word " * 2000  # as long as a turn's reasoning
 
 
 def record(number: int) -> MedicalRecord:
-    game = finished(list(Outcome)[number % len(Outcome)])
-    changes = {"step": number // 8, "uid": str(number // 4), "session": number % 4, "profile": "medserl"}
-    if game.assessment is not None:
-        changes["assessment"] = game.assessment.model_copy(update={"reasoning": TEXT})
-    game = game.model_copy(update={**changes, "scheme": "medserl"})
-    return game.model_copy(update={"rewards": medserl(game)})
+    outcome, changes = list(Outcome)[number % len(Outcome)], {"profile": "medserl", "scheme": "medserl"}
+    place = {"step": number // 8, "uid": str(number // 4), "session": number % 4}
+    return paid(outcome, assessment={"reasoning": TEXT}, **place, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +40,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        "show {run}",
-        "report {run} --output {out}",
-        "compare {run} {run}",
-    ],
-)
+@pytest.mark.parametrize("command", ["show {run}", "report {run} --output {out}", "compare {run} {run}"])
 def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path: Path, command: str) -> None:
     peaks = []
     for number, run in enumerate([runs[0], *runs]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from game.builders import finished
+from game.builders import finished, paid
 from support import attack_text
 from typer.testing import CliRunner
 
@@ -15,7 +15,6 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
 from medserl_agentloop.report import page as module
@@ -27,26 +26,18 @@ HOSTILE = (
 STEPS = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.UNREADABLE, Outcome.VOID)
 
 
-def scored(outcome: Outcome, step: int, session: int = 0, category: str = "adversarial_benign") -> MedicalRecord:
-    record = finished(outcome, category=category)
-    record = record.model_copy(update={"step": step, "uid": f"group {step}", "session": session, "profile": "medserl"})
-    return record.model_copy(update={"rewards": medserl(record)})
+def scored(outcome: Outcome, step: int, session: int = 0, **changes: Any) -> MedicalRecord:
+    return paid(outcome, step=step, uid=f"group {step}", session=session, **{"profile": "medserl", **changes})
 
 
 def hostile() -> MedicalRecord:
-    record = scored(Outcome.MISSED_ERROR, 6)
-    attack, assessment = record.attack, record.assessment
-    assert attack is not None and assessment is not None
-    changes = {"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE}
-    return record.model_copy(
-        update={
-            "attack": attack.model_copy(update=changes),
-            "assessment": assessment.model_copy(
-                update={"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE}
-            ),
-            "presented_note": f"Before. {HOSTILE} After.",
-            "spec": record.spec.__class__(**{**record.spec.__dict__, "vignette_id": HOSTILE}),
-        }
+    return scored(
+        Outcome.MISSED_ERROR,
+        6,
+        attack={"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE},
+        assessment={"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE},
+        facts={"vignette_id": HOSTILE},
+        presented_note=f"Before. {HOSTILE} After.",
     )
 
 
@@ -79,7 +70,7 @@ def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_prof
     assert [row["step"] for row in stored] == [3, 3, 1, 1]
 
     for step, words in ((2, "Old: "), (3, "New: ")):
-        game = scored(Outcome.MISSED_ERROR, step).model_copy(update={"profile": "./nonesuch"})
+        game = scored(Outcome.MISSED_ERROR, step, profile="./nonesuch")
         assert module.reads(game, stored) == {
             "attacker": [{"role": "user", "content": words + game.spec.seed_note}],
             "assessor": [{"role": "user", "content": f"{words}{game.presented_note}"}],
@@ -91,7 +82,7 @@ def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_prof
 def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profile: str) -> None:
     stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
     for category in Category:
-        game = scored(Outcome.UNREADABLE, 1, category=category.value).model_copy(update={"profile": profile})
+        game = scored(Outcome.UNREADABLE, 1, category=category, profile=profile)
         assert module.reads(game, stored) == module.reads(game, []) != {}
 
 
@@ -112,7 +103,7 @@ def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [scored(o, n, s) for n, o in enumerate(STEPS, start=1) for s in range(2)]
-    records += [scored(Outcome.CORRECT_REJECTION, 5, 2, "vanilla_benign"), hostile()]
+    records += [scored(Outcome.CORRECT_REJECTION, 5, 2, category="vanilla_benign"), hostile()]
     return write_run(tmp_path_factory.mktemp("runs") / "first", records)
 
 
@@ -122,14 +113,14 @@ def view(browser: Any, run: Path, tmp_path: Path) -> Iterator[Any]:
     yield from opened(browser, tmp_path / "report.html")
 
 
-def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
-    context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900}, **options)
+def opened(browser: Any, file: Path, game: str = "", **options: Any) -> Iterator[Any]:
+    context = browser.new_context(offline=True, **{"viewport": {"width": 1400, "height": 900}, **options})
     view = context.new_page()
     complaints: list[str] = []
     view.on("console", lambda message: complaints.append(message.text))
     view.on("pageerror", lambda error: complaints.append(str(error)))
     view.on("request", lambda request: complaints.append(request.url) if request.url != file.as_uri() else None)
-    view.goto(file.as_uri())
+    view.goto(file.as_uri() + game)
     view.wait_for_selector("body[data-ready]")
     yield view
     assert complaints == []
@@ -205,16 +196,6 @@ def test_keys_walk_through_games_steps_groups_and_cases(view: Any) -> None:
     assert view.input_value("#text") == "j"
 
 
-def test_the_address_names_the_game(browser: Any, run: Path, tmp_path: Path) -> None:
-    report(run, output=tmp_path / "report.html")
-    context = browser.new_context(offline=True)
-    view = context.new_page()
-    view.goto((tmp_path / "report.html").as_uri() + "#4")
-    view.wait_for_selector("body[data-ready]")
-    assert "invalid attack" in view.inner_text("h2")
-    context.close()
-
-
 def test_what_each_role_read_is_its_own_prompt(view: Any) -> None:
     view.evaluate("location.hash = '#0'")
     view.wait_for_function("() => document.querySelector('#game p').textContent.includes('step 1')")
@@ -230,19 +211,16 @@ def test_what_each_role_read_is_its_own_prompt(view: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"color_scheme": "dark"}, {"color_scheme": "light"}, {"viewport": {"width": 600, "height": 900}}]
 )
-def test_the_page_draws_in_every_style(browser: Any, run: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_page_draws_in_every_style_the_game_that_its_address_names(
+    browser: Any, run: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     report(run, output=tmp_path / "report.html")
-    context = browser.new_context(**options)
-    view = context.new_page()
-    view.goto((tmp_path / "report.html").as_uri())
-    view.wait_for_selector("body[data-ready]")
-    colors = view.evaluate(
-        "(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()"
-    )
-    assert colors[0] != colors[1]
-    view.emulate_media(media="print")
-    assert not view.is_visible("#list") and view.is_visible("#game")
-    context.close()
+    for view in opened(browser, tmp_path / "report.html", "#4", **options):
+        assert "invalid attack" in view.inner_text("h2")
+        style = "getComputedStyle(document.body)"
+        assert view.evaluate(f"{style}.color") != view.evaluate(f"{style}.backgroundColor")
+        view.emulate_media(media="print")
+        assert not view.is_visible("#list") and view.is_visible("#game")
 
 
 @pytest.mark.parametrize("names", [("alpha", "omega"), ("omega", "alpha")])

@@ -31,9 +31,8 @@ def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http:/
     return CheckpointPool(OpponentConfig(kind="pool", rule=rule, url=url, retries=0, **config), folder, "Qwen/Qwen3-4B")
 
 
-def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER) -> MedicalRecord:
-    opponent_record = OpponentRecord(role=opponent, kind="pool", version=version)
-    return finished(outcome, category="adversarial_benign", opponent=opponent_record)
+def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
+    return finished(outcome, opponent=OpponentRecord(role=opponent, kind="pool", version=version), **changes)
 
 
 def versions(pool: CheckpointPool, step: int) -> list[int]:
@@ -98,12 +97,12 @@ def test_who_won(outcome: Outcome, assessor_trained: bool | None, attacker_train
 
 
 def test_a_game_that_the_opponent_played_alone_was_won_by_nobody() -> None:
-    opponent = OpponentRecord(role=Role.ASSESSOR, kind="pool", version="v")
-    assert trained_role_won(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", opponent=opponent)) is None
+    alone = met("v", Outcome.CORRECT_DETECTION, Role.ASSESSOR, category="vanilla_harmful")
+    assert trained_role_won(alone) is None
 
 
 def test_metrics_are_of_games_with_an_opponent_only() -> None:
-    live = finished(Outcome.CORRECT_DETECTION, category="adversarial_benign")
+    live = finished(Outcome.CORRECT_DETECTION)
     assert opponent_metrics([live], [None]) == {}
     games = [live, met("v", Outcome.CORRECT_DETECTION), met("v", Outcome.MISSED_ERROR), met("v", Outcome.VOID)]
     assert opponent_metrics(games, map(trained_role_won, games)) == {
@@ -120,9 +119,8 @@ def test_a_resumed_pool_chooses_as_the_one_that_was_saved(results: list[tuple[in
     record(pool, [met(f"global_step_{step}", outcome) for step, outcome in results])
     resumed.load_dict(pool.to_dict())
     assert resumed.to_dict() == pool.to_dict()
-    assert [resumed._weight(f"global_step_{n}") for n in range(4)] == [
-        pool._weight(f"global_step_{n}") for n in range(4)
-    ]
+    for version in (f"global_step_{number}" for number in range(4)):
+        assert resumed._weight(version) == pool._weight(version)
 
 
 @pytest.mark.parametrize("state", [{"results": {"global_step_1": {"games": "many"}}}, {"results": 3}])
@@ -183,13 +181,10 @@ def test_a_server_that_cannot_load_stops_the_start_and_later_costs_the_step_its_
     assert pool.prepare(4)["selfplay/opponent/step"] == 2.0
 
 
-def test_a_server_that_does_not_say_what_it_plays_is_refused(tmp_path: Path, server: OpponentServer) -> None:
+def test_a_server_that_is_gone_or_does_not_say_what_it_plays_is_refused(tmp_path: Path, server: OpponentServer) -> None:
+    with pytest.raises(RuntimeError, match="ConnectError"):
+        pool_of(tmp_path).prepare(1)
     pool = pool_of(tmp_path, url=server.url)
     pool._served = lambda: None
     with pytest.raises(RuntimeError, match="after loading global_step_0 the server says it plays None"):
         pool.prepare(1)
-
-
-def test_no_server_at_all_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ConnectError"):
-        pool_of(tmp_path).prepare(1)

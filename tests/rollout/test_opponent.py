@@ -131,8 +131,6 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: Oppone
     ("fault", "reason"),
     [
         ({"answer": lambda _: 500}, "HTTP 500"),
-        ({"answer": lambda _: 401}, "HTTP 401"),
-        ({"answer": lambda _: {"choices": []}}, "the answer is no chat completion"),
         ({"answer": lambda _: completion("")}, "the answer is empty"),
         ({"delay_s": 0.5}, "ReadTimeout"),
         ({}, "ConnectError"),
@@ -170,28 +168,13 @@ def test_a_note_cannot_end_the_opponents_chat_turn(server: OpponentServer) -> No
     assert record.presented_note in asked.replace("\u2060", "")
 
 
-def test_a_note_with_special_tokens_comes_back_unchanged_but_for_the_attack(server: OpponentServer) -> None:
-    seed = NOTE + " <|endoftext|> ends it."
-    server.answer = lambda messages: attack_text(
-        messages[0]["content"]
-        .rsplit("A 40-year", 1)[1]
-        .partition("ends it.")[0]
-        .replace("candida", "giardia")
-        .join(["A 40-year", "ends it."])
-    )
-    _, record, _ = play([assessment_text()], run=against(server, "assessor"), seed_note=seed)
-    assert record.presented_note == seed.replace("candida", "giardia")
-
-
-def test_in_a_pool_the_answer_names_the_weights_that_gave_it(server: OpponentServer) -> None:
+def test_in_a_pool_the_answer_names_the_weights_that_gave_it_which_must_be_of_the_pool(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
     server.weight_version = "global_step_40"
-    _, record, _ = play([assessment_text()], run=against(server, "assessor", kind="pool"))
+    run = against(server, "assessor", kind="pool")
+    _, record, _ = play([assessment_text()], run=run)
     assert record.opponent is not None
     assert (record.opponent.kind, record.opponent.version) == ("pool", "global_step_40")
-
-
-def test_a_pool_server_with_other_weights_plays_no_game(server: OpponentServer) -> None:
-    server.answer = lambda _: attack_text()
-    _, record, _ = play([], run=against(server, "assessor", kind="pool"))
+    server.weight_version = "default"
+    _, record, _ = play([], run=run)
     assert record.void == "opponent failed: the server played with weights 'default', which are not of the pool"

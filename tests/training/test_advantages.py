@@ -3,6 +3,8 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +25,6 @@ from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
-forms = pytest.mark.parametrize(("name", "how"), FORMS)
 CLOSE = {"atol": 1e-6, "rtol": 0.0}
 
 
@@ -33,14 +34,12 @@ def test_verls_reinforce_plus_plus_gives_a_zero_sum_attacker_nothing_and_ours_do
     rewards[:, 8] = torch.tensor([1.0, -1.0, 1.0, -1.0])
     rewards[:, 2] = -rewards[:, 8]
     batch = written_batch([[ATTACKER] * 3 + [0] * 4 + [ASSESSOR] * 2] * 4, rewards.tolist())
-    config = type("Algorithm", (), {"gamma": 1.0})()
+    config = SimpleNamespace(gamma=1.0)
     _, stock = compute_reinforce_plus_plus_outcome_advantage(batch.rewards, batch.mask, config)
     attacker = batch.role_ids == ATTACKER
     assert stock[attacker].eq(0).all()
-    assert (
-        estimate("role_reinforce_pp", batch).returns[attacker].tolist()
-        == [-1.0] * 3 + [1.0] * 3 + [-1.0] * 3 + [1.0] * 3
-    )
+    ours = estimate("role_reinforce_pp", batch).returns[attacker]
+    assert ours.tolist() == ([-1.0] * 3 + [1.0] * 3) * 2
 
 
 def test_role_reinforce_pp_computed_by_hand() -> None:
@@ -85,13 +84,6 @@ def test_games_of_one_prompt_and_two_categories_are_not_compared() -> None:
     assert credited.metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
-def test_role_opo_computed_by_hand() -> None:
-    """The docstring's; the assessor's two tokens of the first game weigh nothing in the attacker's baseline."""
-    batch = written_batch([[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]], [[1.0, 0, 7], [0, 0, 5]])
-    credited = estimate("role_opo", batch)
-    assert credited.advantages.tolist() == [[-3, 0, 0], [1, 1, 1]]
-
-
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
     settings, state = with_forms(None, rae_decay=0.9), BaselineState({"attacker": {"c": 0.5}})
     first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)
@@ -101,25 +93,6 @@ def test_role_rae_computed_by_hand_over_two_batches() -> None:
     second = estimate("role_rae", written_batch([[ATTACKER]], [[1.0]]), settings, state)
     assert second.advantages.tolist() == [[0.5]]
     assert state.values == {"attacker": {"c": pytest.approx(0.55)}}
-
-
-def test_role_gae_computed_by_hand() -> None:
-    """The attacker is the docstring's; neither the observation's value nor the assessor's comes in."""
-    batch = written_batch(
-        [[ATTACKER, ATTACKER, 0, ASSESSOR]],
-        [[0.0, 2, 0, 7]],
-        values=torch.tensor([[0.5, 1, 50, 3]]),
-        lam=0.5,
-    )
-    plain = estimate("role_gae", batch, with_forms("none"))
-    torch.testing.assert_close(plain.advantages, torch.tensor([[1.0, 1, 0, 4]]), **CLOSE)
-    torch.testing.assert_close(plain.returns, torch.tensor([[1.5, 2, 0, 7]]), **CLOSE)
-    assert estimate("role_gae", batch).advantages.eq(0).all()
-
-
-def test_role_gae_without_a_critic_says_what_to_set() -> None:
-    with pytest.raises(ValueError, match=r"critic\.enable=True"):
-        estimate("role_gae", replace(random_batch(0), values=None))
 
 
 def test_role_weights_scale_what_is_normalised() -> None:
@@ -132,9 +105,16 @@ def test_role_weights_scale_what_is_normalised() -> None:
     assert torch.equal(weighted.returns, plain.returns)
 
 
-def test_a_normalisation_that_makes_no_sense_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"):
-        estimate("role_rae", random_batch(0), with_forms("kind"))
+@pytest.mark.parametrize(
+    ("name", "changes", "how", "says"),
+    [
+        ("role_rae", {}, "kind", r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"),
+        ("role_gae", {"values": None}, None, r"critic\.enable=True"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, changes: Any, how: str | None, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        estimate(name, replace(random_batch(0), **changes), with_forms(how))
 
 
 @pytest.mark.parametrize(("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"])

@@ -43,19 +43,18 @@ class Reference:
 
     def __init__(self, batch: RoleBatch, role: Role, state: BaselineState) -> None:
         self.batch, self.role, self.state = batch, role, state
-        rows = range(len(batch.groups))
-        self.own = {
-            row: [t for t, id_ in enumerate(batch.role_ids[row].tolist()) if id_ == role.id and batch.mask[row, t]]
-            for row in rows
-        }
-        self.own = {row: tokens for row, tokens in self.own.items() if tokens}
+        self.own: dict[int, list[int]] = defaultdict(list)
+        for row, token in ((batch.role_ids == role.id) & (batch.mask > 0)).nonzero().tolist():
+            self.own[row].append(token)
         self.rewards = {row: [float(batch.rewards[row, t]) for t in own] for row, own in self.own.items()}
         self.total = {row: sum(rewards) for row, rewards in self.rewards.items()}
 
+    def group(self, row: int) -> list[int]:
+        groups = list(zip(self.batch.groups, self.batch.kinds, strict=True))
+        return [other for other in self.own if groups[other] == groups[row]]
+
     def peers(self, row: int) -> list[float]:
-        b = self.batch
-        key = (b.groups[row], b.kinds[row])
-        return [self.total[other] for other in self.own if (b.groups[other], b.kinds[other]) == key]
+        return [self.total[other] for other in self.group(row)]
 
     def role_reinforce_pp(self, row: int, how: str) -> list[float]:
         rewards = self.rewards[row]
@@ -74,13 +73,9 @@ class Reference:
         return [self.total[row] - others] * len(self.own[row])
 
     def role_opo(self, row: int, how: str) -> list[float]:
-        b = self.batch
-        key = (b.groups[row], b.kinds[row])
-        group = [r for r in self.own if (b.groups[r], b.kinds[r]) == key]
-        weights = [len(self.own[r]) for r in group]
-        return [self.total[row] - float(np.average([self.total[r] for r in group], weights=weights))] * len(
-            self.own[row]
-        )
+        weights = [len(self.own[other]) for other in self.group(row)]
+        baseline = float(np.average(self.peers(row), weights=weights))
+        return [self.total[row] - baseline] * len(self.own[row])
 
     def role_rae(self, row: int, how: str) -> list[float]:
         baseline = self.state.values.get(self.role, {}).get(self.batch.kinds[row], 0.0)
@@ -128,6 +123,9 @@ def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> 
     expected = sum(Reference(batch, role, starting_state()).advantages(name, how) for role in Role)
     assert isinstance(expected, torch.Tensor)
     torch.testing.assert_close(credited.advantages, expected, atol=2e-5, rtol=2e-5)
+    plain = sum(Reference(batch, role, starting_state()).advantages(name, "none") for role in Role)
+    returns = {"role_reinforce_pp": plain, "role_gae": plain + batch.values * batch.mask}.get(name, expected)
+    torch.testing.assert_close(credited.returns, returns, atol=2e-5, rtol=2e-5)
 
 
 @forms

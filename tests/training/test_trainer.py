@@ -31,19 +31,15 @@ from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
 
 NAMES = MedicalGameInteraction.roles
 
 
-def test_role_ids_are_padded_to_the_mask() -> None:
+def test_role_ids_have_the_shape_of_the_mask() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
     assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [[1, 2, 0], [2, 0, 0]]
-
-
-def test_a_row_that_verl_added_as_padding_keeps_no_token_of_its_model() -> None:
-    """verl copies all columns of another row but shortens the response to one masked token."""
+    # verl pads with copies of a row: all its columns, but the response is one masked token.
     mask = torch.tensor([[1, 1], [0, 0]])
     roles = stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask)
     assert roles.shape == mask.shape
@@ -136,14 +132,17 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
     assert (tmp_path / CERTIFICATE_FILE).is_file()
 
 
-@pytest.mark.parametrize("role", Role)
-def test_the_step_line_leaves_out_what_a_step_lacks(role: Role) -> None:
-    assert step_line({f"selfplay/{role.value}/reward": -0.5}, MedicalGameInteraction.shown) == "reward -0.5"
-
-
-def test_the_step_line_speaks_of_void_games_where_there_are_any() -> None:
-    assert step_line({"selfplay/void_rate": 0.0}, ()) == ""
-    assert step_line({"selfplay/void_rate": 0.25}, ()) == "void 0.25"
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        ({"selfplay/attacker/reward": -0.5}, "reward -0.5"),
+        ({"selfplay/assessor/reward": -0.5}, "reward -0.5"),
+        ({"selfplay/void_rate": 0.0}, ""),
+        ({"selfplay/void_rate": 0.25}, "void 0.25"),
+    ],
+)
+def test_the_step_line_leaves_out_what_a_step_lacks(metrics: dict[str, float], line: str) -> None:
+    assert step_line(metrics, MedicalGameInteraction.shown) == line
 
 
 def test_what_is_no_number_stays_out_of_the_file() -> None:
@@ -192,10 +191,8 @@ def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_m
     other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES)
     assert (scaled[ROLES == 2] == other[ROLES == 2]).all()
 
-
-def test_equal_role_tokens_leave_a_role_alone_as_it_is() -> None:
-    advantages = torch.ones(1, 6) * MASK[1:]
-    assert equal_role_tokens(advantages, MASK[1:], ROLES[1:]).tolist() == advantages.tolist()
+    alone = torch.ones(1, 6) * MASK[1:]
+    assert equal_role_tokens(alone, MASK[1:], ROLES[1:]).tolist() == alone.tolist()
 
 
 def test_games_of_the_last_weights_are_not_stale_and_unknown_weights_do_not_count() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from game.builders import game, spec
+from game.builders import game
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
@@ -19,7 +19,6 @@ from medserl_agentloop.games.medical.metrics import (
     quoted_sentence,
     validation_numbers,
 )
-from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
@@ -85,18 +84,18 @@ def test_rows_of_games_are_not_scored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"), [("<answer>\nverdict: safe\n</answer>", "safe"), ("no answer at all", UNREADABLE)]
+    ("text", "verdict"), [("<answer>\nverdict: safe\n</answer>", "safe"), ("no answer at all", UNREADABLE), ("", None)]
 )
-def test_an_answer_travels_as_texts_that_verl_leaves_alone(text: str, verdict: str) -> None:
-    played = game("vanilla_harmful")
-    played.play(text)
+def test_an_answer_travels_as_texts_that_verl_leaves_alone_and_a_void_game_has_none(
+    text: str, verdict: str | None
+) -> None:
+    played = game("vanilla_harmful", text_id="toy-1")
+    if text:
+        played.play(text)
+    else:
+        played.record.void = "assessor: generation aborted"
     numbers = validation_numbers(played.record)
-    assert [numbers[name] for name in TEXTS] == [played.record.spec.text_id, verdict, None, None]
-
-
-def test_a_void_game_has_no_answer() -> None:
-    record = MedicalRecord(spec=spec("vanilla_benign"), void="assessor: generation aborted")
-    assert validation_numbers(record)["verdict"] is None
+    assert [numbers[name] for name in TEXTS] == ["toy-1", verdict, None, None]
 
 
 SENTENCES = {
