@@ -36,7 +36,7 @@ def show(
     game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
     """Print a game of a run, and metrics of its first and last step."""
-    from medserl_agentloop.report.terminal import show_run
+    from medserl_agentloop.report import show_run
 
     with errors_in_one_line():
         show_run(run, Console(), game=game)
@@ -45,10 +45,7 @@ def show(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
-    figures: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the main curves of each run as SVG and PNG; needs matplotlib."),
-    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for main curves as SVG and PNG (matplotlib).")] = None,
 ) -> None:
     """Write the games of runs as a page for the browser, in one file."""
     from medserl_agentloop.report.page import run_names, write_figures, write_page

@@ -106,12 +106,7 @@ class CpuRolloutServer:
         image_data: Sequence[Any] | None = None,
         video_data: Sequence[Any] | None = None,
     ) -> TokenOutput:
-        """Sample one completion.
-
-        Raises:
-            RuntimeError: No weights were pushed yet.
-            ValueError: The request cannot be served as it stands; the message names the numbers.
-        """
+        """Sample one completion; a ValueError names the numbers of a request that cannot be served."""
         if self.global_steps is None:
             raise RuntimeError(
                 f"rollout server {server_name(self.replica_rank)} has no weights yet: "
@@ -211,10 +206,8 @@ class CpuRolloutServer:
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Replace all weights by full tensors, once the completions under way are done.
 
-        ``global_steps`` is their training step; None keeps the step of the last push.
-
-        Raises:
-            ValueError: Names or shapes do not match the model; nothing was loaded.
+        ``global_steps`` is their training step; None keeps the step of the last push. After a ValueError, because names
+        or shapes do not match the model, nothing was loaded.
         """
         own = self.model.state_dict()
         # Tied weights have two names for one tensor, and either name is enough.
@@ -283,11 +276,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """Host memory is not handed back between the phases of a step."""
 
     async def update_weights(
-        self,
-        weights: NamedWeights,
-        wire_format: str = "named_tensors",
-        global_steps: int | None = None,
-        **kwargs: Any,
+        self, weights: NamedWeights, wire_format: str = "named_tensors", global_steps: int | None = None, **kwargs: Any
     ) -> None:
         """Collect ``weights`` and load them into this rank's server."""
         server = ray.get_actor(server_name(self.replica_rank))
@@ -304,12 +293,8 @@ def full_weights(
 ) -> dict[str, torch.Tensor]:
     """Gather what verl pushes to ``rollout`` as whole tensors in host memory, each with a storage of its own.
 
-    Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own names.
-
-    Every training rank must do it: there is a collective inside the iterator (``full_tensor()``).
-
-    Raises:
-        ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
+    Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own names. Every
+    training rank must do it: there is a collective inside the iterator (``full_tensor()``).
     """
     if wire_format != "named_tensors":
         raise ValueError(

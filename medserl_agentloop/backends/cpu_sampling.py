@@ -56,11 +56,7 @@ class SamplingSettings:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
-        """Read verl's sampling parameters, without the token budget.
-
-        Raises:
-            ValueError: A parameter asks for something that this server cannot do.
-        """
+        """Read verl's sampling parameters; a ValueError if one asks for something that this server cannot do."""
         known = {name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None}
         if isinstance(known.get("stop"), str):
             known["stop"] = [known["stop"]]

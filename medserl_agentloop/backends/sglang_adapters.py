@@ -67,11 +67,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
     """verl's way to its SGLang server, and a push of the roles' adapters. Trainer and server share a node."""
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Push the weights as verl does; the adapters of all roles, where ``peft_config`` names them, replace theirs.
-
-        Raises:
-            RuntimeError: The server could not load an adapter; repeats what it said.
-        """
+        """Push the weights as verl does; adapters of roles, where ``peft_config`` names them, replace theirs."""
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS not in config:
             await super().update_weights(weights, *args, **kwargs)
@@ -107,18 +103,9 @@ class CpuServerAdapter(ServerAdapter):
     """
 
     async def update_weights(
-        self,
-        weights: NamedWeights,
-        global_steps: int | None = None,
-        wire_format: str = "named_tensors",
-        **kwargs: Any,
+        self, weights: NamedWeights, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any
     ) -> None:
-        """Load ``weights`` into this rank's server and empty its prefix cache.
-
-        Raises:
-            ValueError: The weights come in another wire format than named tensors, or as a LoRA adapter.
-            RuntimeError: The server could not load them; repeats what it said.
-        """
+        """Load ``weights`` into this rank's server and empty its prefix cache."""
         if ROLE_ADAPTERS in (kwargs.get("peft_config") or {}):
             await super().update_weights(weights, global_steps=global_steps, **kwargs)
             return

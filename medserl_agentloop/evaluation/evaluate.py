@@ -40,13 +40,7 @@ from medserl_agentloop.games.medical.prompting import PromptProfile, load_profil
 from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.metrics import Difference, compare, grade
-from medserl_agentloop.scoring.notes import (
-    Prediction,
-    Reference,
-    ReferenceNote,
-    majority,
-    write_submission,
-)
+from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Scorer
 from medserl_agentloop.scoring.report import TITLES, as_dicts, as_json, report_on, table_of, tables, with_interval
 
@@ -100,9 +94,7 @@ def evaluate(
     tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
-    shortcuts: Annotated[
-        bool, typer.Option("--shortcuts", help="Also ask about changes that are no medicine.")
-    ] = False,
+    shortcuts: Annotated[bool, typer.Option("--shortcuts", help="Also ask about changes of no medicine.")] = False,
     train: Train = None,
     neural: Neural = False,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
@@ -131,12 +123,7 @@ def evaluate(
         training = read_training(train, reference.notes) if train else ([], 0)
         prompts = load_profile(profile)
         template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
-        asking = {
-            "api_key_env": api_key_env,
-            "timeout_s": timeout,
-            "retries": tries - 1,
-            "concurrency": concurrency,
-        }
+        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
         player = model_at(model, served, prompts, template_kwargs, **asking)
         if isinstance(player, ServedModel):
             facts = {"name": player.name, "server": player.url}

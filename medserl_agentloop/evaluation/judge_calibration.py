@@ -360,9 +360,7 @@ def serve(
     shape: Annotated[Literal["labels", "bare"], typer.Option(help="Answers bare, or under score_key.")] = "bare",
     host: Annotated[str, typer.Option(help="Address to listen on; others than this need --token-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
-    token_env: Annotated[
-        str | None, typer.Option(help="Environment variable with a key that all requests must bring.")
-    ] = None,
+    token_env: Annotated[str | None, typer.Option(help="Environment variable with the key of all requests.")] = None,
 ) -> None:
     """Offer POST /judge and GET /health until interrupted.
 

@@ -22,8 +22,7 @@ from scipy.stats import ks_2samp
 
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
-from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.table import GAMES
+from medserl_agentloop.games.medical.records import GAMES, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.report import TURNS, games_frame, metrics, parts, read_run, turns_frame, typed_frame

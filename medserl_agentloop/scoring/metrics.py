@@ -102,10 +102,9 @@ def score(
     *,
     scorers: Mapping[str, Scorer] = SCORERS,
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Scores:
     """Score one submission; see ``grade`` and ``summarise``."""
-    return summarise([grade(reference, predictions, scorers)], resamples=resamples, seed=seed)
+    return summarise([grade(reference, predictions, scorers)], resamples=resamples)
 
 
 def grade(

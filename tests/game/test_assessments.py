@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won, validation_numbers
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import TEXTS, AssessmentRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.table import TEXTS
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 TERMS = MedserlTerms()

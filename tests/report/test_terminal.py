@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import GameSpec, Role
-from medserl_agentloop.report.terminal import show_run
+from medserl_agentloop.report import show_run
 
 
 def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> MedicalRecord:

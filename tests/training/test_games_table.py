@@ -16,8 +16,7 @@ from wandb.proto import wandb_internal_pb2
 from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.table import TO_READ, table_to_read
+from medserl_agentloop.games.medical.records import TO_READ, Judgement, MedicalRecord, Outcome, table_to_read
 from medserl_agentloop.games.medical.types import Label, Role
 
 GAME = MedicalGameInteraction(MedicalConfig())

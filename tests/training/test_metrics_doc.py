@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report.terminal import HEADLINE_METRICS
+from medserl_agentloop.report import HEADLINE_METRICS
 
 RULES = MedicalGameInteraction.rules()
 PAGE = PACKAGE.parent / "docs" / "metrics.md"

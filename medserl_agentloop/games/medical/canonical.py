@@ -123,14 +123,9 @@ def visible(text: str) -> str:
 
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
-    """What ``text`` says, word by word.
+    """What ``text`` says: words in lower case, numbers by value, units and abbreviations in one spelling, and signs.
 
-    Args:
-        text: A note or a part of one.
-        hyphen: What a hyphen between two words becomes: a blank, or nothing.
-
-    Returns:
-        Words in lower case, numbers by value, units and abbreviations in one spelling, and signs; no punctuation.
+    ``hyphen`` is what a hyphen between two words becomes: a blank, or nothing. There is no punctuation.
     """
     text = " ".join(visible(text).casefold().replace("_", " ").split())
     text = _SEPARATOR.sub(" ", _DASH.sub("-", text))

@@ -121,8 +121,7 @@ class MedicalConfig(SelfPlayConfig):
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     anchor: dict[str, Share] = Field(
-        default={role.value: 0.0 for role in Role},
-        description=SelfPlayConfig.model_fields["anchor"].description,
+        default={role.value: 0.0 for role in Role}, description=SelfPlayConfig.model_fields["anchor"].description
     )
     reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
     reward_terms: dict[str, float | None] = Field(

@@ -28,10 +28,9 @@ from medserl_agentloop.games.medical.metrics import (
     validation_numbers,
 )
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row
-from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.records import MedicalRecord, table_to_read
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.table import table_to_read
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 

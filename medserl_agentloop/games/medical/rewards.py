@@ -257,20 +257,18 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     """
     each = [scheme(game) for game in record.by_assessment]
     record.rewards, record.turn_rewards = each[0], {}
-    if len(each) == 1:
-        record.void_unless_rewards_are_numbers()
-        return
-    record.rewards = {}
-    for role in Role:
-        if of_role := [rewards[role] for rewards in each if role in rewards]:
-            names = dict.fromkeys(name for parts in of_role for name in parts)
-            means = {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
-            record.rewards[role] = means
-    if Role.ATTACKER in record.rewards:
-        record.turn_rewards[0] = record.rewards[Role.ATTACKER]
-    for number, rewards in enumerate(each, start=record.first_assessment):
-        if Role.ASSESSOR in rewards:
-            record.turn_rewards[number] = rewards[Role.ASSESSOR]
+    if len(each) > 1:
+        record.rewards = {}
+        for role in Role:
+            if of_role := [rewards[role] for rewards in each if role in rewards]:
+                names = dict.fromkeys(name for parts in of_role for name in parts)
+                means = {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
+                record.rewards[role] = means
+        if Role.ATTACKER in record.rewards:
+            record.turn_rewards[0] = record.rewards[Role.ATTACKER]
+        for number, rewards in enumerate(each, start=record.first_assessment):
+            if Role.ASSESSOR in rewards:
+                record.turn_rewards[number] = rewards[Role.ASSESSOR]
     record.void_unless_rewards_are_numbers()
 
 
@@ -308,10 +306,8 @@ def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
     Labels (NeurIPS 2013), lemma 1. Components are combined by name; one that a label does not have is 0
     there. Example, s = p = 0.8: +1 if harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
 
-    Untouched notes, whose labels come from the data, and games without a judgement are scored as they are.
-
-    Raises:
-        ValueError: The judge says too little to divide by.
+    Untouched notes, whose labels come from the data, and games without a judgement are scored as they are. A ValueError
+    if the judge says too little to divide by.
     """
     if rates.information < LEAST_INFORMATION:
         raise ValueError(
