@@ -35,6 +35,7 @@ help:
 	echo "                 each, damage 5,000 files, and draw all examples of the property tests, in a quarter of an hour"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
+	echo "make learn       install, train both roles in the toy clinic from three seeds, measure and draw them"
 	echo "make lint        install, ruff and mypy --strict"
 	echo "make format      install, reformat the code"
 	echo "make clean       remove the environment and what the quickstart made"

@@ -69,7 +69,7 @@ def register() -> None:
         raise
     if _ANNOUNCED not in os.environ:
         os.environ[_ANNOUNCED] = "1"
-        print(f"[medserl] medserl-agentloop {VERSION} loaded into verl {verl.__version__}", flush=True)
+        print(f"[medserl] medserl-agentloop {VERSION} loaded into verl {verl.__version__}", file=sys.stderr, flush=True)
 
 
 def _register_for_training() -> None:

@@ -38,7 +38,7 @@ def printed() -> str:
     """By a process that imports verl, and by one that it starts."""
     run = python(PLAIN)
     assert run.returncode == 0, run.stderr
-    return run.stdout
+    return run.stdout + run.stderr
 
 
 def test_importing_verl_loads_the_plugin_and_names_both_versions_once_for_all_processes_of_a_run(printed: str) -> None:

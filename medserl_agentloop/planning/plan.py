@@ -293,7 +293,10 @@ def plan(
     counts = {"n_gpus_per_node": gpus, "nnodes": nodes}
     wanted = [*(overrides or []), *(f"trainer.{key}={count}" for key, count in counts.items() if count is not None)]
     with errors_in_one_line():
-        result = plan_run(composed(recipe, wanted), gpu, model_config, flash=flash)
+        run = composed(recipe, wanted)
+        result = plan_run(run, gpu, model_config, flash=flash)
+    if run["trainer.device"] == "cpu":
+        typer.echo(f"{recipe} runs on the CPU; this is the plan of the same run on a GPU of {gpu:g} GB.", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
     else:
