@@ -14,40 +14,27 @@ from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import ErrorType, Role
 
 
-def full_record(text: str = "free text") -> MedicalRecord:
+def texts(*fields: str) -> dict[str, str]:
+    return dict.fromkeys(fields, "free text")
+
+
+def full_record() -> MedicalRecord:
     """A record with every field set."""
     record = finished(
         Outcome.CORRECT_DETECTION,
         category="adversarial_harmful",
-        facts={
-            "error_type": ErrorType.CAUSAL_ORGANISM,
-            "seed_note": text,
-            "text_id": "ms-1",
-            "vignette_id": "ms-1-2",
-            "index": 3,
-        },
-        attack={"response": text, "note": text, "reasoning": text, "violations": ["text_after_note"]},
-        assessment={
-            "response": text,
-            "sentence": text,
-            "correction": text,
-            "error_type": ErrorType.DIAGNOSIS,
-            "reasoning": text,
-        },
-        error_sentences=[text],
-        scheme="medserl",
-        profile="medserl",
-        context="isolated",
-        step=5,
-        uid="u",
-        session=2,
-        policy_version=4,
-        players={Role.ASSESSOR: text},
+        facts={**texts("seed_note", "text_id", "vignette_id"), "error_type": ErrorType.CAUSAL_ORGANISM, "index": 3},
+        attack={**texts("response", "note", "reasoning"), "violations": ["text_after_note"]},
+        assessment={**texts("response", "sentence", "correction", "reasoning"), "error_type": ErrorType.DIAGNOSIS},
+        error_sentences=["free text"],
+        **texts("scheme", "profile", "context", "uid"),
+        **{"step": 5, "session": 2, "policy_version": 4},
+        players={Role.ASSESSOR: "gpt"},
         opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
         finished=datetime(2026, 11, 22, 11, 25, 32, tzinfo=UTC),
         seconds=[1.25, 0.5],
     )
-    record.judgement.realistic, record.judgement.reason = True, text
+    record.judgement.realistic, record.judgement.reason = True, "free text"
     record.rewards = medserl(record)
     return record
 
