@@ -97,21 +97,21 @@ def test_one_assessment_is_paid_and_written_as_ever(record: MedicalRecord, name:
     assert not {"turn_rewards", "further_assessments"} & set(game.to_json())
 
 
-@pytest.mark.parametrize(("found", "worth"), [(0, -1.0), (1, 0.0), (2, 1.0), (3, 0.0), (4, -1.0)])
-def test_an_attack_is_learnable_where_half_of_the_assessments_find_it(found: int, worth: float) -> None:
-    record = assessed(*[True] * found, *[False] * (4 - found))
+# Assessments that find the error, that miss it, and that nobody can read (-).
+LEARNABLE = {
+    "miss miss miss miss": -1.0, "find miss miss miss": 0.0, "find find miss miss": 1.0, "find find find miss": 0.0,
+    "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "miss - -": 0.0,
+    "find miss - -": 1.0, "find miss find -": 1 / 3, "find miss miss - -": 1 / 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("answers", "worth"), LEARNABLE.items())
+def test_an_attack_is_learnable_where_half_of_the_readable_assessments_find_it(answers: str, worth: float) -> None:
+    record = assessed(*({"find": True, "miss": False, "-": None}[answer] for answer in answers.split()))
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
-    assert attacker["learnable"] == worth
+    assert attacker["learnable"] == pytest.approx(worth)
     usual = rewarded(record).rewards[Role.ATTACKER]
     assert {**attacker, "learnable": 0} == {**{n: part for n, part in usual.items() if n != "game"}, "learnable": 0}
-
-
-@pytest.mark.parametrize("right", [(None, None), (True, None), (False, None, None)])
-def test_answers_that_nobody_can_read_say_nothing_of_what_is_learnable(right: tuple[bool | None, ...]) -> None:
-    assert rewarded(assessed(*right), "learnable").rewards[Role.ATTACKER]["learnable"] == 0.0
-    read = rewarded(assessed(True, False, *right), "learnable").rewards[Role.ATTACKER]["learnable"]
-    counted = [each for each in (True, False, *right) if each is not None]
-    assert read == pytest.approx(1 - 4 * abs(sum(counted) / len(counted) - 0.5))
 
 
 @given(several())
@@ -148,19 +148,11 @@ def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) ->
     found = role_metrics(records)
     single = {"further_assessments": []}
     apart = role_metrics([each.model_copy(update=single) for record in records for each in record.by_assessment])
-    counted = (
-        "selfplay/assessor/",
-        "selfplay/shortcut/",
-        "selfplay/attacker/success_rate",
-        "selfplay/attacker/decided",
-    )
-    assert {k: v for k, v in found.items() if k.startswith(counted)} == {
-        k: v for k, v in apart.items() if k.startswith(counted)
-    }
+    counted = re.compile("selfplay/(assessor/|shortcut/|attacker/success_rate|attacker/decided)").match
+    assert {k: v for k, v in found.items() if counted(k)} == {k: v for k, v in apart.items() if counted(k)}
     assert found["selfplay/games"] == len(records)
-    assert found.get("selfplay/attacker/turns", 0) == sum(
-        g.attack is not None and g.outcome is not Outcome.VOID for g in records
-    )
+    attacked = [game for game in records if game.attack is not None and game.outcome is not Outcome.VOID]
+    assert found.get("selfplay/attacker/turns", 0) == len(attacked)
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,8 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def test_every_pattern_of_the_game_is_timed() -> None:
-    assert {
-        "edits._INSTRUCTION",
-        "canonical._TOKEN",
-        "edits._WORD",
-        "parsing._ANSWER_FIELD",
-        "parsing._CLASSIC_FIELD",
-    } <= set(PATTERNS)
+    some = "edits._INSTRUCTION canonical._TOKEN edits._WORD parsing._ANSWER_FIELD parsing._CLASSIC_FIELD"
+    assert set(some.split()) <= set(PATTERNS)
 
 
 @pytest.mark.parametrize("name", [*PATTERNS, *READERS])
