@@ -57,6 +57,7 @@ def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     text = shown(tmp_path, [game(1), game(2), game(3, assessment=assessment_text("safe"))])
     assert "step 1" in text and "step 3" in text and "step 2" not in text.split("role metrics")[1]
     assert "0.1" in text and "0.3" in text
+    assert shown(tmp_path / "of one step", [game(4), game(4)]).split("role metrics")[1].count("step 4") == 1
 
 
 HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -108,10 +109,6 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
     for table in tables(found, ratings(found), names):
         Console(file=out, width=400, color_system=None).print(table)
     assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
-
-
-def test_a_run_of_one_step_has_one_column(tmp_path: Path) -> None:
-    assert shown(tmp_path, [game(4), game(4)]).split("role metrics")[1].count("step 4") == 1
 
 
 def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Games against a frozen model: what it is asked, what stays out of the tensors, what an outage costs."""
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,17 +78,6 @@ def test_the_opponent_reads_the_profiles_messages_within_the_roles_budget(server
     assert asked["messages"] == load_profile("medserl").messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE)
     assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.3, 0.9, 7)
     assert asked["max_tokens"] == 400 + int(len(NOTE.encode()) * 1.25) + 16
-
-
-def test_the_opponents_turn_ends_where_the_profile_says_stop(server: OpponentServer, tmp_path: Path) -> None:
-    shutil.copytree(load_profile().folder, tmp_path / "mine")
-    (tmp_path / "mine" / "profile.yaml").write_text("parser: medserl\nstop: {attacker: ['</note>']}")
-    server.answer = lambda _: attack_text()
-    run = against(server, "assessor")
-    run.selfplay.profile = str(tmp_path / "mine")
-    play([assessment_text()], run=run)
-    [asked] = server.chats
-    assert (asked["stop"], asked["no_stop_trim"], asked["include_stop_str_in_output"]) == (["</note>"], True, True)
 
 
 def test_nothing_but_the_note_crosses_and_no_hidden_reasoning_changes_a_trained_tensor(server: OpponentServer) -> None:

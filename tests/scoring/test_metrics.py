@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
-from note_files import OFFICIAL, medec_file
 from scipy.stats import binomtest
-from scoring.builders import gold, guesses, note, scored, validation
+from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
@@ -96,17 +95,6 @@ def test_a_group_has_the_score_of_its_notes(case: tuple[list[ReferenceNote], lis
         expected = by_scikit_learn(alone, predictions)
         for measure in ("flag_accuracy", "sentence_accuracy"):
             assert group.measures[measure].value == pytest.approx(expected[measure])
-
-
-def test_gold_predictions_on_the_validation_set_are_perfect() -> None:
-    notes = validation(medec_file(OFFICIAL)).notes
-    assert len(notes) == 574 and sum(n.flag for n in notes) == 319
-    found = score(notes, gold(notes)).measures
-    for name in ("flag_accuracy", "sentence_accuracy", "precision", "recall", "f1", "readable"):
-        assert found[name].value == found[name].low == found[name].high == 1.0
-    assert found["false_positive_rate"].value == 0.0
-    assert found["rouge_1"].value is not None and found["rouge_1"].value >= 0.996
-    assert found["rouge_1_composite"].value is not None and found["rouge_1_composite"].value >= 0.997
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_the_numbers_are_the_published_scripts(tmp_path: Path, seed: int, blank:
 def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, blank: int) -> None:
     real = medec_file(OFFICIAL)
     notes = validation(real).notes
+    assert len(notes) == 574 and sum(n.flag for n in notes) == 319
     reference = tmp_path / "notes.csv"
     reference.write_bytes(real.read_bytes().rstrip() + b"\r\n" + b",,,,,,,,\r\n" * blank)
     write_submission(tmp_path / "s.txt", gold(notes))
@@ -100,7 +101,11 @@ def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, bla
     ours = read_reference([reference])
     assert ours.dropped_empty == blank and ours.notes == notes
     predictions, _ = read_submission(tmp_path / "s.txt", [n.text_id for n in ours.notes])
-    assert score(ours.notes, predictions.values(), resamples=0).measures["flag_accuracy"].value == 1.0
+    measures = score(ours.notes, predictions.values()).measures
+    for name in ("flag_accuracy", "sentence_accuracy", "precision", "recall", "f1", "readable"):
+        assert measures[name].value == measures[name].low == measures[name].high == 1.0
+    assert measures["false_positive_rate"].value == 0.0
+    assert (measures["rouge_1"].value or 0) >= 0.996 and (measures["rouge_1_composite"].value or 0) >= 0.997
 
 
 @pytest.mark.parametrize(
