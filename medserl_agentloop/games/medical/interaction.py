@@ -13,20 +13,10 @@ from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
+from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
-from medserl_agentloop.games.medical.metrics import (
-    RULES,
-    TEXTS,
-    UNREAD_RATE,
-    Notes,
-    official_notes,
-    official_scores,
-    role_metrics,
-    trained_role_won,
-    validation_numbers,
-)
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.records import MedicalRecord, table_to_read
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
@@ -40,6 +30,11 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
     Record = MedicalRecord
+    metrics = staticmethod(measured.role_metrics)
+    trained_role_won = staticmethod(measured.trained_role_won)
+    validation_numbers = staticmethod(measured.validation_numbers)
+    table = staticmethod(table_to_read)
+    check_run = staticmethod(judge_problems)
     same_run = ("profile", "reward", "reward_terms", "judge")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
@@ -56,7 +51,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._profile = load_profile(config.profile)
         self._reward_model: tuple[str | None, str | None] = (None, None)
         self._base: BaseModelChat | None = None
-        self._notes: Notes = {}
+        self._notes: measured.Notes = {}
 
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
         spec = GameSpec.from_extra_info(facts)
@@ -162,37 +157,21 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()
 
-    def metrics(self, records: Sequence[MedicalRecord]) -> dict[str, float]:
-        return role_metrics(records)
-
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
-        return (*RULES, *common_rules(cls.roles))
+        return (*measured.RULES, *common_rules(cls.roles))
 
     def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        if numbers.get(UNREAD_RATE):
+        if numbers.get(measured.UNREAD_RATE):
             yield WHAT_IT_CANNOT_SEE
 
-    def trained_role_won(self, record: MedicalRecord) -> bool | None:
-        return trained_role_won(record)
-
-    def validation_numbers(self, record: MedicalRecord) -> dict[str, float | str | None]:
-        return validation_numbers(record)
-
     def read_validation_set(self, dataset: Any) -> None:
-        self._notes = official_notes(dataset)
+        self._notes = measured.official_notes(dataset)
 
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        return official_scores(self._notes, sources, facts) if facts.keys() >= set(TEXTS) else ()
-
-    def table(self, records: Sequence[MedicalRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
-        return table_to_read(records, count)
-
-    @classmethod
-    def check_run(cls, run: Any) -> Iterator[str]:
-        return judge_problems(run)
+        return measured.official_scores(self._notes, sources, facts) if facts.keys() >= set(measured.TEXTS) else ()
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
