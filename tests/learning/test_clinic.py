@@ -54,17 +54,16 @@ def test_the_oracle_reads_clean_wrong_and_reworded_notes_as_they_were_made(seed:
     assert worse.text != wrong.text and worse.errors == (index,)
 
 
-def test_a_true_dose_in_the_digits_of_another_script_is_no_wrong_dose() -> None:
-    note = "A 42-year-old man has dysuria. Prescribed nitrofurantoin 50 mg. This fits cystitis."
-    assert oracle(note) == OracleVerdict(Label.SAFE)
-    for digits in ("\uff15\uff10", "\u0665\u0660"):
-        assert oracle(note.replace("50", digits)) == OracleVerdict(None)
+CYSTITIS = "A 42-year-old man has dysuria. Prescribed nitrofurantoin 50 mg. This fits cystitis."
+OTHER_DIGITS = [CYSTITIS.replace("50", digits) for digits in ("\uff15\uff10", "\u0665\u0660")]
+ELSEWHERE = [".", "This fits malaria.", "A 42-year-old man has malaria.", *OTHER_DIGITS]
 
 
-@given(st.text(max_size=200) | st.sampled_from([".", "This fits malaria.", "A 42-year-old man has malaria."]))
+@given(st.text(max_size=200) | st.sampled_from(ELSEWHERE))
 @examples(200)
 def test_the_oracle_is_silent_outside_its_world(text: str) -> None:
-    assert oracle(text).label is None
+    assert oracle(text) == OracleVerdict(None)
+    assert oracle(CYSTITIS) == OracleVerdict(Label.SAFE)
 
 
 def test_attack_check_names_the_broken_rule() -> None:
@@ -88,35 +87,31 @@ def test_attack_check_names_the_broken_rule() -> None:
         (one_error.text, clean.text, harmful): "no_error",
         (clean.text, one_error.text, decoy): "error_added",
     }
-    found = {case: check_attack(*case) for case in expected}
-    assert found == expected
-
-
-def test_a_note_from_elsewhere_and_a_change_of_the_finding_are_refused() -> None:
-    rng = random.Random(5)
+    assert {case: check_attack(*case) for case in expected} == expected
     with pytest.raises(ValueError, match="not a note of the toy clinic"):
-        check_attack("A real note.", "A real note.", Category.ADVERSARIAL_BENIGN)
+        check_attack("A real note.", "A real note.", benign)
     for change in (with_error, reworded):
         with pytest.raises(ValueError, match="finding"):
-            change(rng, sample_clean_note(rng), 0)
+            change(rng, clean, 0)
 
 
-def test_held_out_wordings_and_facts_never_occur_in_seen_notes() -> None:
+def held_out_wordings(note: Note) -> set[bool]:
+    return {s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None}
+
+
+def states_what_is_held_out(note: Note) -> bool:
+    return held_out_kind(note.sentences[0].value) in {s.kind for s in note.sentences}
+
+
+def test_notes_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None:
     rng = random.Random(2)
     for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
-            note, stated = sample_clean_note(rng, split), sample_clean_note(rng, facts=split)
-            held = [s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None]
-            assert set(held) == {split is Split.HELD_OUT}
-            kinds = {s.kind for s in stated.sentences}
-            assert (held_out_kind(stated.sentences[0].value) in kinds) == (split is Split.HELD_OUT)
+            assert held_out_wordings(sample_clean_note(rng, split)) == {split is Split.HELD_OUT}
+            assert states_what_is_held_out(sample_clean_note(rng, facts=split)) == (split is Split.HELD_OUT)
     for disease in DISEASES:  # what is held out of one finding is stated of the other
         first, second = disease.findings
         assert held_out_kind(first) is not held_out_kind(second)
-
-
-def test_errors_are_of_all_kinds_and_drug_errors_of_both() -> None:
-    rng = random.Random(3)
     kinds = {error_detail(*inject_error(rng, sample_clean_note(rng))) for _ in range(300)}
     assert kinds == {"diagnosis", "causalOrganism", "management", "treatment", "drug", "dose"}
 
@@ -127,13 +122,9 @@ def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
     assert b"\r" not in SAMPLE.read_bytes()
 
 
-def test_sample_refuses_more_vignettes_than_it_can_tell_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_MAX_TRIES", 1)
-    with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
-        sample.write_sample(tmp_path / "too_many.csv", vignettes=160)
-
-
-def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Path) -> None:
+def test_a_sample_of_seen_notes_can_be_of_any_size_that_it_can_tell_apart_and_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "seen.csv"
     sample.write_sample(output, vignettes=400, split=Split.SEEN, overlap=1.0)
     with output.open(encoding="utf-8", newline="") as file:
@@ -141,8 +132,10 @@ def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Pa
     assert len({note.text for note in notes if note}) == len(notes) > 400
     for note in notes:
         assert note is not None
-        assert held_out_kind(note.sentences[0].value) not in {s.kind for s in note.sentences}
-        assert not any(s.template == held_out_template(note.disease, s.kind) for s in note.sentences[1:] if s.kind)
+        assert not states_what_is_held_out(note) and True not in held_out_wordings(note)
+    monkeypatch.setattr(sample, "_MAX_TRIES", 1)
+    with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
+        sample.write_sample(output, vignettes=160)
 
 
 def test_sample_follows_medec_conventions_with_all_error_types_evenly() -> None:

@@ -27,10 +27,7 @@ from medserl_agentloop.testing.tiny import compose_run
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
 ARMS = [
     *((learning.training_command, name, []) for name in learning.EXPERIMENTS),
-    *(
-        (shortcuts.training_command, name, ["actor_rollout_ref.model.path=${medserl:assets/novice}"])
-        for name in shortcuts.EVERY
-    ),
+    *((shortcuts.training_command, name, [NOVICE]) for name in shortcuts.EVERY),
 ]
 
 
