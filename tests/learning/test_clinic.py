@@ -29,6 +29,7 @@ from experiments.clinic import (
     with_error,
 )
 from experiments.learning.attack_check import check_attack, error_detail
+from experiments.learning.measure import held_out_cases
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
@@ -114,6 +115,15 @@ def test_notes_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None
         assert held_out_kind(first) is not held_out_kind(second)
     kinds = {error_detail(*inject_error(rng, sample_clean_note(rng))) for _ in range(300)}
     assert kinds == {"diagnosis", "causalOrganism", "management", "treatment", "drug", "dose"}
+
+
+def test_cases_are_held_out_in_wording_and_in_facts_and_hold_the_error_they_name() -> None:
+    for case in held_out_cases(100, seed=4):
+        clean, wrong = parse_note(case.clean), parse_note(case.wrong)
+        assert clean is not None and wrong is not None and not oracle(case.clean).errors
+        assert states_what_is_held_out(clean) and held_out_wordings(clean) == {True}
+        [(index, _)] = oracle(case.wrong).errors
+        assert (wrong.sentences[index].text, error_detail(wrong, index)) == (case.wrong_sentence, case.detail)
 
 
 def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
