@@ -1,4 +1,4 @@
-"""Records travel as JSON between processes and stay in files: nothing may be lost or slipped in. So do a row's facts."""
+"""Records and the facts of rows travel between processes and in files: nothing may be lost or slipped in."""
 
 import json
 from dataclasses import asdict

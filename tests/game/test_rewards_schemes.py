@@ -1,4 +1,4 @@
-"""What holds for every scheme, how one is found, by its name or place, and how one is corrected for a judge that errs."""
+"""What holds for every scheme, how one is found, and how one is corrected for a judge that errs."""
 
 from pathlib import Path
 
