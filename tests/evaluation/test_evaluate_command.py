@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from evaluation.chat_server import MODEL
 from evaluation.mock_server import TOKENIZER, MockServer, mock_server
+from invoking import invoke
 from scoring.builders import write_reference
 from support import assessment_text
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
@@ -67,8 +67,7 @@ def server() -> Iterator[MockServer]:
 
 
 def evaluate(model: Any, notes: Path, output: Path, *more: Any) -> Result:
-    arguments = ["evaluate", str(model), "--notes", str(notes), "--output", str(output), *map(str, more)]
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    return invoke("evaluate", model, "--notes", notes, "--output", output, *more)
 
 
 def results(server: MockServer, notes: Path, output: Path, *more: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from evaluation.chat_server import MODEL, ChatServer
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
+from invoking import invoke
 from note_files import SAMPLE
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
 from medserl_agentloop.games.medical.records import Outcome, read_games
@@ -33,8 +33,7 @@ def good_player(role: Role, prompt: str) -> str:
 
 
 def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
-    arguments = ["play", "--endpoint", server.url, "--model", MODEL, "--data", str(data), "--output", str(output)]
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *more])
+    return invoke("play", "--endpoint", server.url, "--model", MODEL, "--data", data, "--output", output, *more)
 
 
 def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
@@ -56,8 +55,8 @@ def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: P
 
 
 def test_data_of_another_profile_is_refused(server: ChatServer, tmp_path: Path) -> None:
-    convert = ["data", "convert", "--input", str(SAMPLE), "--output", str(tmp_path / "brief"), "--profile", "brief"]
-    assert CliRunner().invoke(app, convert).exit_code == 0
+    convert = ("data", "convert", "--input", SAMPLE, "--output", tmp_path / "brief", "--profile", "brief")
+    assert invoke(*convert).exit_code == 0
     data, output = tmp_path / "brief" / "val.parquet", tmp_path / "games.jsonl"
     result = run(server, data, output, "--games", "2")
     assert result.exit_code == 2 and not output.exists()

@@ -9,9 +9,9 @@ from evaluation.test_play import good_player
 from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from invoking import invoke
+from typer.testing import Result
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.evaluation.probe import note_shares, settings_that_follow
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
@@ -21,8 +21,7 @@ P = "selfplay/probe/"
 
 
 def probed(model: str, data: Path, output: Path, *more: str) -> Result:
-    arguments = ["probe", model, "--data", str(data), "--output", str(output), "--notes", "4", "--samples", "3", *more]
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    return invoke("probe", model, "--data", data, "--output", output, "--notes", 4, "--samples", 3, *more)
 
 
 def earning(uid: str, reward: float) -> MedicalRecord:

@@ -11,10 +11,10 @@ import pytest
 from evaluation.chat_server import MODEL, chat_server
 from evaluation.test_play import good_player
 from game.builders import finished
-from typer.testing import CliRunner, Result
+from invoking import invoke
+from typer.testing import Result
 
 from experiments.clinic import inject_error, sample_clean_note
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE
 from medserl_agentloop.data.conversion import write_parquet
@@ -90,9 +90,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def held(output: Path, notes: Path, *players: str, more: tuple[str, ...] = ()) -> Result:
-    options = ("--data", str(notes), "--games", "6", "--profile", "brief", "--judge", ORACLE, "-o", str(output))
-    arguments = ["tournament", *players, *options, *SHORT, *more]
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    options = ("--data", notes, "--games", 6, "--profile", "brief", "--judge", ORACLE, "-o", output)
+    return invoke("tournament", *players, *options, *SHORT, *more)
 
 
 def records(output: Path) -> list[MedicalRecord]:
@@ -195,11 +194,11 @@ def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> No
     (tmp_path / "run" / CONFIG_FILE).write_text(json.dumps(node))
     (tmp_path / "run" / "global_step_1").mkdir()
     (tmp_path / "run" / "global_step_1" / "actor").symlink_to(NOVICE)
-    command = ["tournament", str(tmp_path / "run"), "--games", "3", "-o", str(tmp_path / "out"), *SHORT]
-    done = CliRunner().invoke(app, command)
+    command = ("tournament", tmp_path / "run", "--games", 3, "-o", tmp_path / "out", *SHORT)
+    done = invoke(*command)
     assert done.exit_code == 2 and "name the notes with --data" in " ".join(done.output.split())
     (tmp_path / "gone.parquet").write_bytes(notes.read_bytes())
-    done = CliRunner().invoke(app, command)
+    done = invoke(*command)
     assert done.exit_code == 0, done.output
     settings = json.loads((tmp_path / "out" / "tournament.json").read_text())["settings"]["selfplay"]
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)

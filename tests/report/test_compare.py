@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from game.builders import paid
-from typer.testing import CliRunner
+from invoking import invoke
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme
@@ -107,7 +106,7 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
 )
 def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, lines: bytes, says: str) -> None:
     (tmp_path / "log.jsonl").write_bytes(lines)
-    result = CliRunner().invoke(app, ["compare", str(tmp_path / "log.jsonl"), str(run(tmp_path / "run"))])
+    result = invoke("compare", tmp_path / "log.jsonl", run(tmp_path / "run"))
     assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (2, True, True), result.output
 
 
@@ -132,9 +131,9 @@ def test_the_comparison_is_written_as_markdown_or_html(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(Path("a|b<i>"))
-    result = CliRunner().invoke(app, ["compare", "a|b<i>", "a|b<i>", "-o", name])
+    result = invoke("compare", "a|b<i>", "a|b<i>", "-o", name)
     assert result.exit_code == 0, result.output
     written = Path(name).read_text()
     assert cell in written
     assert all(title in written for title in ("Rewards", "Outcomes and format", "Speed and memory"))
-    assert "neither .md nor .html" in CliRunner().invoke(app, ["compare", "a|b<i>", "a|b<i>", "-o", "c.txt"]).output
+    assert "neither .md nor .html" in invoke("compare", "a|b<i>", "a|b<i>", "-o", "c.txt").output

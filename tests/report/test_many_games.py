@@ -7,10 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from game.builders import paid
-from typer.testing import CliRunner
+from invoking import invoke
 
 from medserl_agentloop import report
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, to_line
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.report import games, page, turns
@@ -46,7 +45,7 @@ def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path:
     for number, run in enumerate([runs[0], *runs]):
         if number:  # the first pays for what is imported and cached
             tracemalloc.start()
-        done = CliRunner().invoke(app, command.format(run=run, out=tmp_path / str(number)).split())
+        done = invoke(*command.format(run=run, out=tmp_path / str(number)).split())
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert done.exit_code == 0, done.output

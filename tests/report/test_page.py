@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from game.builders import finished, paid
+from invoking import invoke
 from support import attack_text
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -52,7 +51,7 @@ def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
 
 
 def report(*runs: Path, output: Path) -> str:
-    done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(output)])
+    done = invoke("report", *runs, "-o", output)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -90,9 +89,8 @@ def test_the_main_curves_of_each_run_are_written_as_svg_and_png(tmp_path: Path) 
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_run(tmp_path / name, [scored(outcome, n) for n, outcome in enumerate(STEPS, start=1)])
-    runs = [str(tmp_path / name) for name in ("a", "b")]
-    options = ["-o", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")]
-    done = CliRunner().invoke(app, ["report", *runs, *options])
+    options = ("-o", tmp_path / "r.html", "--figures", tmp_path / "figures")
+    done = invoke("report", tmp_path / "a", tmp_path / "b", *options)
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
     svg = (tmp_path / "figures" / "a.svg").read_text()
@@ -256,9 +254,9 @@ def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
-    twice = CliRunner().invoke(app, ["report", str(run), str(run), "-o", str(tmp_path / "x.html")])
+    twice = invoke("report", run, run, "-o", tmp_path / "x.html")
     assert twice.exit_code == 2 and "named twice" in twice.output
-    empty = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "x.html")])
+    empty = invoke("report", tmp_path, "-o", tmp_path / "x.html")
     assert empty.exit_code == 2 and "does not exist" in empty.output
     assert not (tmp_path / "x.html").exists()
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from invoking import invoke
 from rich.console import Console
 from support import REWRITTEN, assessment_text, attack_text, extra_info
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
@@ -94,10 +93,10 @@ def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", ["show", "report", "compare"])
 def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
-    run, output = tmp_path / "run", str(tmp_path / "out.md")
+    run, output = tmp_path / "run", tmp_path / "out.md"
     StepFile(run / GAMES_FILE).append([{**hostile().to_json(), "scheme": "mine"}])
-    more = {"show": [], "report": ["-o", output], "compare": [str(run), "-o", output]}
-    result = CliRunner().invoke(app, [command, str(run), *more[command]])
+    more = {"show": [], "report": ["-o", output], "compare": [run, "-o", output]}
+    result = invoke(command, run, *more[command])
     assert result.exit_code == 0, result.output
 
 
@@ -114,7 +113,7 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
 def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
     file = tmp_path / "played.jsonl"
     StepFile(file).append([game().to_json()])
-    result = CliRunner().invoke(app, ["show", str(file)])
+    result = invoke("show", file)
     assert result.exit_code == 0, result.output
     assert "game 1 of 1" in result.output and f"all games: {file}" in result.output.replace("\n", "")
 
@@ -133,6 +132,6 @@ def test_a_game_that_is_not_there_is_an_error_with_the_range(tmp_path: Path, num
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["show", str(tmp_path)])
+    result = invoke("show", tmp_path)
     assert result.exit_code == 2
     assert "give the folder of a run" in result.output

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import COLUMNS
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.types import ErrorType
@@ -95,8 +93,3 @@ def write_reference(path: Path, notes: Any, blank: int = 0) -> Path:
             )
         writer.writerows([[""] * len(COLUMNS)] * blank)
     return path
-
-
-def run(*arguments: Any) -> Any:
-    """What ``medserl score`` prints, and its exit code."""
-    return CliRunner().invoke(app, ["score", *map(str, arguments)])

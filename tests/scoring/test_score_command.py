@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invoking import invoke
 from note_files import SAMPLE
-from scoring.builders import gold, guesses, note, run, write_reference
+from scoring.builders import gold, guesses, note, write_reference
 
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.scoring.notes import write_submission
@@ -35,7 +36,7 @@ def test_a_submission_is_scored_beside_floors_and_published_results(
     reference: Path, submissions: list[Path], tmp_path: Path
 ) -> None:
     output = tmp_path / "results.json"
-    found = run(submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output)
+    found = invoke("score", submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output)
     assert found.exit_code == 0, found.output
     for part in (
         "30 notes, 15 with an error; 5 blank",
@@ -57,7 +58,7 @@ def test_a_submission_is_scored_beside_floors_and_published_results(
 def test_two_submissions_are_compared(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
     write_submission(submissions[0], gold(NOTES))
     output = tmp_path / "results.json"
-    found = run(*submissions[:2], "--reference", reference, "--output", output)
+    found = invoke("score", *submissions[:2], "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
     assert "McNemar p" in found.output
     (comparison,) = results(output)["comparisons"]
@@ -70,7 +71,7 @@ def test_seeds_are_pooled_on_request_and_in_folders(reference: Path, submissions
     output, other = tmp_path / "out" / "results.json", tmp_path / "other" / "submission.txt"
     for path in (output, other):
         path.parent.mkdir()
-    found = run(*submissions, "--pool", "--reference", reference, "--output", output)
+    found = invoke("score", *submissions, "--pool", "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
     pooled = results(output)["systems"]["pooled"]
     assert pooled["seeds"] == 3 and pooled["measures"]["f1"]["spread"] > 0 and " sd 0." in found.output
@@ -79,7 +80,7 @@ def test_seeds_are_pooled_on_request_and_in_folders(reference: Path, submissions
     for path in submissions:
         path.rename(folder / path.name)
     write_submission(other, gold(NOTES))
-    found = run(folder, other.parent, "--reference", reference, "--output", output)
+    found = invoke("score", folder, other.parent, "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
     assert results(output)["systems"][str(folder)] == pooled
     assert results(output)["comparisons"][0]["differences"]["flag_accuracy"]["mcnemar_p"] is None
@@ -90,7 +91,7 @@ def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> 
     write_submission(path, gold(NOTES[:5]))
     with path.open("a") as file:
         file.write("nonsense\n")
-    found = run(path, "--reference", reference, "--output", output)
+    found = invoke("score", path, "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
     assert f"{path}: line 6: is not 'text-id flag sentence-id correction'" in found.stderr
     assert "6 more problems; --output holds all of them" in found.stderr
@@ -102,14 +103,15 @@ def test_official_bugs_print_what_the_published_script_says(
     reference: Path, submissions: list[Path], tmp_path: Path
 ) -> None:
     output = tmp_path / "results.json"
-    found = run(submissions[0], "--reference", reference, "--official-bugs")
+    command = ("score", submissions[0], "--reference", reference, "--official-bugs")
+    found = invoke(*command)
     assert found.exit_code == 0, found.output
     assert "Error Flags Accuracy" in found.output and "0.0" in found.output
     submissions[0].write_text("ms-test-0 0 -1 NA\n")
-    assert run(submissions[0], "--reference", reference, "--official-bugs", "--output", output).exit_code == 0
+    assert invoke(*command, "--output", output).exit_code == 0
     assert results(output)["published_script"][str(submissions[0])]["R1F_subset_check"] is None
     submissions[0].write_text('ms-test-0 1 1 "\\1"\n')
-    found = run(submissions[0], "--reference", reference, "--official-bugs")
+    found = invoke(*command)
     assert found.exit_code == 0 and "the published script stops on guess0.txt" in found.output
 
 
@@ -131,7 +133,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
 ) -> None:
     (tmp_path / "empty").mkdir()
     names = {"folder": tmp_path / "empty", "submission": submissions[0], "reference": reference}
-    found = run(*(a.format(**names) for a in arguments), "--reference", reference)
+    found = invoke("score", *(a.format(**names) for a in arguments), "--reference", reference)
     assert found.exit_code == 2, found.output
     assert found.stderr.startswith("medserl: ") and found.stderr.count("\n") == 1 and part in found.stderr
 

@@ -42,19 +42,6 @@ def test_verls_reinforce_plus_plus_gives_a_zero_sum_attacker_nothing_and_ours_do
     assert ours.tolist() == ([-1.0] * 3 + [1.0] * 3) * 2
 
 
-def test_role_reinforce_pp_computed_by_hand() -> None:
-    """The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75."""
-    batch = written_batch(
-        [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
-        [[0.0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
-    )
-    credited = estimate("role_reinforce_pp", batch)
-    high, low = 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
-    expected = torch.tensor([[-0.7071068, -0.7071068, 0, high, high, high], [1.4142136, 0, low, 0, 0, 0]])
-    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
-    assert credited.returns.tolist() == [[1, 1, 0, 2, 2, 2], [3, 0, 0, 0, 0, 0]]
-
-
 def test_role_grpo_computed_by_hand() -> None:
     """Attackers of one prompt earn 1 and 3; an assessor and another prompt's attacker are alone."""
     batch = written_batch(

@@ -1,0 +1,12 @@
+"""The command ``medserl`` in the test's own process."""
+
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from medserl_agentloop.cli import app
+
+
+def invoke(*arguments: Any) -> Result:
+    """What ``medserl`` prints with these arguments on a wide terminal, and its exit code."""
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
