@@ -154,3 +154,37 @@ def test_verls_registry_knows_the_name_and_says_which_trainer_it_needs(name: str
 
 def test_the_config_lists_every_estimator() -> None:
     assert sorted(ROLE_ESTIMATORS) == sorted(NORMALIZATIONS)
+
+
+def test_role_reinforce_pp_computed_by_hand() -> None:
+    """The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75."""
+    batch = written_batch(
+        [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
+        [[0.0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
+    )
+    credited = estimate("role_reinforce_pp", batch)
+    high, low = 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
+    expected = torch.tensor([[-0.7071068, -0.7071068, 0, high, high, high], [1.4142136, 0, low, 0, 0, 0]])
+    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
+    assert credited.returns.tolist() == [[1, 1, 0, 2, 2, 2], [3, 0, 0, 0, 0, 0]]
+
+
+def test_role_opo_computed_by_hand() -> None:
+    """The docstring's; the assessor's two tokens of the first game weigh nothing in the attacker's baseline."""
+    batch = written_batch([[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]], [[1.0, 0, 7], [0, 0, 5]])
+    credited = estimate("role_opo", batch)
+    assert credited.advantages.tolist() == [[-3, 0, 0], [1, 1, 1]]
+
+
+def test_role_gae_computed_by_hand() -> None:
+    """The attacker is the docstring's; neither the observation's value nor the assessor's comes in."""
+    batch = written_batch(
+        [[ATTACKER, ATTACKER, 0, ASSESSOR]],
+        [[0.0, 2, 0, 7]],
+        values=torch.tensor([[0.5, 1, 50, 3]]),
+        lam=0.5,
+    )
+    plain = estimate("role_gae", batch, with_forms("none"))
+    torch.testing.assert_close(plain.advantages, torch.tensor([[1.0, 1, 0, 4]]), **CLOSE)
+    torch.testing.assert_close(plain.returns, torch.tensor([[1.5, 2, 0, 7]]), **CLOSE)
+    assert estimate("role_gae", batch).advantages.eq(0).all()
