@@ -229,8 +229,9 @@ def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperatu
     except Exception as error:
         reason = str(error).strip().splitlines()[-1]
         raise CertificateError(
-            f"the model cannot run a row of two contexts whose position ids restart ({reason}). Use a model with one "
-            "position per token, or set selfplay.context=shared."
+            f"the model cannot run a row of two contexts whose position ids restart ({reason}). Set actor_rollout_ref."
+            "model.use_remove_padding=True if it is not, use a model with one position per token, or set "
+            "selfplay.context=shared."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """What holds for every scheme, how one is found, and how one is corrected for a judge that errs."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
             {"faild_attack": -1.0},
             r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, ",
         ),
+        ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0; its own is 1"),
+        ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum' must be a number, at most 0"),
+        ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
+        ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
+        ("medical_general_sum", {"realism": 1.0}, "it has none, so leave selfplay.reward_terms as it is"),
         (
             "flat_rewards:flat",
             {"faild_attack": -1.0},

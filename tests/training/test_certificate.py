@@ -76,7 +76,7 @@ def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> No
     assert not isolation["holds"]
     cause = {
         **dict.fromkeys(("no restart", "no restart, bf16"), "position ids do not restart"),
-        "qwen2_vl": "Use a model with one position per token",
+        "qwen2_vl": "use a model with one position per token",
     }.get(variant, "Part of its layers ignore that position ids restart")
     assert cause in isolation["problem"]
 

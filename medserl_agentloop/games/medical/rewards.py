@@ -232,21 +232,27 @@ SCHEMES: dict[str, RewardScheme] = {
 def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
     """The scheme called ``name``, or a user's own as ``package.module:function``, with other constants (``terms``).
 
-    A ValueError lists the schemes there are, or the scheme's constants; None leaves the scheme's own.
+    None leaves the scheme's own constant. A ValueError lists the schemes there are, or the scheme's constants. It also
+    refuses a constant that is no number and, of the schemes here, one whose sign would pay for losing.
     """
     expected = "package.module:function of a function MedicalRecord -> Rewards"
     scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
-    terms = {term: value for term, value in terms.items() if value is not None}
-    if not terms:
+    changed = {term: value for term, value in terms.items() if value is not None}
+    if not changed:
         return scheme
     parameter = signature(scheme).parameters.get("terms")
     constants: Any = None if parameter is None else parameter.default
-    known = [field.name for field in fields(constants)] if is_dataclass(constants) else []
-    for term in terms:
+    own = {f.name: getattr(constants, f.name) for f in (fields(constants) if is_dataclass(constants) else ())}
+    known = [term for term, default in own.items() if type(default) in (int, float)]
+    for term, value in changed.items():
         if term not in known:
             has = ", ".join(known) or "none, so leave selfplay.reward_terms as it is"
             raise ValueError(f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has {has}")
-    return partial(scheme, **{"terms": replace(constants, **terms)})
+        reward = own[term] >= 0
+        if not math.isfinite(value) or (name in SCHEMES and (value < 0 if reward else value > 0)):
+            limit = "at least 0" if reward else "at most 0"
+            raise ValueError(f"{term}={value:g} of {name!r} must be a number, {limit}; its own is {own[term]:g}")
+    return partial(scheme, **{"terms": replace(constants, **changed)})
 
 
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
