@@ -42,11 +42,11 @@ ROWS_AT_START = 500
 LATEST = "latest_checkpointed_iteration.txt"
 """Where verl writes the step of the last checkpoint."""
 
-SAME_RUN = (
-    *("selfplay.game", "selfplay.context", "selfplay.train", "selfplay.credit"),
-    *(f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
-)
-"""Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``)."""
+SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
+"""Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``).
+
+Whose turn it is to train may change: training one role for a while is a remedy.
+"""
 
 TRAIN_HASHES = "medserl_train_files_sha256"
 """Where ``run_config.yaml`` has the hashes of the training files."""
