@@ -28,6 +28,9 @@ CONFIG_FILE = "run_config.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 LOCK_FILE = ".lock"
+LATEST = "latest_checkpointed_iteration.txt"
+"""Where verl writes the step of the last checkpoint."""
+
 WANDB_RUN_FILE = "wandb_run_id"
 
 
@@ -173,7 +176,7 @@ class RunFiles:
     def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
         """Lock the folder and that of the ``checkpoints`` for this process, and write the run's ``config``.
 
-        Where the run goes on with a ``changed`` config, that of the steps before is kept beside it.
+        Where the run goes on with a ``changed`` config, that of the steps up to the last checkpoint is kept beside it.
 
         Raises:
             ValueError: Another process has one of them.
@@ -182,8 +185,11 @@ class RunFiles:
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
         path = self.folder / CONFIG_FILE
         if changed:
-            last = max((row["step"] for row in _rows(self.metrics)), default=0)
-            path.rename(path.with_suffix(f".until_step_{last}.yaml"))
+            latest = Path(checkpoints) / LATEST
+            step = latest.read_text(encoding="utf-8").strip() if latest.exists() else "0"
+            before = path.with_suffix(f".until_step_{step}.yaml")
+            if not before.exists():  # else this config trained no step
+                path.rename(before)
         with replacing(path) as file:
             file.write(config.encode())
 

@@ -48,7 +48,6 @@ from medserl_agentloop.core.metrics import (
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run
 from medserl_agentloop.core.run_check.machine import (
-    LATEST,
     changes,
     check_dataset,
     check_files,
@@ -56,6 +55,7 @@ from medserl_agentloop.core.run_check.machine import (
     config_text,
 )
 from medserl_agentloop.core.step_file import (
+    LATEST,
     HasState,
     RunFiles,
     load_state,

@@ -17,7 +17,7 @@ from game.builders import finished
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import RunFiles, StepFile, lock_folder, resume_wandb_run
+from medserl_agentloop.core.step_file import LATEST, RunFiles, StepFile, lock_folder, resume_wandb_run
 from medserl_agentloop.games.medical.records import Outcome, read_games
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
@@ -249,9 +249,11 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
 
 
 def test_a_run_that_goes_on_with_another_config_keeps_that_of_the_steps_before(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    files.metrics.append(steps(1, 2))
+    (tmp_path / LATEST).write_text("2")
     (tmp_path / "run_config.yaml").write_text("reward: medserl")
-    files.open("reward: zero_sum", checkpoints=tmp_path, changed=True)
+    for config in ("reward: learnable", "reward: zero_sum"):  # the first of them ends before it has trained a step
+        files = RunFiles(tmp_path)
+        files.open(config, checkpoints=tmp_path, changed=True)
+        del files  # which frees the folder
     assert (tmp_path / "run_config.yaml").read_text() == "reward: zero_sum"
     assert (tmp_path / "run_config.until_step_2.yaml").read_text() == "reward: medserl"

@@ -30,7 +30,7 @@ from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_clas
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
 from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
-from medserl_agentloop.core.step_file import CONFIG_FILE
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, sha256_of
 
 DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
@@ -38,9 +38,6 @@ DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
 
 ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
-
-LATEST = "latest_checkpointed_iteration.txt"
-"""Where verl writes the step of the last checkpoint."""
 
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``).
