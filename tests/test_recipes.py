@@ -1,6 +1,9 @@
 """Every recipe composes against verl's real config, and every key it sets exists there."""
 
+import re
+
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
@@ -56,6 +59,20 @@ def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
     assert isinstance(check_run(config), MedicalConfig)
+
+
+@pytest.mark.parametrize(("recipe", "column"), [("openrlhf_script", 1), ("verl_script", 3)])
+def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(recipe: str, column: int) -> None:
+    config = compose_run(f"+recipes={recipe}")
+    path = resource(f"recipes/{recipe}.yaml")
+    header = path.read_text().split("defaults:")[0]
+    page = (path.parents[1] / "docs/migration.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` " + r"\| (\S+) " * 4 + r"\|$", page, re.M)
+    assert len(rows) > 20
+    for key, *values in rows:
+        script, here = values[column - 1 : column + 1]
+        assert yaml.safe_load(here) == OmegaConf.select(config, key), key
+        assert script in (here, "-") or key.rpartition(".")[2] in header, f"{key}: the header gives no reason"
 
 
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
