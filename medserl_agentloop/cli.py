@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -86,21 +85,14 @@ def certify(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
 ) -> None:
     """Measure isolation, credit and loss of a run on its own workers, without training."""
+    from medserl_agentloop.core.run_check.composition import recipe_override
+
     # Without resuming: what is measured is the run as it begins, whatever its folder holds.
     settings = ["trainer.resume_mode=disable", *(overrides or []), "selfplay.certify=only"]
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *settings]
-    last: deque[str] = deque(maxlen=40)
-    certified = False
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            last.append(line)
-            _, own, text = line.partition("[medserl] ")
-            if own:
-                typer.echo(visible(own + text.rstrip()))
-            certified |= text.startswith("certificate: ")
-    if run.returncode and not certified:
-        typer.echo("".join(last), err=True)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", recipe_override(recipe), *settings]
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if run.returncode and "CertificateError" not in run.stderr:
+        typer.echo(run.stderr, err=True)
     raise typer.Exit(1 if run.returncode else 0)
 
 

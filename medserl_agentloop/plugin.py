@@ -7,17 +7,19 @@ said here, loudly.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 import verl
 from hydra import compose
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -123,6 +125,51 @@ def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], erro
         others(kind, error, trace)
         return
     print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
+
+
+class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
+    """Hydra callback of the recipes: what a run and its processes print goes to ``train.log`` beside its games.
+
+    Lines of this package go to the terminal, too, and so does the error of a run that fails, with its traceback.
+    ``hydra.verbose=true`` leaves everything on the terminal.
+    """
+
+    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Ray writes its workers' lines to ``sys.stdout`` and ``sys.stderr``; its own processes inherit 1 and 2."""
+        self.before: tuple[TextIO, TextIO, int, int] | None = None
+        if config.hydra.verbose:
+            return
+        path = Path(config.selfplay.records) / "train.log"
+        print(f"[medserl] verl's and Ray's lines are in {path} (hydra.verbose=true shows them)", flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sys.stderr.flush()
+        self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
+        log = _OwnLinesToo(path.open("ab"), self.before[2])
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        sys.stdout = sys.stderr = log
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
+        """Hydra prints the error of a run that failed after this."""
+        if self.before is not None and job_return.status is JobStatus.FAILED:
+            sys.stdout, sys.stderr, *files = self.before
+            for number, file in zip((1, 2), files, strict=True):
+                os.dup2(file, number)
+
+
+class _OwnLinesToo(io.TextIOWrapper):
+    """A log file whose lines of this package are written to a terminal, too."""
+
+    def __init__(self, file: Any, terminal: int) -> None:
+        super().__init__(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        self.terminal = terminal
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            _, own, said = line.partition("[medserl] ")
+            if own:
+                os.write(self.terminal, f"{own}{said}\n".encode(errors="backslashreplace"))
+        return super().write(text)
 
 
 class WarmStartCheck(StartupCheck):

@@ -24,9 +24,7 @@ REPOSITORY = PACKAGE.parent
 GAMES_PER_STEP = 16
 SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2")
 SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)
-# Ray would start workers ahead that verl's actors, with an environment of their own, do not take.
-RAY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
-RAY["RAY_ADDRESS"] = "local"  # or a run would join a cluster that somebody has started on this machine
+RAY = {"RAY_ADDRESS": "local"}  # or a run would join a cluster that somebody has started on this machine
 # What verl's single controller sets for a training worker, for a world of one.
 WORKER = {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -77,6 +75,8 @@ class Run:
     ) -> None:
         self.folder = folder
         self.log = folder / f"log{len(list(folder.glob('log*')))}.txt"
+        """What a user would see on the terminal."""
+        self.train_log = folder / "run" / "train.log"
         command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
         command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
         with self.log.open("w") as log:
@@ -92,7 +92,7 @@ class Run:
     def wait(self) -> None:
         assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]
         # verl prints this when it is done; games that an asynchronous run has begun by then die with their server.
-        training, _, _ = self.log.read_text().partition("Final validation metrics")
+        training, _, _ = self.train_log.read_text().partition("Final validation metrics")
         for crash in ("Error in _run_prompt", "the rollout server gave no turn"):
             assert crash not in training
 

@@ -36,7 +36,7 @@ def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_whose_judge_is_down_goes_on_and_invents_nothing(run: Run) -> None:
-    assert "Error in _run_prompt" not in run.log.read_text()
+    assert "Error in _run_prompt" not in run.train_log.read_text()
     games = list(read_games(run.folder / "run" / GAMES_FILE))
     assert len(games) == 2 * GAMES_PER_STEP
     asked = [g for g in games if g.attack is not None and g.attack.invalid is None]
@@ -51,6 +51,8 @@ def test_a_run_whose_judge_is_down_goes_on_and_invents_nothing(run: Run) -> None
 def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(run: Run) -> None:
     assert run.process.returncode != 0
     log = run.log.read_text()
+    assert "Traceback (most recent call last)" in log and "ray init kwargs" not in log
+    assert "ray init kwargs" in run.train_log.read_text()
     assert "HealthError: stopped after step 2 (selfplay.on_alarm=stop). rollout_mismatch: training/rollout" in log
     assert "start the same command with selfplay.on_alarm=warn" in re.sub(r"\s+", " ", log)
     assert sum(line.startswith("alarm rollout_mismatch: ") for line in run.lines()) == 1

@@ -60,7 +60,7 @@ def test_two_nodes_train_both_roles_and_the_critic_and_the_one_that_is_lost_is_n
     )
     try:
         run.wait_for_checkpoint(1)
-        [trainer] = set(re.findall(r"TaskRunnerV1 pid=(\d+)", run.log.read_text()))
+        [trainer] = set(re.findall(r"TaskRunnerV1 pid=(\d+)", run.train_log.read_text()))
         raylet = psutil.Process(int(trainer)).ppid()
         other, *_ = [node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid != raylet]
         cluster.remove_node(other, allow_graceful=False)

@@ -191,14 +191,12 @@ def train(name: str, folder: Path, command: list[str]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    with (folder / "train.log").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            log.write(line)
-            if "[medserl] step" in line:
+            if line.startswith("[medserl] step"):
                 console.print(f"{name}:{line.partition('[medserl]')[2].rstrip()}", soft_wrap=True)
-    if process.wait() != 0:
+    if process.returncode:
         raise RuntimeError(f"the run failed; read {folder / 'train.log'}")
     (folder / ".complete").write_text(f"{time.monotonic() - started:.0f} s\n")
 

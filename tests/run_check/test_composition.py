@@ -25,8 +25,9 @@ def test_every_value_names_what_set_it_last() -> None:
     assert (found["critic.rollout_n"].value, found["critic.rollout_n"].changed) == (8, False)
 
 
-def test_a_later_recipe_takes_precedence() -> None:
-    mode = by_key("quickstart,colocate_async")["trainer.v1.trainer_mode"]
+@pytest.mark.parametrize("recipes", ["quickstart,colocate_async", "[quickstart,colocate_async]"])
+def test_a_later_recipe_takes_precedence(recipes: str) -> None:
+    mode = by_key(recipes)["trainer.v1.trainer_mode"]
     assert (mode.value, mode.origin) == ("selfplay_colocate_async", "recipes/colocate_async.yaml")
 
 

@@ -1,6 +1,7 @@
 """What a run will need of its machine is looked for before anything starts: packages, keys, models, files."""
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 from run_check.runs import run_of
 
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS, LATEST, config_text
 from medserl_agentloop.paths import resource
-from medserl_agentloop.plugin import StartupCheck, _say_how_to_resume
+from medserl_agentloop.plugin import StartupCheck, TrainLog, _say_how_to_resume
 
 ATTENTION, PATH = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref.model.path"
 WANDB = {"trainer.logger": ["console", "wandb"]}
@@ -200,6 +203,28 @@ def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
     assert "has trained 12 steps, and trainer.total_training_steps=12: nothing is left" in problem("checkpoints", here)
     assert problem("checkpoints", {**here, "trainer.total_training_steps": 13}) == ""
     assert problem("checkpoints", {**here, "trainer.val_only": True}) == ""
+
+
+def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = OmegaConf.create({"selfplay": {"records": "runs/x"}, "hydra": {"verbose": False}})
+    log = TrainLog()
+    log.on_job_start(config)
+    print("\x1b[36m(Worker pid=1)\x1b[0m of Ray's")
+    print("(Worker pid=1) [medserl] step 1/2: \ud800", file=sys.stderr)
+    os.write(2, b"of a library\n")
+    log.on_job_end(config, JobReturn(status=JobStatus.FAILED))
+    print("Traceback", file=sys.stderr)
+    said, errors = capfd.readouterr()
+    of_run = (home / "runs" / "x" / "train.log").read_text()
+    assert "are in runs/x/train.log" in said.splitlines()[0]
+    assert said.splitlines()[1:] == ["[medserl] step 1/2: \\ud800"] and errors == "Traceback\n"
+    assert of_run.endswith("of Ray's\n(Worker pid=1) [medserl] step 1/2: \\ud800\nof a library\n")
+    config.hydra.verbose = True
+    log.on_job_start(config)
+    print("of verl's")
+    assert capfd.readouterr().out == "of verl's\n"
 
 
 def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:

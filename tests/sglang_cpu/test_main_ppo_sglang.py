@@ -44,7 +44,7 @@ def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
     assert first.process.wait(timeout=60) != 0
     print(f"the run ended {time.monotonic() - killed:.0f} s after its scheduler")
 
-    log = first.log.read_text()
+    log = first.train_log.read_text()
     # SGLang's own watch says it, or the run's, whichever looks first.
     assert f"(pid={scheduler.pid}) crashed with exit code -9" in log
     [line] = {line for line in first.lines() if "died" in line}

@@ -45,9 +45,14 @@ def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
     return config
 
 
+def recipe_override(recipe: str) -> str:
+    """The override for a recipe, or for several with commas between them, in brackets or not."""
+    return f"+recipes=[{recipe.strip('[]')}]"
+
+
 def config_of(recipe: str) -> str:
     """The name of verl's config that a recipe is for."""
-    return SFT if recipe.startswith("warm_start") else PPO
+    return SFT if recipe.startswith(("warm_start", "[warm_start")) else PPO
 
 
 def schema_of(recipe: str) -> DictConfig:
@@ -56,17 +61,17 @@ def schema_of(recipe: str) -> DictConfig:
 
 
 def compose_recipe(recipe: str, overrides: list[str]) -> DictConfig:
-    """Compose ``+recipes=RECIPE`` with overrides; several recipes have commas between them.
+    """Compose ``+recipes=RECIPE`` with overrides; ``recipe`` as in :func:`recipe_override`.
 
     Raises:
         ValueError: Hydra cannot compose it; says why.
     """
     try:
-        return compose_run(f"+recipes=[{recipe}]", *overrides, config_name=config_of(recipe))
+        return compose_run(recipe_override(recipe), *overrides, config_name=config_of(recipe))
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).splitlines()[0]
         known = sorted(file.stem for file in resource("recipes").glob("*.yaml"))
-        missing = [part for part in recipe.split(",") if f"recipes/{part}'" in reason]
+        missing = [part for part in recipe.strip("[]").split(",") if f"recipes/{part}'" in reason]
         hint = "".join(f"{did_you_mean(part, known)}; the recipes are {', '.join(known)}" for part in missing)
         if unknown := re.match(r"Could not override '(.*)'", reason):
             hint = did_you_mean(unknown[1], dict(_leaves(schema_of(recipe))))
@@ -80,7 +85,7 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
     default = dict(_leaves(schema_of(recipe))) | dict(_leaves(of_game))
     with initialize_config_module(VERL_CONFIGS, version_base=None):
         loader = GlobalHydra.instance().config_loader()
-        origins = _origins(loader, config_of(recipe), [f"+recipes=[{recipe}]", *overrides])
+        origins = _origins(loader, config_of(recipe), [recipe_override(recipe), *overrides])
     result = []
     for key, value in _leaves(OmegaConf.merge(of_game, config)):
         origin = _origin(key, origins)
