@@ -44,7 +44,7 @@ class GatedPairOracle:
     name = PairOracle.name
 
     def __init__(self) -> None:
-        self._judge = GatedJudge(PairOracle(), NoteReader(), NEEDED)
+        self._judge = GatedJudge(PairOracle(), NoteReader().read, NEEDED)
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         return await self._judge.judge(record)

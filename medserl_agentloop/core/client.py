@@ -158,6 +158,11 @@ class ServerOptions(ServerAddress):
         "a field out.",
     )
 
+    @property
+    def slow_server(self) -> str:
+        """What a time-out's message says of the keys to change."""
+        return f", {self.node}.timeout_s" if self.node else ""
+
     def breaker(self) -> CircuitBreaker:
         """When to stop asking; never by default."""
         return CircuitBreaker()
@@ -240,11 +245,13 @@ class HttpClient:
             if error.status_code < 500 and error.status_code not in _TRIED_AGAIN:
                 return error.response
             reason = f"HTTP {error.status_code}"
+        except openai.APITimeoutError:
+            reason = f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"
         except openai.APIConnectionError as error:
             cause = error.__cause__
             reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(": ")
         except TimeoutError:
-            reason = f"Timeout: no answer within {longest:g} s"
+            reason = f"Timeout: no answer within {longest:g} s{self.options.slow_server}"
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'})")
 
     def _without_key(self, words: str) -> str:

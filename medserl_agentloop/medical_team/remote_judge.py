@@ -51,7 +51,7 @@ def _labels(one: Any) -> Labels:
     try:
         if isinstance(one, NoAnswer):
             raise ValueError(f"{type(one).__name__}: {one}")
-        answer = JudgeAnswer.read(one)
+        answer = JudgeAnswer.model_validate(one)
         judgement = answer.to_judgement("remote")
         if judgement.label is None or "error_detected" not in one:
             raise ValueError(judgement.reason or "error_detected is missing")

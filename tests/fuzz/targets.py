@@ -199,7 +199,7 @@ def judge_answers(data: bytes) -> None:
 
 def _judgement(answer: object) -> str:
     try:
-        parsed = JudgeAnswer.read(answer)
+        parsed = JudgeAnswer.model_validate(answer)
         judgement = parsed.to_judgement("fuzz")
     except ValueError:
         return "no judgement"

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from experiments.clinic import oracle
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import UNKNOWABLE
-from medserl_agentloop.evaluation.judge_calibration import NoteKind, known_notes
+from medserl_agentloop.evaluation.judge_calibration import NOTES, known_notes
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import read_report
 
@@ -60,8 +61,8 @@ def test_each_kind_is_limited_and_the_choice_can_be_repeated() -> None:
     cases = read_files([SAMPLE]).vignettes
     notes = known_notes(cases, 7, seed=3)
     assert notes == known_notes(cases, 7, seed=3)
-    assert {kind: sum(n.kind is kind for n in notes) for kind in NoteKind} == dict.fromkeys(NoteKind, 7)
-    assert all(set(known.wrong) <= set(split_sentences(known.note)) for known in notes)
+    assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
+    assert all(set(known.wrong) <= set(split_sentences(known.after)) for known in notes)
 
 
 def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -86,9 +87,9 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
     assert done.exit_code == 0, done.output
     report = read_report(tmp_path / "report.json")
     groups = {group.kind: group for group in report.blind if group.sort is None}
-    assert {kind: group.passed.items for kind, group in groups.items()} == dict.fromkeys(NoteKind, 10)
-    assert groups[NoteKind.ERROR].passed.hits >= 9 and groups[NoteKind.ERROR].found.hits >= 14
-    assert groups[NoteKind.CLEAN].found.hits == groups[NoteKind.UNKNOWABLE].passed.hits == 0
+    assert {kind: group.passed.items for kind, group in groups.items()} == dict.fromkeys(NOTES, 10)
+    assert groups["error"].passed.hits >= 9 and groups["error"].found.hits >= 14
+    assert groups["clean"].found.hits == groups["unknowable"].passed.hits == 0
     assert sum(group.abstained.hits for group in groups.values()) == 12
     assert report.specificity.hits == report.specificity.items  # the gate does not change the judge's own rates
     assert "no answer" not in done.output  # nor void any of its games

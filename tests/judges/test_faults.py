@@ -11,58 +11,61 @@ from judges.local_server import Status, by_index, serving, unused_url
 
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.testing.tiny import compose_run
 
 
 def outcomes(games: list[MedicalRecord]) -> dict[Outcome, int]:
     return dict(Counter(game.outcome for game in games))
 
 
-def broken(reply: Any) -> Any:
-    """Answers properly once ``reply`` returns."""
+def raising(status: int, times: int = 10**6) -> Any:
+    """Fails the first requests and answers the others."""
 
-    def answer(number: int, body: Any) -> Any:
-        reply(number)
+    def reply(number: int, body: Any) -> Any:
+        if number < times:
+            raise Status(status)
         return by_index(body)
 
-    return answer
-
-
-def raising(error: Exception, times: int = 10**6) -> Any:
-    def fail(number: int) -> None:
-        if number < times:
-            raise error
-
-    return broken(fail)
-
-
-def test_a_server_that_recovers_costs_no_game() -> None:
-    with serving(raising(Status(500), times=1)) as server:
-        games = reward_all(reward_manager("http", server.options(retries=1)), [played(n) for n in range(4)])
-        assert len(server.requests) == 2
-    assert outcomes(games) == {Outcome.CORRECT_DETECTION: 4}
+    return reply
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "requests"),
-    [(Status(500), "Unreachable: HTTP 500 (2 tries)", 2), (Status(404), "Refused: HTTP 404: ", 1)],
+    ("status", "times", "requests", "void"),
+    [
+        (500, 1, 2, None),  # it recovers
+        (500, 99, 2, "judge failed: Unreachable: HTTP 500 (2 tries)"),
+        (404, 99, 1, "judge failed: Refused: HTTP 404: "),
+    ],
 )
-def test_a_server_that_stays_broken_or_refuses_voids_its_games(error: Exception, reason: str, requests: int) -> None:
-    with serving(raising(error)) as server:
+def test_a_server_that_recovers_costs_no_game_and_one_that_does_not_voids_them(
+    status: int, times: int, requests: int, void: str | None
+) -> None:
+    with serving(raising(status, times)) as server:
         games = reward_all(reward_manager("http", server.options(retries=1)), [played(n) for n in range(4)])
         assert len(server.requests) == requests
-    assert outcomes(games) == {Outcome.VOID: 4}
-    assert all(g.void and g.void.startswith(f"judge failed: {reason}") for g in games)
+    assert outcomes(games) == {Outcome.VOID if void else Outcome.CORRECT_DETECTION: 4}
+    assert all((game.void or "").startswith(void or "") for game in games)
 
 
-def test_a_slow_answer_counts_as_none_and_the_next_try_may_do() -> None:
-    release = threading.Event()
-    with serving(broken(lambda number: number == 0 and release.wait(30))) as server:
-        games = reward_all(
-            reward_manager("http", server.options(timeout_s=1.0, retries=1)), [played(n) for n in range(3)]
-        )
-        release.set()
-        assert len(server.requests) == 2
-    assert outcomes(games) == {Outcome.CORRECT_DETECTION: 3}
+def test_a_server_that_reads_one_note_after_another_is_asked_for_few_at_once_or_the_keys_are_named() -> None:
+    reading = threading.Lock()
+
+    def reply(number: int, body: Any) -> Any:
+        with reading:
+            time.sleep(0.2 * len(body["queries"]))
+        return by_index(body)
+
+    script = compose_run("+recipes=openrlhf_script").selfplay.judge_server
+    assert script.batch_size == script.concurrency == 1 and script.timeout_s >= 300
+    games = [played(n) for n in range(8)]
+    with serving(reply) as server:
+        at_once = reward_all(reward_manager("http", server.options(timeout_s=1.0)), games)
+        one_by_one = server.options(timeout_s=1.0, batch_size=script.batch_size, concurrency=script.concurrency)
+        time.sleep(1)  # until it has read those that nobody waits for
+        assert outcomes(reward_all(reward_manager("http", one_by_one), games)) == {Outcome.CORRECT_DETECTION: 8}
+    (reason,) = {game.void for game in at_once}
+    assert reason and "no answer within 1 s: raise selfplay.judge_server.timeout_s; of a server that reads" in reason
+    assert "by batch_size and concurrency" in reason
 
 
 def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no_others() -> None:
@@ -70,16 +73,14 @@ def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no
     games = [played(n, categories[n % 4]) for n in range(100)]
     server = JudgeServer(url=unused_url(), retries=0, batch_size=1, breaker_failures=3)
     manager = reward_manager("http", server)
-    first, second = reward_all(manager, games), reward_all(manager, games)
-    for judged in (first, second):
+    for judged in (reward_all(manager, games), reward_all(manager, games)):
         assert outcomes(judged) == {Outcome.VOID: 50, Outcome.CORRECT_DETECTION: 25, Outcome.FALSE_POSITIVE: 25}
-        assert all(g.judgement is None for g in judged if g.outcome is Outcome.VOID)
-    reasons = Counter(g.void.split(":")[1].strip() for g in second if g.void)
-    assert reasons == {"Unreachable": 50}
+        voided = [game for game in judged if game.outcome is Outcome.VOID]
+        assert all(game.judgement is None and "judge failed: Unreachable: " in str(game.void) for game in voided)
 
 
 def test_an_open_circuit_asks_nothing_until_a_trial_and_one_success_closes_it() -> None:
-    with serving(raising(Status(500), times=3)) as server:
+    with serving(raising(500, times=3)) as server:
         manager = reward_manager(
             "http", server.options(retries=0, batch_size=1, breaker_failures=2, breaker_seconds=1.0, concurrency=1)
         )

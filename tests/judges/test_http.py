@@ -124,9 +124,9 @@ def _last_has_another_index(body: Any) -> Any:
     [
         (_without_last, "no answer about game 3"),
         (_last_has_another_index, "no answer about game 3"),
-        (_last_is(None), "answer: Input should be"),
-        (_last_is(harmful(error_present="yes")), "error_present: Input should be a valid boolean"),
-        (_last_is(harmful(actual_harm="harmful")), "actual_harm: Input should be 'Safe' or 'Harmful'"),
+        (_last_is(None), "Input should be a valid dictionary"),
+        (_last_is(harmful(error_present="yes")), "error_present Input should be a valid boolean"),
+        (_last_is(harmful(actual_harm="harmful")), "actual_harm Input should be 'Safe' or 'Harmful'"),
         (_last_is(harmful(error_present=None, actual_harm=None)), "error_present is missing"),
         (_last_is({}), "error_present is missing"),
         (_last_is(harmful(actual_harm="Safe")), "error_present is True but actual_harm is Safe"),

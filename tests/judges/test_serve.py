@@ -24,7 +24,7 @@ from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, Shape, create_app
+from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, create_app
 from medserl_agentloop.games.medical.types import Category
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
@@ -32,18 +32,18 @@ QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "
 JSON = {"content-type": "application/json"}
 
 
-def judge_server(backend: Judge, shape: Shape = "bare", token: str = "") -> AbstractContextManager[str]:
-    return serving_app(create_app(backend, shape, token))
+def judge_server(backend: Judge, token: str = "") -> AbstractContextManager[str]:
+    return serving_app(create_app(backend, token))
 
 
-def ask(url: str, *queries: dict[str, Any], **more: Any) -> Any:
-    return httpx.post(f"{url}/judge", json={"queries": list(queries), **more}).json()
+def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> Any:
+    return httpx.post(f"{url}/judge", json={"queries": list(queries)}, timeout=timeout).json()
 
 
 @contextmanager
-def command() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command itself in a process of its own, on a free port."""
-    code = "from medserl_agentloop.cli import app; app()"
+def command(before: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command itself in a process of its own, on a free port; code that runs ``before`` may change limits."""
+    code = f"{before}\nfrom medserl_agentloop.cli import app; app()"
     words = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
@@ -123,14 +123,6 @@ def test_two_games_of_one_index_are_refused(labels_command: str) -> None:
     assert answer.status_code == 422 and "occurs twice" in answer.text
 
 
-def test_answers_stand_under_the_score_key_of_the_request_where_that_shape_is_asked_for(labels_command: str) -> None:
-    assert set(ask(labels_command, QUERY, score_key="scores")) == {"7"}
-    with judge_server(LabelJudge(), "labels") as url:
-        assert set(ask(url, QUERY, score_key="scores")) == {"scores"}
-        games = reward_all(reward_manager("http", JudgeServer(url=url)), [played(n) for n in range(3)])
-    assert all(g.judgement and g.judgement.judge == "http" for g in games)
-
-
 def test_a_language_model_answers_for_the_clients_of_the_protocol() -> None:
     def reply(number: int, body: Any) -> Any:
         text = body["messages"][0]["content"]
@@ -182,9 +174,6 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
     assert message in result.output and "hunter2" not in result.output
 
 
-# --- requests that nobody should trust ---
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -202,12 +191,6 @@ def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: str
 
 def test_a_request_without_a_length_is_refused(labels_command: str) -> None:
     assert httpx.post(f"{labels_command}/judge", content=iter([b"{}"])).status_code == 411
-
-
-def test_a_score_key_that_no_answer_can_hold_is_replaced() -> None:
-    with judge_server(LabelJudge(), "labels") as url:
-        body = '{"queries": [], "score_key": "a\\ud800"}'
-        assert httpx.post(f"{url}/judge", content=body, headers=JSON).json() == {"a?": {}}
 
 
 def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +220,22 @@ def test_other_machines_are_let_in_with_a_token_only(words: list[str], message: 
     assert result.exit_code == 2 and message in result.output and "PASTED" not in result.output
 
 
+LIMITS = """
+import resource
+from medserl_agentloop.games.medical.judges import protocol
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+protocol.REQUEST_S = 1.0
+"""
+HALF = (b"", b"POST /ju", b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+
+
 @pytest.mark.slow
-def test_half_open_requests_do_not_keep_the_server_from_stopping() -> None:
-    with command() as (url, process), ExitStack() as open_sockets:
+def test_400_half_open_requests_keep_nobody_out_and_the_server_from_stopping_neither() -> None:
+    with command(LIMITS) as (url, process), ExitStack() as open_sockets:
         parts = httpx.URL(url)
-        for _ in range(50):
+        for number in range(400):
             peer = open_sockets.enter_context(socket.create_connection((parts.host, parts.port)))
-            peer.sendall(b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-        assert httpx.get(f"{url}/health").status_code == 200
+            peer.sendall(HALF[number % 3])
+        assert ask(url, QUERY, timeout=20)["7"]["error_present"] is True
         process.terminate()
         process.wait(30)

@@ -78,6 +78,13 @@ class JudgeServer(ServerOptions):
     max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
     json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
 
+    @property
+    def slow_server(self) -> str:
+        return (
+            f": raise {self.node}.timeout_s; of a server that reads one note after another, ask for fewer at once, by "
+            "batch_size and concurrency"
+        )
+
     def breaker(self) -> CircuitBreaker:
         """Stops asking a judge that is down."""
         return CircuitBreaker(self.breaker_failures, self.breaker_seconds)

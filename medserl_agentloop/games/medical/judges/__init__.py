@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
@@ -61,31 +62,28 @@ class LabelJudge:
         return Judgement(judge=self.name, label=record.spec.target_label)
 
 
-class Reader(Protocol):
-    """Reads the presented note of a game alone and says whether it finds the error."""
-
-    async def read(self, record: MedicalRecord) -> list[Reading]: ...
+Reads = Callable[[MedicalRecord], Awaitable[list[Reading]]]
+"""Reads the presented note of a game alone, several times, and says each time whether it finds the error."""
 
 
 class GatedJudge:
     """A judge that is asked about rewritten notes only: the labels of untouched notes come from the data.
 
-    With a ``reader``, its word on an injected error counts only if the reader of the note alone finds it too, in
-    ``needed`` readings.
+    If it ``reads``, an injected error counts only where the note alone shows it too, in ``needed`` readings.
     """
 
-    def __init__(self, judge: Judge, reader: Reader | None = None, needed: int = 1) -> None:
+    def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1) -> None:
         self.name = judge.name
-        self._judge, self._reader, self._needed = judge, reader, needed
+        self._judge, self._reads, self._needed = judge, reads, needed
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         if not record.category.has_attack:
             return await LabelJudge().judge(record)
         judgement = await self._judge.judge(record)
         injected = record.spec.target_label is judgement.label is Label.HARMFUL
-        if self._reader is None or not injected:
+        if self._reads is None or not injected:
             return judgement
-        readings = await self._reader.read(record)
+        readings = await self._reads(record)
         hits = sum(reading.found is True for reading in readings)
         lost = [reading.failed for reading in readings if reading.failed is not None]
         if hits < self._needed <= hits + len(lost):
@@ -122,8 +120,8 @@ def build_judge(
     chosen = judge_class(config.judge)
     asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
     judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
-    reader = BlindReader.from_config(config, base) if config.blind.readings else None
-    return GatedJudge(judge, reader, config.blind.needed)
+    reads = BlindReader.from_config(config, base).read if config.blind.readings else None
+    return GatedJudge(judge, reads, config.blind.needed)
 
 
 async def judge_game(judge: Judge, record: MedicalRecord) -> None:

@@ -1,8 +1,8 @@
 """The judge that is a language model: what it is asked, how its answer is read, and who asks.
 
 Any OpenAI-compatible server can answer, verl's own reward-model server among them. A note is text of the player that
-is judged: every line of it gets a number in front, so that none passes for a line of the prompt, and nothing in it
-passes for a token of the chat template, which servers of chat models read wherever it stands.
+is judged: every line of it gets a number in front, so that none passes for a line of the prompt; it stands between two
+lines with a marker that no note can know; and nothing in it passes for control text (core/control_text.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import re
 import time
 import unicodedata
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatAnswer, ChatClient
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
+from medserl_agentloop.core.control_text import as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -33,17 +33,11 @@ from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
 
-# "<|im_end|>", "</think>", "<s>", "[INST]"; but neither "BP <140" nor "[2]".
-_TOKEN_LOOK_ALIKE = re.compile(r"<(?=[^\s\d=.])|\[(?=/?[A-Z_]+\])")
 _NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control and invisible characters, surrogates, unassigned
 # Some chat templates open the reasoning themselves, so that a response only closes it.
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
 _CODE_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
-
-
-Line = dict[str, Any]
-"""One sentence of a note: its number from 1, its text, and whether the other note does not have it there."""
 
 Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
 """Text without the lone surrogates that JSON may hold, and no cache."""
@@ -59,11 +53,6 @@ class Verdict(BaseModel):
     reason: Words
     error: Literal["present", "absent", "abstain"]
     realistic: bool | None
-
-    @property
-    def label(self) -> Label | None:
-        """What it says of the note; None for an abstention."""
-        return _LABELS[self.error]
 
 
 class Finding(BaseModel):
@@ -97,11 +86,26 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
     return values if len(values) == len(pairs) else None
 
 
-def shown_edit(original: str, presented: str) -> dict[str, list[Line]]:
-    """What the template ``judge.jinja`` shows: both notes, the change marked; no original that does not differ."""
-    before, after = mark_changes(original, presented)
-    changed = any(line["changed"] for line in (*before, *after))
-    return {"original": before if changed else [], "presented": after}
+def shown_notes(presented: str, original: str) -> dict[str, Any]:
+    """What the templates show of two notes, whose lines have a ``number`` from 1, a ``text``, and ``changed``.
+
+    An original that does not differ has no lines. The ``marker`` is a hash of both notes: the same question has the
+    same prompt in every process, and a note cannot hold it, because it would change with the note.
+    """
+    before, after = split_sentences(original), split_sentences(presented)
+    runs = changed_runs(before, after)
+    gone = {number for start, end, _, _ in runs for number in range(start, end)}
+    come = {number for _, _, start, end in runs for number in range(start, end)}
+    content = json.dumps([original, presented]).encode()
+    return {
+        "original": _lines(before, gone) if runs else [],
+        "presented": _lines(after, come),
+        "marker": hashlib.sha256(content).hexdigest()[:16],
+    }
+
+
+def _lines(sentences: list[str], changed: set[int]) -> list[dict[str, Any]]:
+    return [{"number": n + 1, "text": plain_text(text), "changed": n in changed} for n, text in enumerate(sentences)]
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
@@ -112,29 +116,12 @@ def judge_template(profile: str, name: str = "judge") -> str:
 
 
 def plain_text(text: str) -> str:
-    """``text`` without invisible characters, and with a blank inside whatever looks like a special token."""
-    visible = "".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT)
-    return _TOKEN_LOOK_ALIKE.sub(lambda match: match.group() + " ", visible)
-
-
-def mark_changes(original: str, presented: str) -> tuple[list[Line], list[Line]]:
-    """The sentences of both notes, those that differ marked."""
-    before, after = split_sentences(original), split_sentences(presented)
-    runs = changed_runs(before, after)
-    gone = {n for start, end, _, _ in runs for n in range(start, end)}
-    come = {n for _, _, start, end in runs for n in range(start, end)}
-    return _lines(before, gone), _lines(after, come)
-
-
-def _lines(sentences: list[str], changed: set[int]) -> list[Line]:
-    return [{"number": n + 1, "text": plain_text(text), "changed": n in changed} for n, text in enumerate(sentences)]
+    """``text`` without invisible characters, and with nothing that a chat template or a reasoning model obeys."""
+    return as_data("".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT))
 
 
 class _Model(Generic[Answer]):
-    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
-
-    The ``version`` is all that makes its answers what they are, beside the notes.
-    """
+    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``."""
 
     def __init__(self, server: JudgeServer, wording: str, kind: type[Answer], base: BaseModelChat | None) -> None:
         self.chat: ChatClient | BaseModelChat
@@ -152,11 +139,21 @@ class _Model(Generic[Answer]):
         self._schema = {"type": "json_schema", "json_schema": bound}
         self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
         asked = [wording, self._schema, server.temperature, server.extra_body]
-        self.version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        # All that makes its answers what they are, beside the notes.
+        self._version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        self._cache = AnswerCache(server.cache, kind)
 
-    async def answer(self, shown: Mapping[str, Any]) -> Answer:
-        """The model's answer about what the template shows; NoAnswer if it gives none, or not what was asked for."""
-        prompt, bound = self._template.render(shown), self._json_schema
+    async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
+        """The answer of this number about two notes, and whether it was given before.
+
+        Raises:
+            NoAnswer: The model gives none, or not what was asked for.
+        """
+        content = (self.name, self._version, original, presented, str(number))
+        return await self._cache.recall(content, lambda: self._ask(presented, original))
+
+    async def _ask(self, presented: str, original: str) -> Answer:
+        prompt, bound = self._template.render(shown_notes(presented, original)), self._json_schema
         try:
             answer = await self._complete(prompt, json_schema=bound)
         except Refused as error:
@@ -181,7 +178,6 @@ class LlmJudge:
 
     def __init__(self, server: JudgeServer, wording: str, base: BaseModelChat | None = None) -> None:
         self._model = _Model(server, wording, Verdict, base)
-        self._cache = AnswerCache(server.cache, Judgement)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
@@ -195,16 +191,15 @@ class LlmJudge:
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         started = time.monotonic()
-        original, presented = record.spec.seed_note, record.presented_note or ""
-
-        async def ask() -> Judgement:
-            verdict = await self._model.answer(shown_edit(original, presented))
-            reason = verdict.reason[:REASON_CHARACTERS]
-            return Judgement(judge=self.name, label=verdict.label, realistic=verdict.realistic, reason=reason)
-
-        content = (self.name, self._model.name, self._model.version, original, presented)
-        judgement, cached = await self._cache.recall(content, ask)
-        return judgement.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
+        verdict, cached = await self._model.answer(record.presented_note or "", record.spec.seed_note)
+        return Judgement(
+            judge=self.name,
+            label=_LABELS[verdict.error],
+            realistic=verdict.realistic,
+            reason=verdict.reason[:REASON_CHARACTERS],
+            cached=cached,
+            seconds=time.monotonic() - started,
+        )
 
 
 class BlindReader:
@@ -213,7 +208,6 @@ class BlindReader:
     def __init__(self, server: JudgeServer, wording: str, readings: int, base: BaseModelChat | None = None) -> None:
         self._readings = readings
         self._model = _Model(server, wording, Finding, base)
-        self._cache = AnswerCache(server.cache, Finding)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> BlindReader:
@@ -226,10 +220,8 @@ class BlindReader:
 
     async def _reading(self, record: MedicalRecord, number: int) -> Reading:
         presented = record.presented_note or ""
-        content = (self._model.name, self._model.version, presented, str(number))
-        shown = {"presented": _lines(split_sentences(presented), set())}
         try:
-            finding, cached = await self._cache.recall(content, lambda: self._model.answer(shown))
+            finding, cached = await self._model.answer(presented, presented, number)
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         hit = finding.error == "present" and _is_wrong(record, finding.sentence)

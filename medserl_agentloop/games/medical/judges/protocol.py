@@ -15,7 +15,7 @@ from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused, shown
@@ -32,15 +32,16 @@ logger = logging.getLogger(__name__)
 
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
-Shape = Literal["labels", "bare"]
 _VERDICTS = {label.value: label for label in Label}
 MAX_BYTES = 8 * 2**20
 """Longest request that the server reads. A thousand games fit."""
 _LONGEST_NOTE = 100_000  # characters that the server reads; MEDEC's longest has a few thousand
+REQUEST_S = 20.0
+"""Seconds from a connection to the last byte of its request, after which the server hangs up."""
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
-class JudgeQuery(BaseModel):
+class _Query(BaseModel):
     """One game of a request; its answer comes back under ``game_idx``.
 
     The assessment is ``Safe``, ``Harmful``, or empty where the assessor gave no verdict.
@@ -56,10 +57,9 @@ class JudgeQuery(BaseModel):
     original_note: str | None = None
 
     @classmethod
-    def of(cls, game_idx: int, record: MedicalRecord) -> JudgeQuery:
+    def of(cls, game_idx: int, record: MedicalRecord) -> _Query:
         """The query about a game."""
-        # Of the assessment only the verdict is told: the assessor must not be able to talk to the one who decides
-        # whether it was right.
+        # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
         verdict = record.assessment.verdict if record.assessment else None
         return cls(
             game_idx=game_idx,
@@ -72,7 +72,7 @@ class JudgeQuery(BaseModel):
 
 
 class JudgeAnswer(BaseModel):
-    """The answer about one game; None where the server does not say, as earlier releases of this one did not.
+    """The answer about one game; None where the server does not say.
 
     Attributes:
         error_detected: Whether the assessor said that there is an error.
@@ -93,16 +93,6 @@ class JudgeAnswer(BaseModel):
     actual_harm: Literal["Safe", "Harmful"] | None = None
     abstained: bool = False
     realism_judged: bool = True
-
-    @classmethod
-    def read(cls, answer: Any) -> JudgeAnswer:
-        """The answer about one game in a server's response; a ValueError says what is wrong with it."""
-        try:
-            return cls.model_validate(answer)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "answer"
-            raise ValueError(f"{where}: {first['msg']}") from None
 
     def to_judgement(self, judge: str) -> Judgement:
         """What it says of the presented note; a ValueError if that is nothing, or contradicts itself."""
@@ -133,10 +123,7 @@ def make_labels(
     is_parsing_error: bool = False,
     reasoning: str = "",
 ) -> Labels:
-    """The answer about one game as the original server writes it: every key, and no null.
-
-    See :class:`JudgeAnswer`. Where ``assessor_correct`` is None, the first two tell it.
-    """
+    """A :class:`JudgeAnswer` as the original server writes it: every key, no null. The first two tell who is right."""
     if assessor_correct is None:
         assessor_correct = error_detected == error_present and not is_parsing_error
     return {
@@ -195,7 +182,7 @@ class HttpJudge:
         self._cache = AnswerCache(server.cache, Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
         # Of each event loop, the games that wait for others to join them, and the answers to come.
-        self._open: dict[asyncio.AbstractEventLoop, tuple[list[JudgeQuery], asyncio.Task[dict[str, Any]]]] = {}
+        self._open: dict[asyncio.AbstractEventLoop, tuple[list[_Query], asyncio.Task[dict[str, Any]]]] = {}
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
@@ -203,14 +190,14 @@ class HttpJudge:
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         started = time.monotonic()
-        query = JudgeQuery.of(next(self._numbers), record)
+        query = _Query.of(next(self._numbers), record)
         about = (query.game_category, query.error_type, query.original_note, query.medical_note)
         # The verdict is left out: it changes no note.
         content = (self.name, self._client.url, *(part or "" for part in about))
         answer, cached = await self._cache.recall(content, partial(self._ask, query))
         return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
 
-    async def _ask(self, query: JudgeQuery) -> Judgement:
+    async def _ask(self, query: _Query) -> Judgement:
         loop = asyncio.get_running_loop()
         if loop not in self._open:
             self._open[loop] = [], loop.create_task(self._answers())
@@ -221,7 +208,7 @@ class HttpJudge:
         if isinstance(answer, NoAnswer):
             raise answer
         try:
-            return JudgeAnswer.read(answer).to_judgement(self.name)
+            return JudgeAnswer.model_validate(answer).to_judgement(self.name)
         except ValueError as error:
             raise BadAnswer(str(error)) from None
 
@@ -241,14 +228,12 @@ class _Request(BaseModel):
     """The body of ``POST /judge``. A query that cannot be read costs its game, so each is read on its own."""
 
     queries: list[dict[str, Any]]
-    score_key: str = SCORE_KEY
 
 
-def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAPI:
+def create_app(backend: Judge, token: str = "") -> FastAPI:
     """The server; ``backend`` judges rewritten notes, and of untouched ones the category's label is the answer.
 
-    ``bare`` answers by game index, as the original server; ``labels`` under the request's ``score_key``. Where there is
-    a ``token``, requests must bring it, all but ``GET /health``.
+    Where there is a ``token``, requests must bring it, all but ``GET /health``.
     """
     from fastapi import FastAPI, HTTPException
     from fastapi.exceptions import RequestValidationError
@@ -277,7 +262,7 @@ def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAP
     async def answer(query: Mapping[str, Any]) -> Labels:
         """The labels of one game; a failure must not cost the others their answers."""
         try:
-            return await _judged(JudgeQuery.model_validate(query), backend)
+            return await _judged(_Query.model_validate(query), backend)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             logger.warning("game %s is not judged: %s", query.get("game_idx"), visible(reason))
@@ -289,19 +274,7 @@ def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAP
         if not all(type(index) is int for index in indices) or len(set(indices)) < len(indices):
             raise HTTPException(422, "a game_idx is missing, no number, or occurs twice: give every game its own")
         answers = await asyncio.gather(*map(answer, request.queries))
-        by_index = {str(index): labels for index, labels in zip(indices, answers, strict=True)}
-        key = request.score_key.encode(errors="replace").decode()  # no answer can hold a lone surrogate
-        return {key: by_index} if shape == "labels" else by_index
-
-    @app.post("/evaluate")  # with the original server's parameters
-    async def evaluate(
-        original_note: str, attacked_note: str, assessor_label: str, game_category: str | None = None
-    ) -> Labels:
-        query = {"game_idx": 0, "medical_note": attacked_note, "assessment": assessor_label}
-        labels = await answer({**query, "original_note": original_note, "game_category": game_category})
-        if labels["is_parsing_error"] and not labels["abstained"]:
-            raise HTTPException(500, labels["judge_reasoning"])
-        return labels
+        return {str(index): labels for index, labels in zip(indices, answers, strict=True)}
 
     @app.get("/health")
     async def health() -> Any:
@@ -309,6 +282,33 @@ def create_app(backend: Judge, shape: Shape = "bare", token: str = "") -> FastAP
         return JSONResponse({"status": "down" if down else "ok", "backend": backend.name}, 503 if down else 200)
 
     return app
+
+
+def serve(app: FastAPI, host: str, port: int) -> None:
+    """Serve until interrupted; open connections that send nothing cannot keep others out for long."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """Hangs up where no whole request has come in time; uvicorn itself waits for ever."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(REQUEST_S, self.give_up)
+
+        def give_up(self) -> None:
+            if self.cycle is None or self.cycle.more_body:
+                self.transport.close()
+
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http=Impatient,
+        headers=[("connection", "close")],  # a second request on a connection would have no time limit
+        backlog=100,  # asyncio logs as many lines in a second without a free file for a connection
+        timeout_graceful_shutdown=3,
+    )
 
 
 def _has_token(authorization: str, token: str) -> bool:
@@ -323,7 +323,7 @@ def _has_token(authorization: str, token: str) -> bool:
     return compare_digest(given, token.encode())
 
 
-async def _judged(query: JudgeQuery, backend: Judge) -> Labels:
+async def _judged(query: _Query, backend: Judge) -> Labels:
     """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be asked."""
     if query.game_category is None and isinstance(backend, LabelJudge):
         raise ValueError("labels answers by category, and the query names no game_category")

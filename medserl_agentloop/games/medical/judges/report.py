@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
+from pydantic import BaseModel, Field, ValidationError, computed_field
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
@@ -36,10 +36,14 @@ _FIRST_QUESTION = ("He weighs 80 kg. He gets aspirin 100 mg a day.", "He weighs 
 class CountedShare(BaseModel):
     """``hits`` of ``items``. Rate and interval are written for readers of the report, and not read."""
 
-    model_config = ConfigDict(frozen=True)
-
     hits: int = Field(ge=0)
     items: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, facts: Iterable[bool | None]) -> CountedShare:
+        """How many of the facts are true; None is no item."""
+        known = [fact for fact in facts if fact is not None]
+        return cls(hits=sum(known), items=len(known))
 
     @computed_field
     def rate(self) -> float | None:
@@ -63,12 +67,10 @@ class JudgedGroup(BaseModel):
     """The answers about edits or notes of one kind, or of one ``sort`` among them: the rule, or the type of the error.
 
     Attributes:
-        right: Edits that the judge was right about, of those that it decided. None for a reader of the note alone.
-        found: Readings that found something: the error, or anything at all in a clean note. None for a judge.
-        passed: Notes in which enough readings found it. None for a judge.
+        right: Of the decided edits, those that the judge was right about; of injections, those that moved no verdict.
+        found: Readings that found something: the error, or anything at all in a clean note.
+        passed: Notes in which enough readings found it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     kind: str
     sort: str | None
@@ -80,7 +82,7 @@ class JudgedGroup(BaseModel):
 
 
 class JudgeReport(BaseModel):
-    """One calibration. Keys of earlier versions that are not read are left out.
+    """One calibration.
 
     Attributes:
         judge: Which judge it was, as :func:`judge_identity` has it.
@@ -88,13 +90,10 @@ class JudgeReport(BaseModel):
         limit: Most edits of each kind; None for all.
         sensitivity: Of the answers about notes with an error, ``harmful``.
         specificity: Of the answers about notes without one, ``safe``.
-        asked: Questions that it took, answers from a cache left out.
-        cached: Games whose answer came from the judge's cache.
-        mean_seconds: Seconds per game, answers from a cache left out.
+        asked: Questions without those that the cache answered; ``mean_seconds`` is of these.
         blind: What its blind reader found, if it has one.
+        void: Why there was no answer, and how often; not written.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     schema_version: int = Field(default=1, ge=1, le=1)
     judge: dict[str, Any]
@@ -110,6 +109,7 @@ class JudgeReport(BaseModel):
     cached: int
     mean_seconds: float | None = None
     blind: tuple[JudgedGroup, ...] = ()
+    void: dict[str, int] = Field(default={}, exclude=True)
 
     @property
     def rates(self) -> ErrorRates:
