@@ -218,7 +218,7 @@ def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases
     if output.exists():
         return
     profile = load_profile(PROFILE)
-    frozen, player = load_player(resource("assets/novice"), profile), load_player(model, profile)
+    frozen, player = load_player(resource("assets/novice")), load_player(model)
     rows = []
     for temperature in kind.temperatures:
         measurement = Measurement(frozen, cases, profile, temperature, seed)

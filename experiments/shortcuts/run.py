@@ -40,7 +40,6 @@ from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
@@ -227,7 +226,7 @@ def _measured_once(output: Path, model: Path, seed: int, count: int) -> None:
     if output.exists():
         return
     torch.set_num_threads(1)
-    rates = measure(load_player(model, load_profile(PROFILE)), held_out_cases(count), seed)
+    rates = measure(load_player(model), held_out_cases(count), seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, ("measure", "hits", "items"), [(r.measure, r.hits, r.items) for r in rates])
     console.print(f"{output}: " + ", ".join(f"{r.measure} {Share(r.hits, r.items)}" for r in rates), soft_wrap=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -18,7 +17,7 @@ from uuid import uuid4
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused, Unreachable, shown
 from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER, THINK, broken
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Message, NoReplyError, Prompt, Reply, Turn, place
+from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
 
 PATH = "/chat/completions"
 """Path of the requests, under the base of the API."""
@@ -119,19 +118,16 @@ class ChatClient:
 class ServedModel:
     """Asks the server for turns; ``name`` is that of the model.
 
-    ``fields`` are sampling and other fields of all requests. With a ``seed`` each turn has one of its own, made from
-    this seed, its role and its text. Messages may not smuggle in ``special_tokens``, those of the model's tokenizer.
+    ``fields`` are sampling and other fields of all requests. Messages may not smuggle in ``special_tokens``, those of
+    the model's tokenizer.
     """
 
-    def __init__(
-        self, http: HttpClient, *, special_tokens: Iterable[str] = (), seed: int | None = None, **fields: Any
-    ) -> None:
+    def __init__(self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any) -> None:
         self.name = str(http.options.model)
         self.url = http.url
         """The API's base, without credentials."""
-        self._http, self._seed, self._fields = http, seed, fields
+        self._http, self._fields = http, fields
         self._chat = ChatClient(http, special_tokens)
-        self._asked: Counter[str] = Counter()
 
     async def check(self) -> None:
         """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
@@ -165,51 +161,29 @@ class ServedModel:
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`."""
-        if self._seed is not None:
-            key = _seed_text(self._seed, turn, messages)
-            fields = {"seed": _seed(key, self._asked[key]), **fields}
-            self._asked[key] += 1
         try:
             answer = await self.answer(turn, messages, **fields)
         except NoAnswer as error:
             raise NoReplyError(f"{turn.role}: {error}") from None
         return Reply(answer.text, answer.tokens, answer.truncated, turn.prefix)
 
-    async def answers(
-        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
-    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
-        """Replies by number as they come, or why there is none; turns with one text are samples by their numbers."""
+    async def sample(
+        self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
+    ) -> Reply:
+        """Take a turn of at most ``budget`` tokens, drawn by a seed of its own, or raise :class:`NoReplyError`.
 
-        async def one(number: int, turn: Turn) -> tuple[int, Reply | NoReplyError]:
-            messages = turn.prompt.filled()
-            own_seed = _seed(_seed_text(seed, turn, messages), number)
-            fields = {"max_tokens": budget, "temperature": temperature, "seed": own_seed}
-            try:
-                return number, await self.reply(turn, messages, **fields)
-            except NoReplyError as reason:
-                return number, reason
-
-        tasks = [asyncio.create_task(one(*each)) for each in turns.items()]
-        try:
-            for task in asyncio.as_completed(tasks):
-                yield await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        Its seed follows ``seed``, the turn and the ``number`` of the game or sample, and not the order of the requests,
+        which differs from run to run.
+        """
+        text = "".join(turn.prompt.data.values()) or str(list(messages))
+        role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
+        key = f"{seed}/{role}/{text}" + (f"/{number}" if number else "")
+        own_seed = zlib.crc32(key.encode(errors="replace")) >> 1
+        return await self.reply(turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed)
 
     def count(self, text: str) -> int:
         """About as many tokens as ``text`` takes: two for a word."""
         return 2 * len(text.split())
-
-
-def _seed_text(seed: int, turn: Turn, messages: Sequence[Message]) -> str:
-    """What a turn's own seed follows: not the order of the requests, which differs from run to run."""
-    return f"{seed}/{turn.role}/" + ("".join(turn.prompt.data.values()) or str(list(messages)))
-
-
-def _seed(text: str, sample: int) -> int:
-    return zlib.crc32((text + (f"/{sample}" if sample else "")).encode(errors="replace")) >> 1
 
 
 class BaseModelChat:
@@ -236,10 +210,8 @@ class BaseModelChat:
         Raises:
             NoAnswer: The engine refuses the request, aborts it, or takes too long.
         """
-        texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
-        asked = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
         budget = fields["max_tokens"]
-        prompt = self._encoder.opening(Turn("", Prompt(asked, texts), budget))
+        prompt = self._encoder.opening(Turn("", as_untrusted(messages), budget))
         sampling = {"temperature": fields["temperature"], "max_tokens": budget, "top_p": 1.0, "top_k": -1}
         generation = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling)
         try:

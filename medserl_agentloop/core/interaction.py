@@ -1,9 +1,9 @@
 """The seam between the core and a game: what a game says of itself, and how it is played between any players.
 
 A game is a subclass of :class:`Interaction`. ``selfplay.game`` names it: a package or module of
-``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. :func:`play_game` and :func:`play_in_step`
-play it, with models behind a server or in this process; the reward manager and the trainer ask the same class for
-scores and metrics. It knows no tokens but their number.
+``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. :func:`play_game` plays it, with models behind
+a server or in this process; the reward manager and the trainer ask the same class for scores and metrics. It knows no
+tokens but their number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -63,6 +63,13 @@ class Prompt:
             {**message, "content": _PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"])}
             for message in self.messages
         ]
+
+
+def as_untrusted(messages: Sequence[Message]) -> Prompt:
+    """Messages of whose texts nothing is trusted."""
+    texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
+    asked = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
+    return Prompt(asked, texts)
 
 
 @dataclass(frozen=True)
@@ -223,25 +230,6 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
             _clock(game, started)
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
         _take(game, reply)
-
-
-async def play_in_step(
-    interaction: Interaction[Any, Any],
-    games: Sequence[Any],
-    answer: Callable[[str, Mapping[int, Turn]], Awaitable[Sequence[Reply | NoReplyError]]],
-) -> None:
-    """Play games side by side: a role answers at once in all games that wait for it, which suits models in batches.
-
-    ``answer`` gets the role and its turns by the number of the game, and returns a reply to each, or why there is none:
-    that game is void.
-    """
-    while waiting := {n: turn for n, game in enumerate(games) if (turn := interaction.next_turn(game)) is not None}:
-        role = min((turn.role for turn in waiting.values()), key=interaction.roles.index)
-        turns = {n: turn for n, turn in waiting.items() if turn.role == role}
-        started = time.monotonic()
-        for number, reply in zip(turns, await answer(role, turns), strict=True):
-            _clock(games[number], started)
-            _take(games[number], reply)
 
 
 def _clock(game: Any, started: float) -> None:

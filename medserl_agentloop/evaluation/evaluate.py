@@ -12,7 +12,6 @@ import json
 import platform
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,24 +24,35 @@ from omegaconf import OmegaConf
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.core.chat import ServedModel
-from medserl_agentloop.core.interaction import Reply
+from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.step_file import StepFile, lock_folder
+from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import with_numbers
-from medserl_agentloop.evaluation.play import Model, model_at
-from medserl_agentloop.evaluation.score import Neural, Train, read_reference, read_training, read_twins
+from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
+from medserl_agentloop.evaluation.score import (
+    TITLES,
+    Neural,
+    Train,
+    differences,
+    read_reference,
+    read_training,
+    read_twins,
+    report_on,
+    table_of,
+    tables,
+    with_interval,
+)
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.scoring.metrics import Difference, compare, grade
+from medserl_agentloop.scoring.metrics import grade
 from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Scorer
-from medserl_agentloop.scoring.report import TITLES, as_dicts, as_json, report_on, table_of, tables, with_interval
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
@@ -59,31 +69,16 @@ _TWIN_TITLES = {
 }
 
 
-class _Sampling(NamedTuple):
-    """How answers are drawn; see the options of ``medserl evaluate``."""
-
-    temperature: float
-    samples: int
-    max_tokens: int
-    seed: int
-
-
 Question = tuple[str, int]
 """A note to assess; of several samples, which one."""
 
 
 def evaluate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
-            "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     notes: Annotated[list[Path], typer.Option(help="MEDEC's CSV; may be repeated.")],
-    output: Annotated[Path, typer.Option(help="Folder for submission, answers and results.")] = Path("evaluation"),
+    output: Annotated[Path | None, typer.Option(help="Folder; else one for the checkpoint beside its run.")] = None,
     served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
-    profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
+    profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
     template: Annotated[list[str] | None, typer.Option(help="For the chat template: enable_thinking=false.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
@@ -108,8 +103,8 @@ def evaluate(
     prompts and settings on the validation set; the test set is for one final run.
     """
     console = Console()
-    sampling = _Sampling(temperature=temperature, samples=samples, max_tokens=max_tokens, seed=seed)
-    with errors_in_one_line(stopped=f"the answers so far are in {output}, and the same command goes on"):
+    sampling = {"temperature": temperature, "samples": samples, "max_tokens": max_tokens, "seed": seed}
+    with errors_in_one_line(stopped="the same command goes on after the answers so far"):
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
         reference = read_reference(notes)
@@ -121,10 +116,15 @@ def evaluate(
             )
         sets = note_sets(reference, read_twins(notes) if twins else [], shortcuts)
         training = read_training(train, reference.notes) if train else ([], 0)
-        prompts = load_profile(profile)
-        template_kwargs: Any = OmegaConf.to_container(OmegaConf.from_dotlist(template or []))
+        run = run_config(model)
+        trained_with = run.get("selfplay", {}).get("profile")
+        prompts = load_profile(profile or trained_with or "medserl")
+        template_kwargs = template_of(run) | dict(OmegaConf.from_dotlist(template or []))
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
-        player = model_at(model, served, prompts, template_kwargs, **asking)
+        player = model_at(model, served, template_kwargs, **asking)
+        output = output or output_of("evaluation", model, served) / "+".join(path.stem for path in notes)
+        source = "" if profile or not trained_with else f" (of {run_of(model)}/{CONFIG_FILE})"
+        say(console, f"prompt profile: {prompts.folder.name}{source}")
         if isinstance(player, ServedModel):
             facts = {"name": player.name, "server": player.url}
         else:
@@ -133,10 +133,8 @@ def evaluate(
             player.batch, facts = concurrency, facts_of(Path(model))
         identity = [facts.get("sha256", facts), template_kwargs]
         questions = [(note.text, sample) for asked in sets.values() for note in asked for sample in range(samples)]
-        cache = output / CACHE
-        answers = ask(player, identity, prompts, questions, sampling, cache, console)
         with lock_folder(output, wait_s=0):
-            replies, failed = asyncio.run(answers)
+            replies, failed = asyncio.run(ask(player, identity, prompts, questions, sampling, output / CACHE, console))
         if failed and not allow_missing:
             raise ValueError(
                 f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
@@ -147,7 +145,7 @@ def evaluate(
         settings = {
             "model": facts,
             "prompts": prompt_facts(prompts) | {"chat_template": template_kwargs},
-            "sampling": sampling._asdict(),
+            "sampling": sampling,
             "requests_without_answer": len(failed),
         }
         scorers = NEURAL_SCORERS if neural else SCORERS
@@ -161,7 +159,7 @@ async def ask(
     identity: Any,
     profile: PromptProfile,
     questions: Sequence[Question],
-    sampling: _Sampling,
+    sampling: Mapping[str, Any],
     cache: Path,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
@@ -175,28 +173,31 @@ async def ask(
     known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
     asked = list(dict.fromkeys(questions))
     turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, note) for note, _ in asked]
-    keys = []
+    keys, temperature = [], sampling["temperature"]
     for (_, sample), turn in zip(asked, turns, strict=True):
-        drawn = [sampling.temperature, sampling.seed, sample] if sampling.temperature else []
-        request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling.max_tokens, drawn]
+        drawn = [temperature, sampling["seed"], sample] if temperature else []
+        request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling["max_tokens"], drawn]
         keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
     replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
     failed: dict[Question, str] = {}
-    new = {number: turn for number, turn in enumerate(turns) if asked[number] not in replies}
-    answers = model.answers(new, budget=sampling.max_tokens, temperature=sampling.temperature, seed=sampling.seed)
+    options = {"budget": sampling["max_tokens"], "temperature": temperature, "seed": sampling["seed"]}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # Closed here rather than by the garbage collector: a Ctrl-C must end the requests in flight.
+    progress = Progress("answers", *columns, console=console)
+    bar = progress.add_task("", total=len(asked), completed=len(replies))
+
+    async def one(number: int) -> None:
+        try:
+            reply = await model.sample(turns[number], turns[number].prompt.filled(), number=number, **options)
+        except NoReplyError as reason:
+            failed[asked[number]] = str(reason)
+        else:
+            replies[asked[number]] = reply
+            file.append([{"step": 0, "key": keys[number], "reply": asdict(reply)}])
+        progress.advance(bar)
+
     await model.check()
-    async with aclosing(answers):
-        with Progress("answers", *columns, console=console) as progress:
-            bar = progress.add_task("", total=len(asked), completed=len(replies))
-            async for number, reply in answers:
-                if isinstance(reply, Reply):
-                    replies[asked[number]] = reply
-                    file.append([{"step": 0, "key": keys[number], "reply": asdict(reply)}])
-                else:
-                    failed[asked[number]] = str(reply)
-                progress.advance(bar)
+    with progress:
+        await asyncio.gather(*(one(number) for number, question in enumerate(asked) if question not in replies))
     return replies, failed
 
 
@@ -293,25 +294,25 @@ def conclude(
     """
     predictions = {name: [one.prediction for one in notes] for name, notes in answered.items()}
     given = {name: [one for one in every if one is not None] for name, every in predictions.items()}
-    systems = {settings["model"]["name"]: [grade(reference.notes, given[PUBLISHED], scorers)]}
-    report = report_on(reference, systems, *training, seed=settings["sampling"]["seed"])
+    grades = {name: [grade(reference.notes, given[name], scorers)] for name in given.keys() - {TWINS}}
+    results = report_on(
+        reference, {settings["model"]["name"]: grades[PUBLISHED]}, *training, seed=settings["sampling"]["seed"]
+    )
     twins = score_twins(predictions[TWINS]) if TWINS in predictions else None
-    grades = {name: [grade(reference.notes, given[name])] for name in given.keys() - {TWINS}}
-    shortcuts = {change: compare(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
-    write_submission(folder / SUBMISSION, given[PUBLISHED])
-    lines = (json.dumps(line) for name, notes in answered.items() for one in notes for line in _lines(name, one))
-    (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    shortcuts = {change: differences(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
     installed = {name: find_spec(name.replace("-", "_")) is not None for name in _PACKAGES}
     versions = {name: version(name) if there else "not installed" for name, there in installed.items()}
-    results = {
-        **as_json(report),
+    results |= {
         **settings,
         "versions": {"python": platform.python_version(), **versions},
         "twins": twins,
-        "shortcuts": {change: {"differences": as_dicts(differences)} for change, differences in shortcuts.items()},
+        "shortcuts": {change: {"differences": moved} for change, moved in shortcuts.items()},
     }
+    write_submission(folder / SUBMISSION, given[PUBLISHED])
+    lines = (json.dumps(line) for name, notes in answered.items() for one in notes for line in _lines(name, one))
+    (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return Group(tables(report), _robustness(twins, shortcuts))
+    return Group(tables(results), _robustness(twins, shortcuts))
 
 
 def _lines(name: str, one: _Answered) -> Iterator[dict[str, Any]]:
@@ -329,7 +330,7 @@ def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
     return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[str, Difference]]) -> Group:
+def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[str, Any]]) -> Group:
     """What was computed of the two, for a terminal."""
     parts: list[RenderableType] = []
     if twins is not None:
@@ -340,8 +341,8 @@ def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[st
         parts += [table, ""]
     if shortcuts:
         table = table_of("How far accuracy moves", "", *(TITLES[name] for name in _MOVED))
-        for change, differences in shortcuts.items():
-            moved = (differences[name] for name in _MOVED)
-            table.add_row(change, *(with_interval(m.value, m.low, m.high, "+.3f") for m in moved))
+        for change, by_measure in shortcuts.items():
+            moved = (by_measure[name] for name in _MOVED)
+            table.add_row(change, *(with_interval(m["value"], m["low"], m["high"], "+.3f") for m in moved))
         parts += [table, ""]
     return Group(*parts)

@@ -6,16 +6,18 @@ or of a step's actor.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -25,15 +27,21 @@ from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSettings, eos_token_ids, sample_batch
+from medserl_agentloop.backends.cpu_sampling import (
+    Completion,
+    SamplingRequest,
+    SamplingSettings,
+    eos_token_ids,
+    sample_batch,
+)
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.client import without_credentials
-from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
+from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import sha256_of
 
-_LATEST = "latest_checkpointed_iteration.txt"  # verl's name
 _SHARDS = "model_world_size_*_rank_*.pt"
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
@@ -45,8 +53,8 @@ _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*") 
 def find_weights(folder: Path) -> Path:
     """The folder with the weights that ``folder`` means: a run means its last checkpoint; a ValueError if none."""
     weights = folder
-    if (folder / _LATEST).is_file():
-        weights = folder / f"global_step_{(folder / _LATEST).read_text().strip()}"
+    if (folder / LATEST).is_file():
+        weights = folder / f"global_step_{(folder / LATEST).read_text().strip()}"
     if (weights / "actor").is_dir():
         weights = weights / "actor"
     if not _files(weights, _WEIGHTS):
@@ -160,6 +168,14 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         return merged
 
 
+class _Asked(NamedTuple):
+    """A turn that waits for its batch."""
+
+    kind: tuple[Any, ...]  # only turns of one kind are sampled together
+    request: SamplingRequest
+    answer: asyncio.Future[Completion]
+
+
 @dataclass
 class LocalModel:
     """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
@@ -167,8 +183,9 @@ class LocalModel:
     name: str
     model: Any
     tokenizer: Any
-    encoder: ProfileEncoder  # tokenises the prompts of one profile
+    encoder: ChatEncoder
     batch: int = 64  # turns that are sampled together
+    _waiting: list[_Asked] = field(default_factory=list)
 
     async def check(self) -> None:
         """Nothing to check: a model in a folder is loaded before it plays."""
@@ -177,50 +194,63 @@ class LocalModel:
         """Tokens that ``text`` takes."""
         return self.encoder.count(text)
 
-    async def answers(
-        self, turns: Mapping[int, Turn], *, budget: int, temperature: float, seed: int
-    ) -> AsyncGenerator[tuple[int, Reply | NoReplyError], None]:
-        """Replies by number, the shortest prompts first: a batch is padded to its longest one.
+    async def sample(
+        self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
+    ) -> Reply:
+        """Take a turn of at most ``budget`` tokens, in one batch with the turns of other games that wait.
 
-        They are read and cut as the agent loop does it, and have at most ``budget`` tokens. A prompt that the model's
-        context has no room for gets an empty, truncated reply.
+        It is read and cut as the agent loop does it. Its random numbers follow ``seed``, the turn and the ``number`` of
+        the game. A prompt that the model's context has no room for gets an empty, truncated reply.
         """
-        prompts = {number: self.encoder.opening(turn) for number, turn in turns.items()}
-        waiting = sorted(prompts, key=lambda number: len(prompts[number].ids))
-        for start in range(0, len(waiting), self.batch):
-            part = waiting[start : start + self.batch]
-            role, strings = Role(turns[part[0]].role), turns[part[0]].stop
-            if role.value in getattr(self.model, "peft_config", ()):
-                self.model.set_adapter(role.value)
-            stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
-            requests: dict[int, SamplingRequest] = {}
-            for number in part:
-                ids, again = prompts[number].ids, int(turns[number].conversation or 0)  # another assessment of the note
-                room = min(budget, self.model.config.max_position_embeddings - len(ids))
-                source = torch.Generator().manual_seed(seed * 1_000_003 + 2 * number + role.id + (again << 48))
-                if room > 0:
-                    requests[number] = SamplingRequest(ids, room, source)
-                else:
-                    yield number, Reply("", truncated=True, prefill=prompts[number].prefill)
-            if not requests:
-                continue
-            completions = sample_batch(
-                self.model,
-                list(requests.values()),
-                SamplingSettings(temperature=temperature, **stop),
-                eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
-                pad_token_id=self.tokenizer.pad_token_id or 0,
-                decode=self.tokenizer.decode,
-            )
-            for number, completion in zip(requests, completions, strict=True):
-                text, tokens = self.encoder.decode(completion.token_ids, strings), len(completion.token_ids)
-                cut = completion.stop_reason == "length"
-                yield number, Reply(text, tokens, cut, prompts[number].prefill)
+        if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
+            turn = replace(turn, prompt=as_untrusted(messages))
+        prompt = self.encoder.opening(turn)
+        room = min(budget, self.model.config.max_position_embeddings - len(prompt.ids))
+        if room <= 0:
+            return Reply("", truncated=True, prefill=prompt.prefill)
+        source = torch.Generator().manual_seed(_turn_seed(seed, number, turn))
+        answer = asyncio.get_running_loop().create_future()
+        request = SamplingRequest(prompt.ids, room, source)
+        self._waiting.append(_Asked((turn.role, turn.stop, temperature), request, answer))
+        while not answer.done():
+            await asyncio.sleep(0)  # others join
+            if not answer.done():
+                self._sample_batch()
+        completion = answer.result()
+        text = self.encoder.decode(completion.token_ids, turn.stop)
+        return Reply(text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill)
+
+    def _sample_batch(self) -> None:
+        """Answer the shortest prompts that wait, as a batch is padded to its longest one."""
+        self._waiting = [asked for asked in self._waiting if not asked.answer.cancelled()]
+        role, strings, temperature = kind = self._waiting[0].kind
+        same = [asked for asked in self._waiting if asked.kind == kind]
+        batch = sorted(same, key=lambda asked: len(asked.request.prompt_ids))[: self.batch]
+        if role in getattr(self.model, "peft_config", ()):
+            self.model.set_adapter(role)
+        stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
+        completions = sample_batch(
+            self.model,
+            [asked.request for asked in batch],
+            SamplingSettings(temperature=temperature, **stop),
+            eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            decode=self.tokenizer.decode,
+        )
+        for asked, completion in zip(batch, completions, strict=True):
+            asked.answer.set_result(completion)
+        self._waiting = [asked for asked in self._waiting if not asked.answer.done()]
 
 
-def load_player(
-    folder: str | Path, prompts: PromptProfile, template_kwargs: dict[str, Any] | None = None
-) -> LocalModel:
+def _turn_seed(seed: int, number: int, turn: Turn) -> int:
+    """Seed of a turn in game ``number``; other roles and other conversations of a game have others."""
+    role, conversation = turn.role, turn.conversation or "0"
+    of_role = {each.value: each.id for each in Role}.get(role) or zlib.crc32(role.encode())
+    of_conversation = int(conversation) if conversation.isdecimal() else zlib.crc32(conversation.encode())
+    return (seed * 1_000_003 + 2 * number + of_role + (of_conversation << 48)) % 2**63
+
+
+def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> LocalModel:
     """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -232,4 +262,4 @@ def load_player(
     model, tokenizer = load_model(find_weights(folder))
     if model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    return LocalModel(folder.name, model, tokenizer, ProfileEncoder(tokenizer, prompts, template_kwargs))
+    return LocalModel(folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {})))

@@ -1,4 +1,4 @@
-"""Games outside of a run: their rows and players, a match of two, and ``medserl play`` against a served model.
+"""Games outside of a run: their players, rows, settings and files, a match of two, and ``medserl play``.
 
 Tournament, probe and evaluation get their models here.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import pyarrow.parquet as pq
 import typer
+from omegaconf import OmegaConf
 from pyarrow import ArrowException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,13 +25,11 @@ from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
-from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game, play_in_step
-from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
-from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
@@ -39,19 +37,26 @@ if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel
 
 Model: TypeAlias = "ServedModel | LocalModel"
-"""A model that can take either role: behind a server, or on this machine. Its ``name`` goes into the records."""
+"""A model that can take any role: behind a server, or on this machine. Its ``name`` goes into the records."""
+
+C = TypeVar("C", bound=SelfPlayConfig)
+
+MODEL_HELP = (
+    "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
+    "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
+)
 
 
 def play(
-    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible server, e.g. http://localhost:30000.")],
-    model: Annotated[str, typer.Option(help="Name of the model it serves.")],
-    data: Annotated[Path, typer.Option(help="Parquet file of games (data_prep/medec_to_parquet.py).")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
+    served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
-    output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("games.jsonl"),
-    game: Annotated[str, typer.Option(help="The game: medical, kuhn_poker, or package.module:Class.")] = "medical",
-    profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path; else medserl.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong; else labels.")] = None,
-    reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function; else medserl.")] = None,
+    output: Annotated[Path | None, typer.Option(help="New file for the games; else play/ beside the run.")] = None,
+    game: Annotated[str | None, typer.Option(help="medical, kuhn_poker, or package.module:Class.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
@@ -60,22 +65,26 @@ def play(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
-    """Play games against a served model, judge and score them, and write their records."""
+    """Let a model play games, judge and score them, and write their records.
+
+    Game, profile, judge and reward are those of the model's run, where it is of one, or the defaults.
+    """
     console = Console()
-    named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
-    given = {key: name for key, name in named.items() if name is not None}
-    with errors_in_one_line(stopped=f"the games finished so far are in {output}"):
-        if output.exists():
-            raise ValueError(f"{output} exists already; name a new file with --output")
-        config: Any = selfplay_config(SelfPlayConfig, given, settings or [])
+    with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
+        output = new_file(output, "play", model, served)
+        run = run_config(model)
+        config = config_of(run, settings, SelfPlayConfig, game=game, profile=profile, judge=judge, reward=reward)
         interaction: Interaction[Any, Any] = game_class(config.game)(config)
-        started = draw_games(interaction, data, games, seed)
+        started = draw_games(interaction, data or validation_file(run), games, seed)
         if isinstance(config, MedicalConfig):
             check_judge(config, started)
-        options = server_options(endpoint, model, api_key_env=api_key_env, timeout_s=timeout, concurrency=concurrency)
-        # Without a tokenizer no game knows how long its texts are, so the option says the turns' budget.
-        served = ServedModel(options.client(PATH), seed=seed, max_tokens=max_tokens, temperature=temperature)
-        records = asyncio.run(_play(interaction, started, served, concurrency, StepFile(output), console))
+        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        player = model_at(model, served, template_of(run), **asking)
+        # The game does not know how long its texts are for this model, so the option says the turns' budget.
+        budgets = dict.fromkeys(interaction.roles, max_tokens)
+        drawn: Any = {"budgets": budgets, "temperature": temperature, "seed": seed, "concurrency": concurrency}
+        say(console, f"games: {output}")
+        records = asyncio.run(play_and_write(interaction, started, player, output, console, rows=games, **drawn))
     table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
     for name, value in metrics.items():
@@ -84,9 +93,72 @@ def play(
     void = Counter(record.void for record in records if record.void is not None)
     for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
-    say(console, f"games: {output}")
     if void.total() == len(records):
         raise typer.Exit(1)
+
+
+# --- the run that a model is of ---
+
+
+def run_of(model: str | Path) -> Path | None:
+    """The run that a folder is, or is a checkpoint of; None for other models."""
+    folder = Path(model)
+    steps = [part for part in (folder, *folder.parents) if part.name.startswith("global_step_")]
+    if steps:
+        return steps[0].parent
+    return folder if any((folder / name).is_file() for name in (CONFIG_FILE, LATEST)) else None
+
+
+def run_config(model: str | Path) -> dict[str, Any]:
+    """The config that the run of a model has left in its folder; empty if there is none."""
+    run = run_of(model)
+    if run is None or not (run / CONFIG_FILE).is_file():
+        return {}
+    config: Any = OmegaConf.to_container(OmegaConf.load(run / CONFIG_FILE), resolve=True)
+    return dict(config)
+
+
+def config_of(run: Mapping[str, Any], settings: Sequence[str] | None, of: type[C], **named: str | None) -> C:
+    """The ``selfplay`` node: the run's, with what the options of a command name, and its ``--set``."""
+    given = {key: value for key, value in named.items() if value is not None}
+    return selfplay_config(of, run.get("selfplay", {}) | given, list(settings or []))
+
+
+def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's arguments of the chat template."""
+    return dict(run.get("data", {}).get("apply_chat_template_kwargs") or {})
+
+
+def validation_file(run: Mapping[str, Any]) -> Path:
+    """The one file of a run's ``data.val_files``; a ValueError if it is not one, or not here."""
+    files = run.get("data", {}).get("val_files") or []
+    files = [files] if isinstance(files, str) else files
+    if len(files) != 1 or not Path(files[0]).is_file():
+        held = ", ".join(files) or "none"
+        raise ValueError(
+            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
+        )
+    return Path(files[0])
+
+
+def output_of(command: str, model: str, served: str | None = None) -> Path:
+    """Where a command writes by default: ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run."""
+    if run := run_of(model):
+        from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
+
+        return Path(run, command, *find_weights(Path(model)).relative_to(run).parts[:1])
+    return Path(command, Path(served or model).name)
+
+
+def new_file(output: Path | None, command: str, model: str, served: str | None) -> Path:
+    """The file that a command writes games to; a ValueError if it exists already."""
+    output = output or Path(f"{output_of(command, model, served)}.jsonl")
+    if output.exists():
+        raise ValueError(f"{output} exists already; name a new file with --output")
+    return output
+
+
+# --- players and rows ---
 
 
 def server_options(url: str, model: str, **options: Any) -> ServerOptions:
@@ -96,20 +168,18 @@ def server_options(url: str, model: str, **options: Any) -> ServerOptions:
     return ServerOptions(url=base, model=model, **options)
 
 
-def model_at(
-    place: str, served: str | None, prompts: PromptProfile, template_kwargs: dict[str, Any], **options: Any
-) -> Model:
+def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
     """The model in a folder, or the one that the server at ``place`` calls ``served``, asked by these options."""
     if place.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")
-        extra = {TEMPLATE_KWARGS: template_kwargs} if template_kwargs else {}
+        extra = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
         return ServedModel(server_options(place, served, extra_body=extra, **options).client(PATH))
     if served is not None:
         raise ValueError("--model names the model of a server, whose address begins with http:// or https://")
     from medserl_agentloop.evaluation.local_models import load_player  # loads verl
 
-    return load_player(place, prompts, template_kwargs)
+    return load_player(place, template_kwargs)
 
 
 def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
@@ -149,81 +219,118 @@ def draw_games(interaction: Interaction[Any, Any], file: Path, count: int, seed:
     return games
 
 
+def budgets_of(config: MedicalConfig, attacker: Model, specs: Sequence[GameSpec]) -> dict[str, int]:
+    """Most tokens of each role's turn by the config, for the longest of the notes."""
+    longest = max(attacker.count(spec.seed_note) for spec in specs)
+    return {Role.ATTACKER.value: config.budget.attacker(longest), Role.ASSESSOR.value: config.budget.assessor}
+
+
+@dataclass
+class _Seat:
+    """A model that takes the turns of a role in one game; ``known`` are turns by the game's number."""
+
+    name: str
+    model: Model
+    drawn: dict[str, Any]
+    known: dict[int, Reply | NoReplyError] | None
+
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        known, number = {} if self.known is None else self.known, self.drawn["number"]
+        if number not in known:
+            try:
+                known[number] = await self.model.sample(turn, messages, **self.drawn)
+            except NoReplyError as reason:
+                known[number] = reason
+        reply = known[number]
+        if isinstance(reply, NoReplyError):
+            raise reply
+        return reply
+
+
+async def play_games(
+    interaction: Interaction[Any, Any],
+    games: Sequence[Any],
+    players: Mapping[str, Model],
+    *,
+    budgets: Mapping[str, int],
+    temperature: float,
+    seed: int,
+    concurrency: int = 64,
+    known: Mapping[str, dict[int, Reply | NoReplyError]] | None = None,
+    done: Callable[[int, Any], None] = lambda number, record: None,
+) -> list[Any]:
+    """Play and score games, so many at once, and return their records; ``done`` gets each as soon as it is scored.
+
+    ``budgets`` are the most tokens of a turn, by role. Each game has random numbers of its own, which follow ``seed``,
+    whatever it is played beside. ``known`` holds turns by role and by the number of the game, from games against
+    others; turns that are not in it are played and put there.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(number: int, game: Any) -> Any:
+        async with places:
+            drawn = {"number": number, "temperature": temperature, "seed": seed}
+            seats = {
+                role: _Seat(model.name, model, {**drawn, "budget": budgets[role]}, (known or {}).get(role))
+                for role, model in players.items()
+            }
+            await play_game(interaction, game, seats)
+            await interaction.score(game.record)
+        done(number, game.record)
+        return game.record
+
+    for model in players.values():
+        await model.check()
+    return await asyncio.gather(*(one(number, game) for number, game in enumerate(games)))
+
+
 async def play_match(
     attacker: Model,
     assessor: Model,
     specs: Sequence[GameSpec],
     config: MedicalConfig,
     *,
-    temperature: float,
-    budgets: Mapping[Role, int] | None = None,
-    seed: int,
+    budgets: Mapping[Any, int] | None = None,
     attacks: dict[int, Reply | NoReplyError] | None = None,
+    **options: Any,
 ) -> list[MedicalRecord]:
-    """Play, judge and score one game per spec, with the profile, judge, scheme and rules of ``config``.
+    """Play one game per spec, with the profile, judge, scheme and rules of ``config``, as :func:`play_games` does it.
 
-    ``budgets`` are the most tokens of each role's turn; those of ``config`` if not given. Each game has random numbers
-    of its own, whatever batch it is in, which follow ``seed``. ``attacks`` holds the attacker's turns, by the number of
-    the game, that were played against another assessor; turns that are not in it are played and put there.
+    ``budgets`` are those of ``config`` if not given. ``attacks`` are the attacker's turns against another assessor.
     """
     interaction = MedicalGameInteraction(config)
     games = [interaction.new_game(asdict(spec)) for spec in specs]
-    known = {} if attacks is None else attacks
-    if budgets is None:
-        longest = max(attacker.count(spec.seed_note) for spec in specs)
-        budgets = {Role.ATTACKER: config.budget.attacker(longest), Role.ASSESSOR: config.budget.assessor}
-
-    async def answer(name: str, turns: Mapping[int, Turn]) -> list[Reply | NoReplyError]:
-        role = Role(name)
-        model, given = (attacker, known) if role is Role.ATTACKER else (assessor, {})
-        new = {number: turn for number, turn in turns.items() if number not in given}
-        async with aclosing(model.answers(new, budget=budgets[role], temperature=temperature, seed=seed)) as answers:
-            async for number, reply in answers:
-                given[number] = reply
-        return [given[number] for number in turns]
-
-    await play_in_step(interaction, games, answer)
-    await asyncio.gather(*(interaction.score(game.record) for game in games))
-    for game in games:  # who never got a turn is named too: an invalid attack belongs to its pairing
-        names = {Role.ATTACKER.value: attacker.name, Role.ASSESSOR.value: assessor.name}
-        game.record.players = names if game.record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
-    return [game.record for game in games]
+    players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
+    known = {} if attacks is None else {Role.ATTACKER.value: attacks}
+    budgets = budgets or budgets_of(config, attacker, specs)
+    records = await play_games(interaction, games, players, budgets=budgets, known=known, **options)
+    names = {role: model.name for role, model in players.items()}
+    for record in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
+        record.players = dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
+    return records
 
 
-async def _play(
+async def play_and_write(
     interaction: Interaction[Any, Any],
     games: Sequence[Any],
-    served: ServedModel,
-    concurrency: int,
-    output: StepFile,
+    model: Model,
+    output: Path,
     console: Console,
-) -> list[GameRecord]:
-    """Play and score all games; each record is written as soon as its game is scored."""
+    *,
+    rows: int,
+    **options: Any,
+) -> list[Any]:
+    """Let ``model`` play games on so many ``rows`` again and again; each record is written as soon as it is scored."""
     columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    progress = Progress(*columns, console=console)
+    progress, file, void = Progress(*columns, console=console), StepFile(output), 0
     bar = progress.add_task("", total=len(games))
-    players = dict.fromkeys(interaction.roles, served)
-    places = asyncio.Semaphore(concurrency)
-    void = 0
 
-    async def one(number: int, game: Any) -> GameRecord:
+    def done(number: int, record: Any) -> None:
         nonlocal void
-        record: Any = game.record
-        async with places:
-            await play_game(interaction, game, players)
-            await interaction.score(record)
-        record.context, record.uid, record.step = "isolated", f"play-{number}", 0
-        output.append([record.to_json()])
+        record.context, record.uid, record.session, record.step = "isolated", str(number % rows), number // rows, 0
+        file.append([record.to_json()])
         void += record.void is not None
         progress.update(bar, advance=1, description=f"{void} void" if void else "")
-        return cast(GameRecord, record)
 
-    await served.check()
     with progress:
-        tasks = [asyncio.create_task(one(number, game)) for number, game in enumerate(games)]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:  # of one that failed, or of Ctrl-C: the others must not go on
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await play_games(interaction, games, dict.fromkeys(interaction.roles, model), done=done, **options)

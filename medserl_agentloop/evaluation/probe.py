@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -16,14 +17,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medserl_agentloop.command_line import errors_in_one_line
-from medserl_agentloop.core.config import selfplay_config
-from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.evaluation.play import check_judge, draw_games, model_at, play_match
+from medserl_agentloop.command_line import errors_in_one_line, say
+from medserl_agentloop.evaluation.play import (
+    MODEL_HELP,
+    budgets_of,
+    check_judge,
+    config_of,
+    draw_games,
+    model_at,
+    new_file,
+    play_and_write,
+    run_config,
+    template_of,
+)
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 
@@ -35,49 +44,41 @@ _OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_ra
 
 
 def probe(
-    model: Annotated[str, typer.Argument(help="Address of a server, or a model's folder (a run, a checkpoint).")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     data: Annotated[Path, typer.Option(help="Parquet file of games (data_prep/medec_to_parquet.py).")],
     served: Annotated[str | None, typer.Option("--model", help="Name of the model that the server serves.")] = None,
     notes: Annotated[int, typer.Option(min=2, help="Rows to play, drawn by the seed.")] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Games on each row.")] = 8,
-    profile: Annotated[str, typer.Option(help="Prompt profile: a folder of prompts/, or a path.")] = "medserl",
-    judge: Annotated[str, typer.Option(help="Who decides whether a rewritten note holds an error.")] = "labels",
+    profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 1.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once, with a server.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
-    output: Annotated[Path, typer.Option(help="New file for the game records.")] = Path("probe.jsonl"),
+    output: Annotated[Path | None, typer.Option(help="New file for the games; else probe/ beside the run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
     console = Console()
-    with errors_in_one_line():
-        if output.exists():
-            raise ValueError(f"{output} exists already; name a new file with --output")
-        config = selfplay_config(MedicalConfig, {"profile": profile, "judge": judge}, settings or [])
-        games = draw_games(MedicalGameInteraction(config), data, notes, seed)
+    with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
+        output, run = new_file(output, "probe", model, served), run_config(model)
+        config = config_of(run, settings, MedicalConfig, profile=profile, judge=judge)
+        interaction = MedicalGameInteraction(config)
+        games = draw_games(interaction, data, notes, seed)
         check_judge(config, games)
         rows = [game.record.spec for game in games]
         options = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-        player = model_at(model, served, load_profile(config.profile), {}, **options)
-
-        async def play() -> list[MedicalRecord]:
-            await player.check()
-            return await play_match(player, player, rows * samples, config, temperature=temperature, seed=seed)
-
-        with console.status(f"{notes * samples} games"):
-            records = asyncio.run(play())
-        for number, record in enumerate(records):
-            record.uid, record.session, record.step = str(number % notes), number // notes, 0
-        StepFile(output).append(record.to_json() for record in records)
+        player = model_at(model, served, template_of(run), **options)
+        repeated = [interaction.new_game(asdict(spec)) for spec in rows * samples]
+        say(console, f"games: {output}")
+        drawn: Any = {"budgets": budgets_of(config, player, rows), "temperature": temperature, "seed": seed}
+        drawn |= {"rows": notes, "concurrency": concurrency}
+        records = asyncio.run(play_and_write(interaction, repeated, player, output, console, **drawn))
     measured = role_metrics(records) | note_shares(records)
     console.print(_table(measured))
-    for reason, override in settings_that_follow(measured, config, judge):
-        console.print(f"- {reason}", soft_wrap=True, markup=False, highlight=False)
-        if override:
-            console.print(f"    {override}", soft_wrap=True, markup=False, highlight=False)
-    typer.echo(f"games: {output}")
+    for reason, override in settings_that_follow(measured, config):
+        say(console, f"- {reason}" + (f"\n    {override}" if override else ""))
 
 
 def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
@@ -116,11 +117,16 @@ def _between(rewards: Any) -> float | None:
     return max(0.0, float((between - within) / spread)) if spread else None
 
 
-def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judge: str) -> Iterator[tuple[str, str]]:
-    """Reasons, and what to write; empty where it is no key. From :func:`role_metrics` and :func:`note_shares`."""
+def settings_that_follow(measured: dict[str, float], config: MedicalConfig) -> Iterator[tuple[str, str]]:
+    """Reasons, and what to write; empty where it is no key. From :func:`role_metrics` and :func:`note_shares`.
+
+    An estimator is named only where its baseline can be measured: with turns that can be read, attacks that are valid
+    and rewards that differ.
+    """
+    cannot_learn = False
     for role, key in ((Role.ATTACKER, "budget.attacker_reasoning"), (Role.ASSESSOR, "budget.assessor")):
         own = f"selfplay/{role.value}/"
-        cut, read = measured.get(own + "truncation_rate", 0.0), measured.get(own + "parse_rate")
+        cut, read = measured.get(own + "truncation_rate", 0.0), measured.get(own + "parse_rate", 1.0)
         if cut > 0.3:
             yield (
                 f"{cut:.0%} of the {role.value}'s turns are cut off: switch the model's thinking off",
@@ -129,30 +135,30 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig, judg
         elif cut > 0.02:
             now = config.budget.assessor if role is Role.ASSESSOR else config.budget.attacker_reasoning
             yield f"{cut:.0%} of the {role.value}'s turns are cut off", f"selfplay.{key}={2 * now}"
-        if read is not None and read < 0.9:
+        if read + cut < 0.9:
             reason = f"{read:.0%} of the {role.value}'s turns can be read, of 90 %: warm start first"
             yield f"{reason} (docs/warm_start.md)", ""
-    valid = measured.get("selfplay/attacker/valid_rate")
-    if valid is not None and valid < 0.5:
+        cannot_learn |= read < 0.9
+    valid = measured.get("selfplay/attacker/valid_rate", 1.0)
+    if valid < 0.5:
         reasons = {n.rpartition("/")[2]: v for n, v in measured.items() if n.startswith("selfplay/attacker/invalid/")}
         most = max(reasons, key=lambda name: reasons[name], default="")
         yield f"{valid:.0%} of the attacks are valid, most others are {most}: warm start the attacker first", ""
-    quiet = measured.get("selfplay/assessor/no_signal_rate")
-    if quiet is not None and quiet > 0.8:
-        yield (
-            f"in {quiet:.0%} of the groups all assessments earn the same: nothing to learn from; more games per note "
-            "and other notes, or a warm start",
-            "actor_rollout_ref.rollout.n=8",
-        )
+    quiet = measured.get("selfplay/assessor/no_signal_rate", 0.0)
+    if quiet > 0.8 and not cannot_learn:
+        yield f"in {quiet:.0%} of the groups all assessments earn the same: no estimator learns from these notes", ""
     share = measured.get("selfplay/probe/assessor/note_share")
-    if share is not None:
-        baseline, estimator = ("note", "role_grpo") if share > 0.5 else ("role and kind", "role_rae")
-        reason = f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per {baseline}"
-        yield reason, f"algorithm.adv_estimator={estimator}"
-    if judge == BELIEVES_THE_ROW:
+    if share is not None and not cannot_learn and valid >= 0.5 and quiet <= 0.8:
+        reason = f"the note decides {share:.0%} of the variance of the assessor's reward: a baseline per "
+        if share > 0.5:
+            yield reason + "note", "algorithm.adv_estimator=role_grpo actor_rollout_ref.rollout.n=8"
+        else:
+            yield reason + "role and kind", "algorithm.adv_estimator=role_rae"
+    believes = config.judge == BELIEVES_THE_ROW
+    if believes:
         yield "the judge reads no note: choose one that reads, and measure it (docs/judges.md)", "selfplay.judge=llm"
     knowable = measured.get("selfplay/judge/knowable_rate")
-    if knowable is None and judge != BELIEVES_THE_ROW:
+    if knowable is None and not believes:
         yield "nobody read the notes alone: add the blind gate", "'selfplay.blind={readings: 3, needed: 2}'"
     elif knowable is not None and knowable < 0.8:
         yield f"the reader finds {knowable:.0%} of the injected errors, of 80 %: measure it before you train", ""

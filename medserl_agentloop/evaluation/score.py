@@ -1,30 +1,95 @@
-"""``medserl score``: submission files against MEDEC's notes; how MEDEC's files become notes to score.
+"""``medserl score``: submission files against MEDEC's notes, beside floors and published results.
 
-``medserl evaluate`` reads its notes here.
+``medserl evaluate`` reads its notes and reports its scores here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, visible
+from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.paths import sha256_of
-from medserl_agentloop.scoring.metrics import Grades, grade
+from medserl_agentloop.scoring.metrics import (
+    COMPARED,
+    GROUP_MEASURES,
+    RESAMPLES,
+    Grades,
+    compare,
+    floors,
+    floors_above,
+    grade,
+    summarise,
+)
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
-from medserl_agentloop.scoring.report import as_json, published_script, report_on, tables
 
 _SHOWN_PROBLEMS = 20
+
+TITLES = {
+    "readable": "answers read",
+    "flag_accuracy": "flag accuracy",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "false_positive_rate": "false-positive rate",
+    "sentence_accuracy": "sentence accuracy",
+    "rouge_1": "ROUGE-1 F",
+    "bertscore": "BERTScore F1",
+    "bleurt": "BLEURT",
+    "aggregate": "AggregateScore",
+    "rouge_1_composite": "Composite, ROUGE-1",
+    "bertscore_composite": "Composite, BERTScore",
+    "bleurt_composite": "Composite, BLEURT",
+    "aggregate_composite": "Composite, all three",
+}
+_SHORT = TITLES | {"flag_accuracy": "flag", "sentence_accuracy": "sentence", "rouge_1_composite": "composite"}
+
+_OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
+"""Ids of MEDEC's notes: published results are quoted beside these alone."""
+
+
+def _quoted(system: str, source: str, differs: str, **measures: float) -> dict[str, Any]:
+    """A result that others report, and what keeps it from being comparable: notes, prompt, judge."""
+    return {"system": system, "source": source, "differs": differs, "measures": measures}
+
+
+_LOG = "log of the OpenRLHF system that this project replaces; not published"
+_RAG = "arXiv 2511.19858"
+_READERS = f"arXiv 2412.19260 as quoted in {_RAG}"
+_GEPA = "arXiv 2602.22483"
+_TEST = "MEDEC test set"
+_BOTH = f"{_TEST}, notes of both hospitals (925)"
+_OWN = f"{_BOTH}; its own prompt and scoring"
+_MS = "MEDEC-MS test set (597); its own prompt and scoring"
+_SHOTS = f"{_TEST}; ten training notes in each prompt"
+_OPTIMISED = f"{_BOTH}; prompt optimised by GEPA"
+_HUMAN = f"{_TEST}; a human reader"
+PUBLISHED = (
+    _quoted("Qwen3-4B, zero-shot", _LOG, _OWN, flag_accuracy=0.587, f1=0.675, recall=0.811, sentence_accuracy=0.554),
+    _quoted("Qwen3-4B, best RL run", _LOG, _OWN, f1=0.700, recall=0.878, sentence_accuracy=0.739),
+    _quoted("Qwen3-4B, a later RL run", _LOG, _OWN, f1=0.498),
+    _quoted("earlier inference run", _LOG, _MS, flag_accuracy=0.519, precision=0.532, recall=0.720, f1=0.612),
+    _quoted("GPT-4.1, zero-shot", _RAG, _TEST, flag_accuracy=0.6812, sentence_accuracy=0.6573),
+    _quoted("GPT-4.1, 10 retrieved shots", _RAG, _SHOTS, flag_accuracy=0.7286, sentence_accuracy=0.7037),
+    _quoted("GPT-5, optimised prompt", _GEPA, _OPTIMISED, flag_accuracy=0.785),
+    _quoted("Qwen3-32B, optimised prompt", _GEPA, _OPTIMISED, flag_accuracy=0.690),
+    _quoted("physician 1", _READERS, _HUMAN, flag_accuracy=0.7961, sentence_accuracy=0.6588),
+    _quoted("physician 2", _READERS, _HUMAN, flag_accuracy=0.7161, sentence_accuracy=0.6677),
+)
 
 Train = Annotated[
     list[Path] | None,
@@ -43,7 +108,7 @@ def score(
     pool: Annotated[bool, typer.Option("--pool", help="The files are seeds of one system.")] = False,
     neural: Neural = False,
     official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
-    resamples: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap.")] = 2000,
+    resamples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = RESAMPLES,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's draws.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
@@ -73,18 +138,24 @@ def score(
                         official[str(path)] = str(error)
         report = report_on(notes, grades, *training, resamples=resamples, seed=seed)
         if output is not None:
-            results = as_json(report) | {"files": files, "published_script": official}
+            results = report | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     for file, facts in files.items():
         shown = list(facts["problems"][:_SHOWN_PROBLEMS])
         if more := len(facts["problems"]) - len(shown):
             shown.append(f"{more} more problems; --output holds all of them")
         for problem in shown:
-            typer.echo(visible(f"{file}: {problem}"), err=True)
+            say(Console(stderr=True), f"{file}: {problem}")
     console = Console()
     console.print(tables(report))
     for file, printed in official.items():
-        console.print(published_script(file, printed))
+        if isinstance(printed, str):
+            say(console, printed)
+            continue
+        table = Table("", "value", title=plain(f"By the published script, mistakes included: {file}"))
+        for title, value in printed.items():
+            table.add_row(title, repr(value))
+        console.print(table)
     if output is not None:
         typer.echo(f"results: {output}")
 
@@ -151,3 +222,149 @@ def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     if not notes:
         raise ValueError("--twins: the file has no note with an error and its correction")
     return notes
+
+
+def report_on(
+    reference: Reference,
+    systems: Mapping[str, Sequence[Grades]],
+    training: Sequence[ReferenceNote] = (),
+    training_left_out: int = 0,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Scores of systems, floors and differences, JSON-able; ``null`` with a ``why`` is not computed.
+
+    Several submissions of a system are pooled. The first system is compared with each of the others.
+    ``training_left_out`` is how many training notes were left out because they are in the reference too.
+    """
+    first, *others = systems
+    draws: Any = {"resamples": resamples, "seed": seed}
+    bounds = floors(reference.notes, training)
+    scores = {name: summarise(seeds, **draws) for name, seeds in systems.items()}
+    is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
+    return {
+        "reference": {
+            "sha256": reference.sha256,
+            "notes": len(reference.notes),
+            "dropped_empty": reference.dropped_empty,
+        },
+        "settings": {**draws, "training_notes": len(training), "training_notes_left_out": training_left_out},
+        "systems": {name: asdict(of) | {"below_floors": floors_above(of, bounds)} for name, of in scores.items()},
+        "comparisons": [
+            {"first": first, "second": name, "differences": differences(systems[first], systems[name], **draws)}
+            for name in others
+        ],
+        "floors": [
+            {"name": name, "scores": None, "why": floor}
+            if isinstance(floor, str)
+            else {"name": name, "scores": asdict(floor), "why": None}
+            for name, floor in bounds.items()
+        ],
+        "published": PUBLISHED if is_medec else [],
+    }
+
+
+def differences(first: Sequence[Grades], second: Sequence[Grades], **draws: Any) -> dict[str, Any]:
+    """Two systems on the same notes, by measure, JSON-able."""
+    return {measure: asdict(difference) for measure, difference in compare(first, second, **draws).items()}
+
+
+def tables(report: Mapping[str, Any]) -> Group:
+    """The report for a terminal."""
+    reference, systems = report["reference"], report["systems"]
+    errors = next(iter(systems.values()))["errors"]
+    blank = f"; {reference['dropped_empty']} blank records count nowhere" if reference["dropped_empty"] else ""
+    heading = f"{', '.join(reference['sha256'])}: {reference['notes']} notes, {errors} with an error{blank}"
+    parts: list[RenderableType] = [plain(heading), _measures(systems)]
+    parts += [_groups(name if len(systems) > 1 else "", scores["groups"]) for name, scores in systems.items()]
+    parts += [_comparison(**compared) for compared in report["comparisons"]]
+    parts += _beside(report)
+    return Group(*(part for each in parts for part in (each, "")))
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table in the style of all scores."""
+    table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(plain(column), min_width=0 if at else 16, overflow="fold")
+    return table
+
+
+def with_interval(value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f") -> str:
+    """A number, and its interval where it has one."""
+    if value is None:
+        return "-"
+    return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _measures(systems: Mapping[str, Any]) -> Table:
+    table = table_of("Scores with 95 % intervals", "", *systems)
+    if any(scores["seeds"] > 1 for scores in systems.values()):
+        table.add_row("pooled submissions", *(str(scores["seeds"]) for scores in systems.values()))
+    for name, title in (("unreadable", "unreadable answers"), ("missing", "notes without an answer")):
+        counts = [scores[name] for scores in systems.values()]
+        table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
+    for name, title in TITLES.items():
+        measures = [scores["measures"][name] for scores in systems.values() if name in scores["measures"]]
+        # A composite that is not computed has the reason in the row of its score.
+        if not name.endswith("_composite") or any(measure["value"] is not None for measure in measures):
+            table.add_row(title, *map(_cell, measures))
+    return table
+
+
+def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
+    title = f"By kind of note: {system}".removesuffix(": ")
+    table = table_of(title, "", "notes", *(_SHORT[m] for m in GROUP_MEASURES))
+    for kind, groups in kinds.items():
+        for label, group in groups.items():
+            values = [group["measures"].get(m, {"value": None}) for m in GROUP_MEASURES]
+            cells = [Text("-") if measure["value"] is None else _cell(measure, ".2f") for measure in values]
+            title = f"{label} sentence" if kind == "error position" else label
+            table.add_row(plain(title), str(group["notes"]), *cells)
+        table.add_row()
+    return table
+
+
+def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
+    title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
+    table = table_of(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
+    for name, title in TITLES.items():
+        one = differences.get(name, {"value": None})
+        if one["value"] is None:
+            continue
+        tested = one["mcnemar_p"] is not None
+        exact = (f"{one['mcnemar_p']:.2g}", f"{one['only_first']} : {one['only_second']}") if tested else ()
+        p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
+        table.add_row(title, with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
+    return table
+
+
+def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    quoted = report["published"]
+    table = table_of("Beside floors" + (" and published results" if quoted else ""), "", *(_SHORT[m] for m in COMPARED))
+    notes: list[Text] = []
+    for name, scores in report["systems"].items():
+        above = scores["below_floors"]
+        values = {m: scores["measures"][m]["value"] for m in COMPARED}
+        table.add_row(plain(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
+        notes += [plain(f"< {name}, {TITLES[m]}: below {'; '.join(names)}") for m, names in above.items() if names]
+    table.add_row()
+    for floor in report["floors"]:
+        title = f"floor: {floor['name']}" + (f" (not computed: {floor['why']})" if floor["why"] else "")
+        values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in COMPARED}
+        table.add_row(title, *map(with_interval, values.values()))
+    sources: dict[str, int] = {}
+    for published in quoted:
+        number = sources.setdefault(f"{published['source']}; {published['differs']}", len(sources) + 1)
+        cells = (with_interval(published["measures"].get(m)) for m in COMPARED)
+        table.add_row(Text(f"quoted: {published['system']} [{number}]"), *cells)
+    yield table
+    yield Group(*notes, *(Text(f"[{number}] {source}") for source, number in sources.items()))
+
+
+def _cell(measure: Mapping[str, Any], form: str = ".3f") -> Text:
+    if measure["value"] is None:
+        return plain(f"not computed: {measure['why']}")
+    spread = "" if measure["spread"] is None else f" sd {measure['spread']:.3f}"
+    return Text(with_interval(measure["value"], measure["low"], measure["high"], form) + spread)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import product
@@ -22,21 +22,29 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Column, Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.client import without_credentials
-from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, StepFile, lock_folder
-from medserl_agentloop.evaluation.play import Model, check_judge, draw_games, model_at, play_match
+from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
+from medserl_agentloop.evaluation.play import (
+    Model,
+    check_judge,
+    config_of,
+    draw_games,
+    model_at,
+    play_match,
+    run_config,
+    run_of,
+    template_of,
+    validation_file,
+)
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Label, Role, VanillaAttacker
 from medserl_agentloop.paths import replacing, sha256_of
@@ -96,13 +104,6 @@ def entries(text: str) -> list[_Entry]:
     return first + [_Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
 
 
-def run_config(folder: Path) -> dict[str, Any]:
-    """The config that a run left in its folder; empty if it left none there."""
-    path = folder / CONFIG_FILE
-    config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
-    return dict(config)
-
-
 def tournament(
     players: Annotated[
         list[str] | None,
@@ -111,11 +112,13 @@ def tournament(
             "it started from), or MODEL@http://host:port; NAME=PLAYER names one."
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("tournament"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; else tournament/ beside the first run.")
+    ] = None,
     attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
     assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
     data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
-    games: Annotated[int, typer.Option(min=1, help="Rows that each pairing plays, drawn by the seed.")] = 100,
+    games: Annotated[int, typer.Option(min=1, help="Rows to draw, those to attack and untouched ones.")] = 100,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
     profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
@@ -133,7 +136,7 @@ def tournament(
 
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
-    with errors_in_one_line(stopped=f"the pairings so far are in {output}, and the same command goes on"):
+    with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
         both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
         everyone = both + attacking + assessing
         attacking, assessing = both + attacking, both + assessing
@@ -144,16 +147,16 @@ def tournament(
         for name, count in Counter(entry.name for entry in everyone).items():
             if count > 1:
                 raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
-        configs = (run_config(Path(named(text)[1])) for group in groups for text in group)
-        run = next(filter(None, configs), {})
-        options = {key: name for key, name in (("profile", profile), ("judge", judge)) if name is not None}
-        config = selfplay_config(MedicalConfig, run.get("selfplay", {}) | options, settings or [])
+        places = [named(text)[1] for group in groups for text in group]
+        run = next(filter(None, map(run_config, places)), {})
+        output = output or next(filter(None, map(run_of, places)), Path()) / "tournament"
+        config = config_of(run, settings, MedicalConfig, profile=profile, judge=judge)
         # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
         config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
-        data = data or _validation_file(run)
+        data = data or validation_file(run)
         drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
         check_judge(config, drawn)
-        template = run.get("data", {}).get("apply_chat_template_kwargs") or {}
+        template = template_of(run)
         asked = {
             "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
             "attackers": [entry.name for entry in attacking],
@@ -167,21 +170,18 @@ def tournament(
         }
         _begin(output, asked)
         matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
-        served = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        say(console, _counted(matches))
+
+        @lru_cache(maxsize=2)  # large models do not all fit into memory
+        def model_of(entry: _Entry) -> Model:
+            asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+            model = model_at(entry.place, entry.served, template, **asking)
+            model.name = entry.name
+            return model
+
         with lock_folder(output, wait_s=0):
-            asyncio.run(_play(matches, asked, config, output, served, console))
+            asyncio.run(_play(matches, model_of, output, console, config, temperature=temperature, seed=seed))
         _conclude(output, asked, everyone, console)
-
-
-def _validation_file(run: dict[str, Any]) -> Path:
-    files = run.get("data", {}).get("val_files") or []
-    files = [files] if isinstance(files, str) else files
-    if len(files) != 1 or not Path(files[0]).is_file():
-        held = ", ".join(files) or "none"
-        raise ValueError(
-            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
-        )
-    return Path(files[0])
 
 
 def _begin(output: Path, asked: dict[str, Any]) -> None:
@@ -198,56 +198,48 @@ def _matches(attackers: Sequence[_Entry], assessors: Sequence[_Entry], specs: Se
     """Every attacker against every assessor on the rows to attack; every assessor alone on the rows that are not."""
     attacked = {number: spec for number, spec in enumerate(specs) if spec.category.has_attack}
     untouched = {number: spec for number, spec in enumerate(specs) if not spec.category.has_attack}
-    if not any(spec.target_label == "harmful" for spec in attacked.values()):
+    if not any(spec.target_label is Label.HARMFUL for spec in attacked.values()):
         raise ValueError(
             "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
         )
-    alone = [_Match(None, assessor, untouched) for assessor in assessors] if untouched else []
+    alone = [_Match(None, assessor, untouched) for assessor in assessors if untouched]
     return [_Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
+
+
+def _counted(matches: Sequence[_Match]) -> str:
+    """How many games are played, and what a cell of the tables is counted from."""
+    attacked = list(matches[0].specs.values())
+    errors = sum(spec.target_label is Label.HARMFUL for spec in attacked)
+    pairings = sum(match.attacker is not None for match in matches)
+    alone = "".join(f", {len(match.specs)} untouched notes for each assessor" for match in matches[pairings:][:1])
+    return (
+        f"{sum(len(match.specs) for match in matches)} games: in each of {pairings} pairings {errors} attacks that are "
+        f"to put an error in and {len(attacked) - errors} rewordings{alone}"
+    )
 
 
 async def _play(
     matches: Sequence[_Match],
-    asked: dict[str, Any],
-    config: MedicalConfig,
+    model_of: Callable[[_Entry], Model],
     output: Path,
-    served: dict[str, Any],
     console: Console,
+    config: MedicalConfig,
+    **drawn: Any,
 ) -> None:
-    """Play the matches that are not in the games file; a match is written when all of it is played."""
-    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
-    file, profile = StepFile(output / GAMES_FILE), load_profile(config.profile)
-
-    @lru_cache(maxsize=2)  # large models do not all fit into memory
-    def model_of(entry: _Entry) -> Model:
-        model = model_at(entry.place, entry.served, profile, asked["template"], **served)
-        model.name = entry.name
-        return model
-
-    done = _finished(file, matches)
-    attacks: dict[_Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("pairings", total=len(matches), completed=done)
-        for number, match in list(enumerate(matches))[done:]:
-            attacker, assessor = model_of(match.attacker or match.assessor), model_of(match.assessor)
-            await attacker.check()
-            await assessor.check()
-            specs = list(match.specs.values())
-            records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
-            for record, row in zip(records, match.specs, strict=True):
-                record.context, record.uid, record.step = "isolated", str(row), number
-            file.append(record.to_json() for record in records)
-            progress.advance(bar)
-
-
-def _finished(file: StepFile, matches: Sequence[_Match]) -> int:
-    """How many matches the file holds whole; what it holds of another is removed."""
-    file.cut_after(len(matches))
+    """Play the matches that the file does not hold whole; a match is written when all of it is played."""
+    file = StepFile(output / GAMES_FILE)
+    file.cut_after(len(matches))  # a killed process left a line half-written
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
-    whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
-    done = [*whole, False].index(False)
+    done = [*(played[number] == len(match.specs) for number, match in enumerate(matches)), False].index(False)
     file.cut_after(done - 1)
-    return done
+    attacks: dict[_Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    for number, match in track([*enumerate(matches)][done:], "pairings", console=console, transient=True):
+        attacker, assessor = model_of(match.attacker or match.assessor), model_of(match.assessor)
+        specs = list(match.specs.values())
+        records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
+        for record, row in zip(records, match.specs, strict=True):
+            record.context, record.uid, record.step = "isolated", str(row), number
+        file.append(record.to_json() for record in records)
 
 
 def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], console: Console) -> None:

@@ -1,8 +1,9 @@
 """Scores with 95 % intervals from predictions and their reference, and the floors that need no medicine.
 
 Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared task. The bootstrap
-draws whole cases, because the two notes of a case are not independent, and recomputes both sums. No floor learns from
-the reference: its two classifiers see the training file alone.
+draws whole cases, because the two notes of a case are not independent, and recomputes both sums; Wilson's interval with
+the variance of these draws holds near 0 and 1 too. No floor learns from the reference: its two classifiers see the
+training file alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
-from medserl_agentloop.scoring.official import SCORERS, NotComputed, Scorer
+from medserl_agentloop.scoring.official import SCORERS, Scorer
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
@@ -29,6 +30,9 @@ _NOTHING_TO_COUNT = {
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
 _LENGTHS = {"up to 100 words": 100, "101 to 150 words": 150, "151 to 200 words": 200, "over 200 words": math.inf}
+
+_Z = 1.96
+_ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
 
 Numbers = np.ndarray[Any, Any]
 
@@ -156,10 +160,9 @@ def _corrections(
     scores: dict[str, Numbers] = {}
     why: dict[str, str] = {}
     for name, scorer in scorers.items():
-        try:
-            of_pairs = scorer(list(predicted[both]), list(right[both]))
-        except NotComputed as reason:
-            why[name] = str(reason)
+        of_pairs = scorer(list(predicted[both]), list(right[both]))
+        if isinstance(of_pairs, str):
+            why[name] = of_pairs
         else:
             scores[name] = np.zeros(len(notes))
             scores[name][both] = of_pairs
@@ -210,14 +213,14 @@ def compare(
     differences = {name: Difference(None) for name in sorted(absent)}
     for name in (name for name in first[0].sums if name not in absent):
         (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
-        value, samples = float(a.mean() - b.mean()), drawn_a - drawn_b
+        value, draws = float(a.mean() - b.mean()), drawn_a - drawn_b
+        draws = draws[np.isfinite(draws)]
         differences[name] = Difference(value if np.isfinite(value) else None)
-        low, high = _interval(samples)
-        if low is not None and np.isfinite(value):
+        if np.isfinite(value) and len(draws):
+            low, high = np.percentile(draws, [2.5, 97.5]).tolist()
             # One is added to both counts: no finite number of draws shows a p value of 0.
-            tail = min((samples <= 0).sum(), (samples >= 0).sum())
-            p_value = min(1.0, 2.0 * (tail + 1) / (np.isfinite(samples).sum() + 1))
-            differences[name] = Difference(value, low, high, float(p_value))
+            tail = min((draws <= 0).sum(), (draws >= 0).sum())
+            differences[name] = Difference(value, low, high, min(1.0, float(2 * (tail + 1) / (len(draws) + 1))))
     for name in ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ():
         differences[name] = replace(differences[name], **_mcnemar(first[0].sums[name][0], second[0].sums[name][0]))
     return differences
@@ -267,22 +270,31 @@ def _ratios(
 
 
 def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Estimate:
-    of_seeds, samples = _ratios(seeds, name, weights, mask)
+    of_seeds, draws = _ratios(seeds, name, weights, mask)
     value = float(of_seeds.mean())
     if not np.isfinite(value):
         return Estimate(None, why=_NOTHING_TO_COUNT.get(name, _NO_PAIR))
     spread = float(of_seeds.std(ddof=1)) if len(of_seeds) > 1 else None
-    low, high = _interval(samples)
-    return Estimate(value, low, high, spread)
+    draws = draws[np.isfinite(draws)]
+    if not len(draws):
+        return Estimate(value, spread=spread)
+    counted = seeds[0].sums[name][1] * mask > 0
+    cases = {note.case or note.text_id for note, counts in zip(seeds[0].notes, counted, strict=True) if counts}
+    return Estimate(value, *_wilson(value, float(draws.var()), len(cases)), spread)
 
 
-def _interval(samples: Numbers) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of the draws in which there was something to count."""
-    samples = samples[np.isfinite(samples)]
-    if not len(samples):
-        return None, None
-    low, high = np.percentile(samples, [2.5, 97.5])
-    return float(low), float(high)
+def _wilson(value: float, variance: float, cases: int) -> tuple[float, float]:
+    """Wilson's 95 % interval from as many independent notes as give a share of this ``variance``.
+
+    A score of exactly 0 or 1 has no variance; there, each of the ``cases`` counts as one note.
+    """
+    uncertain = value * (1 - value)
+    if uncertain > _ROUNDING and not variance:
+        return value, value
+    of_one = _Z**2 * (variance / uncertain if uncertain > _ROUNDING else 1 / cases)  # z squared by the number of notes
+    centre = (value + of_one / 2) / (1 + of_one)
+    half = math.sqrt(of_one * (uncertain + of_one / 4)) / (1 + of_one)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _mcnemar(first: Numbers, second: Numbers) -> dict[str, Any]:

@@ -112,8 +112,6 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
     """
     try:
         lines = path.read_text("utf-8-sig").split("\n")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror or error}); give a submission file.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
     problems: list[str] = []

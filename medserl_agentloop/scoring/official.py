@@ -20,15 +20,11 @@ _BATCH = 16
 _LONGEST = 512  # tokens of a sentence
 
 
-class NotComputed(Exception):
-    """Why a score is absent; it is then never 0."""
+Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
+"""Takes predictions and references, none of them blank. Returns a number in [0, 1] per pair, or why there are none."""
 
 
-Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
-"""Takes predictions and references, none of them blank, and returns one number in [0, 1] per pair."""
-
-
-def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
     """ROUGE-1 F of the package ``rouge``, with which the shared task was scored.
 
     The package splits sentences at full stops and fails on a text of nothing else; such a text scores 0, and 1
@@ -37,7 +33,7 @@ def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float
     try:
         from rouge import Rouge
     except ImportError as error:
-        raise _no_package("rouge", "eval", error) from None
+        return _no_package("rouge", "eval", error)
     rouge = Rouge(metrics=["rouge-1"], stats=["f"])
 
     def one(prediction: str, reference: str) -> float:
@@ -79,20 +75,20 @@ def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
 def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, model: str) -> Scorer:
     """A scorer clipped to [0, 1] that says why it cannot run."""
 
-    def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+    def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
         try:
             return [float(score) for score in np.clip(scorer(predictions, references), 0.0, 1.0)]
         except ImportError as error:
-            raise _no_package(package, "eval-neural", error) from None
+            return _no_package(package, "eval-neural", error)
         except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
-            raise NotComputed(f"{model}: {_first_line(error)}") from None
+            return f"{model}: {_first_line(error)}"
 
     return clipped
 
 
-def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> str:
     """Stands for the two models where nobody asked for them: they are large."""
-    raise NotComputed("ask for it with --neural")
+    return "ask for it with --neural"
 
 
 SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": _not_asked, "bleurt": _not_asked}
@@ -107,9 +103,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _no_package(package: str, extra: str, error: ImportError) -> NotComputed:
+def _no_package(package: str, extra: str, error: ImportError) -> str:
     install = f"pip install 'medserl-agentloop[{extra}]'"
-    return NotComputed(f"the package {package} cannot be imported ({_first_line(error)}): {install}")
+    return f"the package {package} cannot be imported ({_first_line(error)}): {install}"
 
 
 # --- the published script ---
@@ -133,7 +129,7 @@ def official_scores(
     try:
         return _scores(_reference(reference), _submission(submission), scorers)
     except ImportError as error:
-        raise ValueError(str(_no_package("rouge", "eval", error))) from None
+        raise ValueError(_no_package("rouge", "eval", error)) from None
     except (re.error, AssertionError, ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ValueError(f"the published script stops on {submission.name} with {reason}") from None
@@ -191,10 +187,10 @@ def _scores(reference: _Facts, submission: _Facts, scorers: Mapping[str, Scorer]
         add(f"{short}_subset_check", f"{short}C", np.array([scores[name]["f"] for scores in by_rouge]))
     together = [np.array([scores["rouge-1"]["f"] for scores in by_rouge])]
     for name, names in _NAMES.items():
-        try:
-            together.append(np.array(scorers[name](predictions, references)))
-        except NotComputed:
+        scored = scorers[name](predictions, references)
+        if isinstance(scored, str):
             return result
+        together.append(np.array(scored))
         add(*names, together[-1])
     add("aggregate_subset_check", "AggregateC", np.sum(together, axis=0) / len(together))
     return result

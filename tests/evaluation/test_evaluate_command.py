@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from evaluation.chat_server import MODEL
+from evaluation.conftest import run_at
 from evaluation.mock_server import TOKENIZER, MockServer, mock_server
 from invoking import invoke
 from scoring.builders import write_reference
@@ -274,6 +275,19 @@ def test_a_model_in_a_folder_is_asked_and_its_cache_goes_by_its_weights(notes: P
     assert found["model"]["checkpoint"] == "." and len(found["model"]["sha256"]) == 64
     assert all(answer["tokens"] <= 6 for answer in lines(tmp_path / "out" / "answers.jsonl"))
     assert "base" not in found["model"]
+
+
+def test_a_run_is_asked_with_its_own_prompts_and_each_checkpoint_keeps_its_results(notes: Path, tmp_path: Path) -> None:
+    template = {"apply_chat_template_kwargs": {"enable_thinking": False}}
+    run = run_at(tmp_path / "run", 2, selfplay={"profile": "brief"}, data=template)
+    for model in (run / "global_step_1", run):
+        done = invoke("evaluate", model, "--notes", notes, "--max-tokens", 6)
+        assert done.exit_code == 0 and f"prompt profile: brief (of {run}/run_config.yaml)" in done.output, done.output
+    for step in ("global_step_1", "global_step_2"):
+        prompts = json.loads((run / "evaluation" / step / "notes" / "results.json").read_text())["prompts"]
+        assert (prompts["profile"], prompts["chat_template"]) == ("brief", {"enable_thinking": False})
+    done = evaluate(run, notes, tmp_path / "other", "--profile", "classic", "--max-tokens", 6)
+    assert "prompt profile: classic\n" in done.output, done.output
 
 
 NOWHERE = ("http://127.0.0.1:9", "--model", "x")

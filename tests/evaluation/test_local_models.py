@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
-from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.evaluation.local_models import (
-    LocalModel,
     facts_of,
     find_weights,
     fingerprint,
@@ -25,8 +25,8 @@ from medserl_agentloop.evaluation.local_models import (
 )
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -180,11 +180,11 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         save_adapter(with_adapter(std), tmp_path / "base", folder)
         alone[role] = load_model(folder)[0]
     sharded(tmp_path / "actor")
-    player = load_player(tmp_path, load_profile("brief"))
+    player = load_player(tmp_path)
     game = MedicalGameInteraction(MedicalConfig(profile="brief"))
     for turn in game.sample_turns(extra_info("adversarial_benign")):
         role = Role(turn.role)
-        asyncio.run(collect(player, turn))
+        asyncio.run(player.sample(turn, turn.prompt.filled(), number=0, budget=2, temperature=0.0, seed=0))
         ids = torch.tensor([player.encoder.opening(turn).ids])
         with torch.inference_mode():
             found = player.model(ids).logits
@@ -193,5 +193,14 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         assert all((found - other).abs().max() > 1e-2 for other in others)
 
 
-async def collect(player: LocalModel, turn: Turn) -> list[Any]:
-    return [reply async for reply in player.answers({0: turn}, budget=2, temperature=0.0, seed=0)]
+def test_a_later_turn_is_answered_after_the_whole_conversation(tmp_path: Path) -> None:
+    def answer(turn: Turn, conversation: list[Message]) -> Reply:
+        drawn: Any = {"number": 0, "budget": 9, "temperature": 0.0, "seed": 0}
+        return asyncio.run(player.sample(turn, conversation, **drawn))
+
+    player = load_player(resource("assets/tiny_player"))
+    words = (("user", "You hold the king."), ("assistant", "check"), ("user", "The other bets."))
+    messages = [{"role": role, "content": content} for role, content in words]
+    later = Turn("first", Prompt((messages[-1],)), 9)
+    whole = answer(replace(later, prompt=Prompt(tuple(messages))), messages)
+    assert answer(later, messages) == whole != answer(later, messages[-1:])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation.chat_server import MODEL, ChatServer
+from evaluation.conftest import run_at
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from invoking import invoke
 from note_files import SAMPLE
@@ -33,7 +34,7 @@ def good_player(role: Role, prompt: str) -> str:
 
 
 def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
-    return invoke("play", "--endpoint", server.url, "--model", MODEL, "--data", data, "--output", output, *more)
+    return invoke("play", server.url, "--model", MODEL, "--data", data, "--output", output, *more)
 
 
 def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
@@ -102,8 +103,6 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         (["--games", "13"], "holds 12 rows; --games can be at most that"),
         (["--data", "/nonesuch.parquet"], "/nonesuch.parquet cannot be read"),
         (["--data", __file__], "cannot be read as a parquet file"),
-        (["--endpoint", "localhost:3000"], "expected http://host:port"),
-        (["--endpoint", "http://127.0.0.1:9"], "no server answers"),
         (["--model", "other"], "does not list the model 'other'"),
         (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),
@@ -124,13 +123,24 @@ def test_what_cannot_work_is_said_before_the_first_game(
     assert not (tmp_path / "games.jsonl").exists() and not server.requests
 
 
+def test_a_run_plays_its_own_game_on_its_own_rows_and_the_games_go_beside_it(rows: Path, tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", selfplay={"reward": "zero_sum"}, data={"val_files": [str(rows)]})
+    result = invoke("play", run, "--games", 2, "--max-tokens", 60)
+    assert result.exit_code == 0, result.output
+    records = list(read_games(run / "play" / "global_step_1.jsonl"))
+    assert [record.scheme for record in records] == ["zero_sum"] * 2
+    assert {name for record in records for name in record.players.values()} == {"run"}
+    again = invoke("play", run, "--games", 2)
+    assert again.exit_code == 2 and "global_step_1.jsonl exists already" in again.output
+
+
 def test_another_game_is_played_with_each_players_own_conversation(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda role, prompt: (
         "call" if "fold or call" in prompt else "bet" if "says check" in prompt else "check"
     )
-    data, output = tmp_path / "kuhn.parquet", tmp_path / "games.jsonl"
-    pq.write_table(pa.Table.from_pylist(kuhn_rows()), data)
-    result = run(server, data, output, "--games", "6", "--game", "kuhn_poker")
+    kuhn, output = tmp_path / "kuhn.parquet", tmp_path / "games.jsonl"
+    pq.write_table(pa.Table.from_pylist(kuhn_rows()), kuhn)
+    result = run(server, kuhn, output, "--games", "6", "--game", "kuhn_poker")
     assert result.exit_code == 0 and "selfplay/first/reward" in result.output, result.output
     records = [KuhnRecord.model_validate_json(line) for line in output.read_text().splitlines()]
     assert {record.moves for record in records} == {("check", "bet", "call")}
@@ -154,7 +164,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
 
     server.answer = answer
     code = "from medserl_agentloop.cli import app; app()"
-    options = ["--endpoint", server.url, "--model", MODEL, "--data", str(rows), "--output", str(output)]
+    options = [server.url, "--model", MODEL, "--data", str(rows), "--output", str(output)]
     command = [sys.executable, "-c", code, "play", *options, "--games", "12", "--concurrency", "1"]
 
     def heed_interrupts() -> None:

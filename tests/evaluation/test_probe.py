@@ -36,7 +36,7 @@ def test_a_served_model_plays_each_note_several_times(server: ChatServer, rows: 
     assert done.exit_code == 0, done.output
     records = list(read_games(tmp_path / "probe.jsonl"))
     assert len(records) == 12 and len({record.uid for record in records}) == 4
-    assert {(record.uid, record.spec.index) for record in records} == {(r.uid, r.spec.index) for r in records[:4]}
+    assert len({(record.uid, record.spec.index) for record in records}) == 4
     assert "samples agree" in done.output and "selfplay.judge=llm" in done.output
 
 
@@ -97,14 +97,27 @@ def test_samples_agree_where_all_verdicts_on_an_untouched_note_are_the_same() ->
         ({"selfplay/assessor/truncation_rate": 0.1}, "llm", "selfplay.budget.assessor=2048"),
         ({"selfplay/attacker/truncation_rate": 0.1}, "llm", "selfplay.budget.attacker_reasoning=1024"),
         ({"selfplay/assessor/truncation_rate": 0.5}, "llm", "+data.apply_chat_template_kwargs.enable_thinking=False"),
-        ({P + "assessor/note_share": 0.7}, "llm", "algorithm.adv_estimator=role_grpo"),
+        ({P + "assessor/note_share": 0.7}, "llm", "algorithm.adv_estimator=role_grpo actor_rollout_ref.rollout.n=8"),
         ({P + "assessor/note_share": 0.2}, "llm", "algorithm.adv_estimator=role_rae"),
-        ({"selfplay/assessor/no_signal_rate": 0.9}, "llm", "actor_rollout_ref.rollout.n=8"),
         ({}, "labels", "selfplay.judge=llm"),
         ({}, "llm", "'selfplay.blind={readings: 3, needed: 2}'"),
     ],
 )
 def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
-    assert override in [override for _, override in settings_that_follow(measured, MedicalConfig(), judge)]
+    assert override in [override for _, override in settings_that_follow(measured, MedicalConfig(judge=judge))]
     fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
-    assert list(settings_that_follow(fine, MedicalConfig(), "llm")) == []
+    assert list(settings_that_follow(fine, MedicalConfig(judge="llm"))) == []
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {"selfplay/assessor/no_signal_rate": 1.0, "selfplay/attacker/valid_rate": 1.0},
+        {"selfplay/attacker/parse_rate": 0.0, "selfplay/assessor/parse_rate": 0.0},
+        {"selfplay/attacker/valid_rate": 0.1},
+    ],
+)
+def test_where_nothing_can_be_learnt_no_estimator_follows(measured: dict[str, Any]) -> None:
+    following = [*settings_that_follow({P + "assessor/note_share": 0.9, **measured}, MedicalConfig(judge="labels"))]
+    assert not any("estimator" in override or "rollout.n" in override for _, override in following)
+    assert len(following) == 1 + len([name for name in measured if measured[name] < 0.9 or "no_signal" in name])

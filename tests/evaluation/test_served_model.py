@@ -38,34 +38,27 @@ def reply(server: ChatServer, note: str = CLEAN_NOTE, **fields: Any) -> Reply:
     return ask(server.url, lambda player: player.reply(one, one.prompt.filled()), **fields)
 
 
-def test_the_model_gets_the_profile_s_messages_the_turn_s_budget_and_the_sampling(server: ChatServer) -> None:
-    reply(server, temperature=0.3, seed=5)
+def test_the_model_gets_the_profile_s_messages_and_the_turn_s_budget(server: ChatServer) -> None:
+    reply(server, temperature=0.3)
     reply(server, max_tokens=9)
     first, second = server.requests
     assert first["messages"] == MESSAGES
     assert (first["model"], first["temperature"], first["max_tokens"]) == (MODEL, 0.3, 77)
-    assert set(first) == {"model", "messages", "temperature", "max_tokens", "seed"}
-    assert second["max_tokens"] == 9 and "seed" not in second
+    assert set(first) == {"model", "messages", "temperature", "max_tokens"}
+    assert second["max_tokens"] == 9
 
 
-def test_a_turn_s_seed_follows_the_seed_and_the_note_and_the_sample(server: ChatServer) -> None:
-    async def batch(player: ServedModel) -> None:
-        async for _ in player.answers({0: turn(), 1: turn()}, budget=5, temperature=0.5, seed=1):
-            pass
+def test_a_drawn_turn_s_seed_follows_the_seed_the_note_the_game_and_the_conversation(server: ChatServer) -> None:
+    def draw(one: Any, number: int, seed: int) -> int:
+        drawn: Any = {"number": number, "budget": 5, "temperature": 0.5, "seed": seed}
+        ask(server.url, lambda player: player.sample(one, one.prompt.filled(), **drawn))
+        body = server.requests[-1]
+        assert (body["max_tokens"], body["temperature"]) == (5, 0.5) and 0 <= body["seed"] < 2**31
+        return int(body["seed"])
 
-    async def twice(player: ServedModel) -> None:
-        for _ in range(2):
-            await player.reply(turn(), turn().prompt.filled())
-
-    for seed, note in ((1, CLEAN_NOTE), (1, CLEAN_NOTE), (2, CLEAN_NOTE), (1, "b")):
-        reply(server, note, seed=seed)
-    first, again, other_seed, other_note = (body["seed"] for body in server.requests)
-    assert first == again and len({first, other_seed, other_note}) == 3 and 0 <= first < 2**31
-    ask(server.url, twice, seed=1)
-    counted = {body["seed"] for body in server.requests[4:]}
-    ask(server.url, batch)
-    assert counted == {body["seed"] for body in server.requests[6:]} and len(counted) == 2 and first in counted
-    assert {(body["max_tokens"], body["temperature"]) for body in server.requests[6:]} == {(5, 0.5)}
+    first, again = draw(turn(), 0, 1), draw(turn(), 0, 1)
+    others = {draw(turn(), 0, 2), draw(turn("b"), 0, 1), draw(turn(), 1, 1), draw(turn(conversation="1"), 0, 1)}
+    assert first == again and len({first, *others}) == 5
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -79,14 +72,9 @@ def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffi
     ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
 )
 def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
-    async def batch(player: ServedModel) -> list[Any]:
-        return [one async for one in player.answers({3: turn()}, budget=5, temperature=0.0, seed=0)]
-
     server.answer = lambda role, prompt: answer
     with pytest.raises(NoReplyError, match=reason):
         reply(server)
-    [(number, error)] = ask(server.url, batch)
-    assert number == 3 and isinstance(error, NoReplyError)
 
 
 def test_a_turn_ends_where_the_profile_says_stop_and_keeps_the_string() -> None:

@@ -22,7 +22,6 @@ from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
@@ -53,7 +52,7 @@ def specs(count: int) -> list[GameSpec]:
 
 @pytest.fixture(scope="module")
 def player() -> LocalModel:
-    return load_player(Path(TINY), load_profile())
+    return load_player(Path(TINY))
 
 
 def play(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
@@ -127,6 +126,9 @@ def test_the_folder_holds_the_results_and_the_screen_shows_them(played: tuple[Pa
     table = pd.read_csv(output / "tournament.csv")
     assert len(table) == len(results["shares"]) and table[table.measure == "success"].games.tolist() == [2] * 4
     assert set(results["ratings"]["attacker"]) == set(results["ratings"]["assessor"]) == {"novice", "tiny_player"}
+    assert (
+        "16 games: in each of 4 pairings 2 attacks that are to put an error in and 0 rewordings, 4 unt" in done.output
+    )
     assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
 
 

@@ -51,7 +51,7 @@ def test_a_password_in_the_config_which_verl_prints_is_refused_and_not_repeated(
 
 NOTES = str(resource("data_prep/sample/medserl_sample.csv"))
 COMMANDS = {
-    "play": "play --endpoint {url} --model m --data {rows} --games 1",
+    "play": "play {url} --model m --data {rows} --games 1",
     "probe": "probe {url} --model m --data {rows} --notes 2 --output {rows}.jsonl",
     "evaluate": "evaluate {url} --model m --notes {notes} --output {rows}.answers",
     "evaluate a folder": "evaluate {url} --notes {notes} --output {rows}.answers",

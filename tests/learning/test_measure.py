@@ -14,7 +14,7 @@ CASES = 20
 
 def test_the_novice_is_counted_once_in_each_measure_and_sees_the_errors_it_was_taught() -> None:
     profile = load_profile("brief")
-    novice = load_player(resource("assets/novice"), profile)
+    novice = load_player(resource("assets/novice"))
     measurement = Measurement(novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1)
     rates = {rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))}
     for measure in ("clean", "error"):

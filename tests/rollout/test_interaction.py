@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
-from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game, play_in_step
-from medserl_agentloop.games.kuhn_poker import KuhnPoker
+from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -78,18 +77,3 @@ def test_a_record_says_when_its_game_was_finished_and_how_long_each_turn_took() 
     assert abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
     assert len(record.seconds) == 2 and min(record.seconds) >= 0
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
-
-
-def test_games_in_step_ask_a_role_once_for_all_games_that_wait_for_it() -> None:
-    interaction, asked = KuhnPoker(None), []
-    games = [interaction.new_game({"first": "J", "second": card}) for card in ("Q", "K")]
-    script = {("first", 0): "bet", ("first", 1): "check", ("second", 0): "fold", ("second", 1): "check"}
-
-    async def answer(role: str, turns: Any) -> list[Reply]:
-        asked.append((role, list(turns)))
-        return [Reply(script[role, number]) for number in turns]
-
-    asyncio.run(play_in_step(interaction, games, answer))
-    assert asked == [("first", [0, 1]), ("second", [0, 1])]
-    assert [game.record.moves for game in games] == [("bet", "fold"), ("check", "check")]
-    assert [len(game.record.seconds) for game in games] == [2, 2]

@@ -16,6 +16,7 @@ from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.scoring.metrics import compare, grade, score, summarise
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
@@ -140,17 +141,17 @@ def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
     assert found["bertscore_composite"].value == pytest.approx((0.5 * 2 + 1) / 3)
 
 
-def test_the_intervals_cover_the_truth() -> None:
-    """The system finds an error with 0.8 and raises a false alarm with 0.3; a hard case moves both of its notes."""
+@pytest.mark.parametrize(("right", "moved"), [(0.75, 0.2), (0.98, 0.0), (0.99, 0.0)])
+def test_the_intervals_cover_the_truth(right: float, moved: float) -> None:
+    """The system is right on a note with this probability; a hard case moves both of its notes."""
     draw = np.random.default_rng(0)
     notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(160)]
-    truth = {"flag_accuracy": 0.75, "recall": 0.8, "f1": 2 * 0.8 / (0.8 + 0.3 + 1)}
+    truth = {"flag_accuracy": right, "recall": right, "f1": right}
     covered = dict.fromkeys(truth, 0)
-    simulations = 150
-    for _ in range(simulations):
-        hardness = np.repeat(draw.choice([-0.2, 0.2], size=80), 2)
-        says = draw.random(160) < np.where([n.flag for n in notes], 0.8 + hardness, 0.3 + hardness)
-        predictions = [Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, says, strict=True)]
+    for _ in range(150):
+        hardness = np.repeat(draw.choice([-moved, moved], size=80), 2)
+        answers = [n.flag == hit for n, hit in zip(notes, draw.random(160) < right + hardness, strict=True)]
+        predictions = [Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, answers, strict=True)]
         found = score(notes, predictions, scorers={}, resamples=200).measures
         for name, value in truth.items():
             low, high = found[name].low, found[name].high
@@ -158,6 +159,13 @@ def test_the_intervals_cover_the_truth() -> None:
             covered[name] += low <= value <= high
     # 95 % of 150, give or take three standard deviations of 2.7.
     assert all(134 <= count <= 150 for count in covered.values()), covered
+
+
+def test_a_perfect_score_is_as_uncertain_as_its_cases_are_few() -> None:
+    notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(20)]
+    found = score(notes, gold(notes)).measures["flag_accuracy"]
+    low, high = wilson_interval(10, 10)
+    assert (found.value, found.high) == (1.0, high) and found.low == pytest.approx(low)
 
 
 def test_a_system_that_says_the_same_of_both_twins_is_known_exactly() -> None:

@@ -1,6 +1,7 @@
 """``medserl score`` from its files to its tables and its JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,20 @@ def test_official_bugs_print_what_the_published_script_says(
     assert found.exit_code == 0 and "the published script stops on guess0.txt" in found.output
 
 
+def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: list[Path], tmp_path: Path) -> None:
+    """By the ids of the notes, whatever the file is called."""
+    toy = [replace(note, text_id=note.text_id.replace("ms-", "toy-")) for note in NOTES]
+    path, output = tmp_path / "MEDEC-MS-TestSet.csv", tmp_path / "results.json"
+    submissions[0].write_text(submissions[0].read_text().replace("ms-", "toy-"))
+    found = invoke("score", submissions[0], "--reference", write_reference(path, toy), "--output", output)
+    assert found.exit_code == 0 and "floor: always no error" in found.output, found.output
+    assert "quoted" not in found.output and results(output)["published"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["missing.txt"], "missing.txt: cannot be read"),
+        (["missing.txt"], "missing.txt: No such file"),
         (["{folder}"], "the folder holds no .txt files"),
         (["{submission}", "{submission}"], "is given twice"),
         (["{reference}"], "none of its lines begins with the id"),

@@ -8,10 +8,9 @@ import pytest
 from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, note, validation, write_reference
 
-from medserl_agentloop.evaluation.score import read_training
+from medserl_agentloop.evaluation.score import PUBLISHED, read_training
 from medserl_agentloop.scoring.metrics import COMPARED, floors, floors_above, score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
-from medserl_agentloop.scoring.report import PUBLISHED
 
 
 def values(notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, dict[str, float | None]]:
@@ -89,8 +88,8 @@ def test_a_system_below_a_floor_is_marked() -> None:
 def test_published_results_name_their_source_and_what_differs() -> None:
     known = score([note(0, True, "A."), note(1, False)], [], resamples=0).measures
     for published in PUBLISHED:
-        assert published.source and published.differs and published.measures.keys() <= known.keys()
-        assert all(0 < value < 1 for value in published.measures.values())
+        assert published["source"] and published["differs"] and published["measures"].keys() <= known.keys()
+        assert all(0 < value < 1 for value in published["measures"].values())
     assert set(COMPARED) <= known.keys()
 
 
