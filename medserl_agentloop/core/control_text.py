@@ -1,7 +1,7 @@
 """Control text in strings: what chat templates and reasoning models read as more than words.
 
-:func:`as_data` shows untrusted text to a model without any of it. The rules, the encoder and the chat client take their
-patterns from here.
+:func:`as_data` shows untrusted text to a model without any of it. The rules, the encoder, the judge and the chat client
+take their patterns from here. A new family of models gets its line in one of the two tables.
 """
 
 from __future__ import annotations
@@ -10,18 +10,35 @@ import re
 
 THINK, END_THINK = "<think>", "</think>"
 
-CONTROL_TOKEN = "|".join(
-    (
-        r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # \uff5c and \u2581: DeepSeek's bar and blank
-        r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]",
-        r"<</?SYS>>",
-        r"</?(?:start_of_turn|end_of_turn|s|bos|eos)>",
-    )
-)
-"""Pattern of control tokens of common chat templates (ChatML, Llama 2 and 3, Gemma, Mistral, Phi, DeepSeek)."""
+_TEMPLATE_TOKENS = {
+    "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # DeepSeek's bar, blank
+    "Llama 2, Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>",
+    "Gemma": r"</?(?:start_of_turn|end_of_turn)>",
+    "EXAONE": r"\[\|/?\w{1,40}\|\]",
+    "GLM": r"\[[gs]?MASK\]|<[se]op>",
+    "InternLM": r"\[UNUSED_TOKEN_\d+\]|<eo[ah]>",
+    "Baichuan, MiniCPM": r"<reserved_\d+>|<AI>|<\u7528\u6237>",
+    "many": r"</?(?:s|bos|eos)>",
+}
+CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
+"""Pattern of the control tokens of known families' chat templates. No prompt has one of them in its own words."""
 
-# What some tokenizer may have a token for: <think>, <|a b|>, [TOOL_CALLS], [|user|]; not "BP <140" or "[2]".
-_MARKER = re.compile(r"<(?=[|\uff5c][^<>\n]{0,64}>|[^\s<>]{1,64}>)|\[(?=[|/]?[A-Za-z_][\w|/]{0,64}\])")
+_SWITCHES = {
+    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<!<)/think",  # </think> is none
+    "SmolLM3": r"/system_override",
+}
+SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
+"""A switch: words in a user's message that turn a model's reasoning off or on.
+
+Templates look for them anywhere in a message, and models that have learned them obey wherever they stand.
+"""
+
+MARKUP = re.compile(
+    rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
+    r"|\[(?![A-Z]?[a-z]+\])[|/@]?[A-Za-z_][\w|/@]{0,64}\]))[<\[]"
+)
+"""Where anything begins that some tokenizer may have a token for, and in its group what that is: <think>, <|a b|>,
+[TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
 
 JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
@@ -29,9 +46,14 @@ JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 def as_data(text: str) -> str:
     """Untrusted text as a chat server may get it; it still reads the same.
 
-    Nothing in it becomes a token of a chat template, whatever model is served.
+    Nothing in it becomes a token of a chat template or switches reasoning, whatever model is served.
     """
-    return _MARKER.sub(broken, text)
+    return without_switches(MARKUP.sub(broken, text))
+
+
+def without_switches(text: str) -> str:
+    """``text`` with a blank in every switch: ``/ no_think``."""
+    return SWITCH.sub(lambda switch: f"/ {switch[0][1:]}", text)
 
 
 def broken(token: re.Match[str]) -> str:

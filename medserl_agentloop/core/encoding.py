@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core.control_text import THINK, reasoning_open
+from medserl_agentloop.core.control_text import THINK, reasoning_open, without_switches
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
 
 _TEMPLATES_KEPT = 1024
@@ -77,11 +77,12 @@ class PlainText:
         return copy
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as data: none of them is a control token.
+        """Token ids of ``text`` as data: none of them is a control token, and its switches have a blank inside.
 
         Raises:
             ValueError: The vocabulary has no other token for the characters of a control token.
         """
+        text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:

@@ -21,7 +21,7 @@ from rollout.families import FAMILIES, LOSSLESS, WITHOUT_SYSTEM
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
-from medserl_agentloop.core.control_text import as_data
+from medserl_agentloop.core.control_text import SWITCH, as_data, without_switches
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError
@@ -83,7 +83,8 @@ def parsers(data: bytes) -> None:
         PARSERS[name],
         vanilla_attacker=copies,
         special_tokens=SPECIAL_TOKENS,
-        fits=lambda note: len(note) <= ROOM,
+        count=len,
+        room=lambda seed: ROOM,
     )
     while (role := game.next_role) is not None:
         game.play(attack if role is Role.ATTACKER else assessment, prefill=prefill, truncated=truncated)
@@ -281,12 +282,12 @@ def templates(data: bytes) -> None:
     if family in LOSSLESS:
         assert CONTROL[family].isdisjoint(inside)
         # ▁ is how SentencePiece writes a blank: it cannot tell the two apart.
-        expected = note.replace("▁", " ") if family in WITHOUT_SYSTEM else note
+        expected = without_switches(note.replace("▁", " ") if family in WITHOUT_SYSTEM else note)
         assert tokenizer.backend_tokenizer.decode(inside, skip_special_tokens=False) == expected
     else:  # BERT has a word for what it cannot read, which opens and closes nothing
         assert not {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id} & set(inside)
     served = as_data(note)  # for a chat server
-    assert not any(token in served for token in CONTROL_TEXTS)
+    assert not any(token in served for token in CONTROL_TEXTS) and not SWITCH.search(served)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

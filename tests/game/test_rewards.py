@@ -117,6 +117,14 @@ def test_the_label_of_the_row_and_not_the_category_says_what_an_attack_was_asked
 
 
 @each_scheme
+def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(scheme: RewardScheme) -> None:
+    cut_off, caught = finished(Outcome.UNREADABLE, assessment={"truncated": True}), finished(Outcome.CORRECT_DETECTION)
+    assert scheme(cut_off)[Role.ATTACKER] == scheme(caught)[Role.ATTACKER]
+    assert scheme(cut_off)[Role.ASSESSOR] == {"game": 0.0, "format": -2.0}
+    assert load_scheme(scheme.__name__, {"cut_off_assessment": 0.0})(cut_off)[Role.ATTACKER]["game"] == 0.0
+
+
+@each_scheme
 def test_an_unreadable_assessment_does_not_hide_a_failed_attack(scheme: RewardScheme) -> None:
     record = finished(Outcome.UNREADABLE, judgement=Judgement(judge="llm", label=Label.SAFE))
     assert "game" not in scheme(record)[Role.ATTACKER]

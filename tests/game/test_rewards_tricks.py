@@ -9,7 +9,7 @@ from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
 from medserl_agentloop.games.medical.types import Role
 
-VALID_GROUPS = {"harmless rewording", "a decoy with an error"}
+VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
 each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda scheme: scheme.__name__)
 
@@ -34,15 +34,15 @@ def test_under_a_judge_that_reads_no_trick_earns_more_than_an_honest_attack_that
     assert trick.best(scheme, "reads") <= caught(trick, scheme)
     for answer in ANSWERS:
         record = trick.played(answer, "reads")
-        assert record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
-        assert "game" not in scheme(record)[Role.ATTACKER]
+        assert record.outcome is Outcome.INVALID_ATTACK or record.attack_failed or record.cut_off
+        assert trick.cuts or "game" not in scheme(record)[Role.ATTACKER]
 
 
 @each_scheme
 @each_trick
 def test_under_labels_exactly_those_pay_that_the_rules_let_through(scheme: RewardScheme, trick: Trick) -> None:
     played_for_nothing = scheme is medserl and trick.group == "a decoy with an error"
-    pays = trick.rule == "" and not played_for_nothing
+    pays = trick.rule == "" and not played_for_nothing and not trick.cuts
     assert (trick.best(scheme, "labels") > caught(trick, scheme)) == pays
 
 

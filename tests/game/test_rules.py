@@ -304,13 +304,27 @@ def test_an_attack_on_an_error_note_leaves_an_error_and_touches_it(
         assert invalid_of(played) is None
 
 
-def test_a_note_that_takes_more_room_than_planned_is_no_attack() -> None:
-    for room, invalid in ((len(SUBTLE_NOTE), None), (len(SUBTLE_NOTE) - 1, InvalidAttack.TOO_MANY_TOKENS)):
-        played = MedicalGame(
-            spec("adversarial_benign"), EditLimits(), MEDSERL, fits=lambda note, room=room: len(note) <= room
-        )
-        played.play(attack_text(SUBTLE_NOTE))
-        assert invalid_of(played) is invalid
+RARE_WORDS = " ".join(chr(0x4E00 + word) * 32 for word in range(14))
+
+
+@pytest.mark.parametrize(
+    ("note", "room", "fits"),
+    [
+        (SUBTLE_NOTE, len(SUBTLE_NOTE), True),
+        (SUBTLE_NOTE, len(SUBTLE_NOTE) - 1, False),
+        (CLEAN_NOTE.replace("a cough", RARE_WORDS), 10_000, False),  # 14 words, which no assessor has time to copy
+        (CLEAN_NOTE.replace("a cough", "hepatosplenomegaly and " * 11 + "thrombocytopenia"), 10_000, True),
+    ],
+)
+def test_a_note_or_a_sentence_that_takes_more_tokens_than_planned_is_no_attack(
+    note: str, room: int, fits: bool
+) -> None:
+    def count(text: str) -> int:
+        return len(text.encode())
+
+    played = MedicalGame(spec("adversarial_benign"), EditLimits(), MEDSERL, count=count, room=lambda seed: room)
+    played.play(attack_text(note))
+    assert invalid_of(played) is (None if fits else InvalidAttack.TOO_MANY_TOKENS)
 
 
 def test_a_note_too_long_to_be_compared_is_not_looked_at() -> None:

@@ -1,15 +1,18 @@
 """What a note says, apart from how it is written, so that dressing never passes for an edit.
 
 Two notes say the same where their canonical words are equal: case, punctuation, white space, hyphens, invisible
-characters, letters that look like others, number formats, spellings of units and common abbreviations make no
-difference. Whether a synonym says the same is for the judge. All of it takes linear time.
+characters, letters that look like others, HTML and LaTeX, formats of numbers and dates, units and common abbreviations
+make no difference. Whether a synonym says the same is for the judge. All of it takes linear time.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections import defaultdict
+from fractions import Fraction
+from functools import cache
 
 # Unicode 16's Default_Ignorable_Code_Point. The standard library does not have this property, and the general
 # categories miss some: U+034F is a mark, U+115F a letter.
@@ -24,42 +27,59 @@ IGNORABLE = re.compile(f"[{_IGNORABLE}]")
 
 _UNSEEN = re.compile(f"[{_IGNORABLE}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 _BULLETS = "\u2022\u2023\u2043\u25aa\u25cf\u25e6\u2800"  # the last one is a blank that counts as a symbol
+_MIDDLE_DOTS = "\u00b7\u2219\u2027\u22c5"
 _SPELLING = str.maketrans(
     {
-        **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4", "'"),
-        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4\u275b\u275c", "'"),
+        **dict.fromkeys(
+            "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2039\u203a\u275d\u275e\u300c\u300d\u301d\u301e",
+            '"',
+        ),
         **dict.fromkeys("\u2010\u2011\u2012\u2212", "-"),
         **dict.fromkeys("\u2014\u2015", "\u2013"),
-        **dict.fromkeys(_BULLETS, " "),
+        **dict.fromkeys(_BULLETS + _MIDDLE_DOTS, " "),
+        **dict.fromkeys("\u2122\u00ae\u00a9\u2120", None),  # trade marks
         "\u00ba": "\u00b0",
         "\u00d7": "x",
         "\u2264": "<=",
         "\u2265": ">=",
     }
 )
+_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_DECIMAL_POINT = re.compile(r"(?<=\d)[\u00b7\u2219\u2027\u066b](?=\d)")
+_THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f\u066c](?=\d{3}(?!\d))")
+_SYMBOLS = re.compile(r"[^\w\x00-\x7f]{31,}")  # combining marks among them
 # NFKC would make 102 of 10², and 51/2 of 5½.
 _RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
 _NEXT_NUMBER = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2080-\u2089\u2150-\u215f\u2189\u2460-\u249b])")
 
-# Cyrillic, Greek and a few Latin letters and what they look like (from Unicode's confusables.txt).
+# Cyrillic, Greek and Coptic letters and what they look like (from Unicode's confusables.txt).
 _LOOK_ALIKES = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u051b\u051d\u04bb\u04cf\u043a\u043c\u0442\u043d"
     "\u0432\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0423\u0425\u0406\u0408\u0405\u051a\u051c\u04c0"
     "\u03b1\u03b3\u03b7\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u03c9"
-    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u0131\u0251\u0261",
-    "aeopcyxijsdqwhlkmthbABEKMHOPCTYXIJSQWIaynikvoptuxwABEZHIKMNOPTYXiag",
+    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u0251\u0269"
+    "\u2c81\u2c83\u2c89\u2c8d\u2c8f\u2c93\u2c95\u2c99\u2c9b\u2c9f\u2ca3\u2ca5\u2ca7\u2ca9\u2cad",
+    "aeopcyxijsdqwhlkmthbABEKMHOPCTYXIJSQWIaynikvoptuxwABEZHIKMNOPTYXaiabezhikmnopctyx",
+)
+_NAMED_LATIN = re.compile(
+    r"LATIN (?:SMALL |CAPITAL )?LETTER (?:SMALL CAPITAL |SCRIPT |OPEN |DOTLESS )?([A-Z])(?: WITH [A-Z ]+)?"
 )
 _GREEK = {"\u03b1": "alpha", "\u03b2": "beta", "\u03b3": "gamma", "\u03b4": "delta"}
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LATIN = re.compile("[A-Za-z]")
+_MOLAR = re.compile(r"(?<=\d)( ?[munp\u00b5\u03bc]?)M(?!\w)")
 _ACCENTS = re.compile("(?<=[A-Za-z])[\u0300-\u0333\u0339-\u036f]+")  # not those that strike through
 
 _DASH = re.compile(r"(?<=\d) ?\u2013 ?(?=\d)")
+# Before a number, at the end of a clause and after an abbreviation a dash may be a sign: "BE \u20135", "HIV \u2013".
+_MINUS = re.compile(r"(?:\u2013|-{2,})(?= ?\.?\d|ve\b| ?(?:[.,;:!?)\]]|$))|(?<=[A-Z]{2}) ?\u2013(?= )")
 # Between words, and between a number and its unit. Before a number it may be a sign: "BE-5" is not "BE 5".
 _HYPHEN = re.compile(r"(?<=[^\W\d_])-(?=[^\W\d_])|(?<=\d)-(?=[^\W\d_])|(?<=[^\W\d_]{3})-(?=\d)")
 _SEPARATOR = re.compile(r"\u2013|-{2,}")
 _TOKEN = re.compile(
-    r"(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
+    r"(?P<number>[1-9]\d{0,2}(?:(?:,\d{3})+| 0\d\d(?: \d{3})*)(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
     r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+(?![^\W\d_])|[^\W\d_]+(?:'[^\W\d_]+)*)"
     r"|(?P<per>/\s*(?=[^\W\d_]))"
     r"|(?P<sign>[^\w\s.,;:!?\"'()\[\]{}*`\u00b0])"
@@ -79,7 +99,14 @@ _UNITS = {"deg": "", "degree": "", "degrees": ""}
 for _pair in _UNIT_SPELLINGS.strip().replace("\n", "; ").split("; "):
     _unit, _spellings = _pair.split(" = ")
     _UNITS.update(dict.fromkeys([_unit, *_spellings.split()], _unit))
-_POWERS_OF_TEN = {"kg": (12, "ng"), "g": (9, "ng"), "mg": (6, "ng"), "mcg": (3, "ng"), "l": (3, "ml"), "dl": (2, "ml")}
+_IN_BASE_UNITS = {
+    **{unit: (10**places, "ng") for unit, places in (("kg", 12), ("g", 9), ("mg", 6), ("mcg", 3), ("ng", 0))},
+    **{unit: (10**places, "ml") for unit, places in (("l", 3), ("dl", 2), ("ml", 0))},
+    **{
+        unit: (seconds, "s") for unit, seconds in (("s", 1), ("min", 60), ("h", 3600), ("day", 86400), ("week", 604800))
+    },
+}
+_LONGEST_NUMBER = 30  # digits of an amount that is converted: Python takes quadratic time for thousands
 _BETWEEN_NUMBERS = {"to", "or", "and", "through", "-", "/", "x", "*", "+", "\u00d7"}
 # Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
 _ABBREVIATIONS = """
@@ -98,12 +125,12 @@ gerd = gastroesophageal reflux disease; type 1 dm = type 1 diabetes mellitus; t 
 type 2 dm = type 2 diabetes mellitus; t 2 dm = type 2 diabetes mellitus; hx = history; dx = diagnosis
 h per o = history of; c per o = complains of; s per p = status post; w per o = without; w per = with; w / = with
 hrs = hours; yrs = years; yo = year old; y per o = year old; year per o = year old
-& = and; cannot = can not; can't = can not; won't = will not
+& = and; cannot = can not; \u03bcmol = umol; can't = can not; won't = will not
 """
 _VERBS = "is are was were do does did has have had could should would"
 _FULL = {
     **dict(pair.split(" = ") for pair in _ABBREVIATIONS.strip().replace("\n", "; ").split("; ")),
-    **{f"q {hours} h": f"every {hours} h" for hours in (2, 4, 6, 8, 12, 24, 48, 72)},
+    **{f"q {hours * 3600} s": f"every {hours * 3600} s" for hours in (2, 4, 6, 8, 12, 24, 48, 72)},
     **{f"{often} {every} day": f"{often} daily" for often in ("once", "twice", "times") for every in ("a", "per")},
     **{f"{verb}n't": f"{verb} not" for verb in _VERBS.split()},
 }
@@ -112,13 +139,42 @@ for _short, _long in sorted(_FULL.items(), key=lambda pair: -len(pair[0].split()
     _PHRASES[_short.split()[0]].append((_short.split(), _long.split()))
 
 
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_DAY = r"(0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"\b(?:{_MONTH} {_DAY}(?:,? (\d{{4}}))?|{_DAY} (?:of )?{_MONTH}(?:,? (\d{{4}}))?"
+    r"|(\d{4})-(\d\d?)-(\d\d?)|(0?[1-9]|1[0-2])/(\d\d?)/(\d{4}))(?![\w/])"
+)
+
+_TIE = re.compile(r"(?<=\w)~(?=[a-z])")
+_FORMULA = re.compile(r"\$([^$]{1,80})\$")
+_FRACTION = re.compile(r"\\frac\{(\d{1,9})\}\{(\d{1,9})\}")
+_COMMAND = re.compile(r"\\(mu ?\b|[a-z]+|[%&$#,;: ])")
+_DEGREE = re.compile(r"\^\{?\u00b0\}?")
+_LATEX = {
+    **dict.fromkeys(("text", "textbf", "textit", "textrm", "mathrm", "mathbf", "emph", "mbox"), ""),
+    **dict.fromkeys((",", ";", ":", "quad"), " "),
+    **{"mu": "u", "mu ": "u", "circ": "\u00b0", "times": "x", "pm": "\u00b1", "to": "\u2192", "rightarrow": "\u2192"},
+    **{"le": "<=", "leq": "<=", "ge": ">=", "geq": ">="},
+}
+
+
 def visible(text: str) -> str:
-    """``text`` as a reader sees it: without invisible characters and accents, look-alikes as what they look like."""
-    text = _UNSEEN.sub("", text)
+    """``text`` as a reader sees it: without invisible characters and accents, look-alikes as what they look like.
+
+    HTML's entities are the characters that they stand for.
+    """
+    text = _UNSEEN.sub("", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
     if text.isascii():
         return text
+    text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
+    text = _THOUSANDS.sub(",", _DECIMAL_POINT.sub(".", text))
     text = _NEXT_NUMBER.sub(" ", _RAISED.sub("^", text.translate(_SPELLING)))
-    text = _LETTERS.sub(_as_latin, unicodedata.normalize("NFKD", text))
+    text = _LETTERS.sub(_as_latin, unicodedata.normalize("NFKD", _SYMBOLS.sub(_few_marks, text)))
     return unicodedata.normalize("NFKC", _ACCENTS.sub("", text)).replace("\u2044", "/")
 
 
@@ -127,11 +183,12 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
 
     ``hyphen`` is what a hyphen between two words becomes: a blank, or nothing. There is no punctuation.
     """
-    text = " ".join(visible(text).casefold().replace("_", " ").split())
-    text = _SEPARATOR.sub(" ", _DASH.sub("-", text))
+    text = " ".join(visible(text).replace("_", " ").split())
+    text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", text)))
+    text = _SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold())))
     words: list[str] = []
     counts = False  # whether a unit may follow
-    for match in _TOKEN.finditer(_HYPHEN.sub(hyphen, text)):
+    for match in _TOKEN.finditer(_HYPHEN.sub(hyphen, text).replace("\u2212", "-")):
         token = match[0].replace(".", "") if match.lastgroup == "word" else match[0]
         if match.lastgroup == "number":
             token = _value(token)
@@ -158,26 +215,61 @@ def says_the_same(a: str, b: str) -> bool:
 
 def _as_latin(letters: re.Match[str]) -> str:
     word = letters[0]
-    latin = _GREEK.get(word) or word.translate(_LOOK_ALIKES)
+    latin = _GREEK.get(word) or "".join(map(_latin_letter, word.translate(_LOOK_ALIKES)))
     return latin if latin.isascii() or _LATIN.search(word) else word
 
 
+@cache
+def _latin_letter(letter: str) -> str:
+    """The letter of the alphabet that a variant of it (\u0131, \u026a, \u00f8) looks like."""
+    name = unicodedata.name(letter, "")
+    plain = None if letter.isascii() else _NAMED_LATIN.fullmatch(name)
+    if plain is None:
+        return letter
+    return plain[1] if name.startswith("LATIN CAPITAL") else plain[1].lower()
+
+
+def _few_marks(symbols: re.Match[str]) -> str:
+    """The symbols without combining marks after the 30th, which normalising would sort in quadratic time."""
+    return symbols[0][:30] + "".join(c for c in symbols[0][30:] if not unicodedata.combining(c))
+
+
+def _without_latex(text: str) -> str:
+    text = _FRACTION.sub(r"\1/\2", _FORMULA.sub(r"\1", _TIE.sub(" ", text)))
+    return _DEGREE.sub("\u00b0", _COMMAND.sub(lambda command: _LATEX.get(command[1], command[1]), text))
+
+
+def _as_date(date: re.Match[str]) -> str:
+    """A date as year, month and day; with slashes it is read as in MEDEC, the month first."""
+    name, day, year, day_2, name_2, year_2, *numbers = date.groups()
+    if name or name_2:
+        month = _MONTHS.index((name or name_2)[:3]) + 1
+        numbers = [year or year_2 or "", str(month), day or day_2]
+    elif numbers[0] is None:
+        numbers = [numbers[5], numbers[3], numbers[4]]
+    return " ".join(number.lstrip("0") for number in numbers[:3]) + " date"
+
+
 def _value(number: str) -> str:
-    whole, _, part = number.replace(",", "").partition(".")
+    whole, _, part = number.replace(",", "").replace(" ", "").partition(".")
     whole, part = whole.lstrip("0") or "0", part.rstrip("0")
     return f"{whole}.{part}" if part else whole
 
 
 def _in_base_unit(words: list[str], unit: str) -> str:
-    """The unit that ``unit`` becomes; the number before it, the last of ``words``, is changed to fit.
+    """The unit that ``unit`` becomes; the number before it is changed to fit: in "5 mg", and in "5 mg per dl".
 
     In "1 to 2 g" the unit belongs to both numbers, so both stay as they are.
     """
-    if unit not in _POWERS_OF_TEN or not words[-1][0].isdigit() or _is_range(words):
+    factor, base = _IN_BASE_UNITS.get(unit, (1, ""))
+    per = words[-1] == "per"
+    if not base or (per and (base != "ml" or not words[-2:-1] or not words[-2].isalpha())):
         return unit
-    places, base = _POWERS_OF_TEN[unit]
-    whole, _, part = words[-1].partition(".")
-    words[-1] = _value(f"{whole}{part[:places].ljust(places, '0')}.{part[places:]}")
+    before = words[:-2] if per else words
+    if not before or not before[-1][0].isdigit() or len(before[-1]) > _LONGEST_NUMBER or _is_range(before):
+        return unit
+    number = Fraction(before[-1])
+    words[len(before) - 1] = str(number / factor if per else number * factor)
     return base
 
 

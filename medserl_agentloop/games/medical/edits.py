@@ -17,7 +17,7 @@ from itertools import pairwise
 from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
-from medserl_agentloop.core.control_text import CONTROL_TOKEN
+from medserl_agentloop.core.control_text import MARKUP, SWITCH
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
 
 # A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
@@ -175,19 +175,20 @@ def _longest_gap(text: str) -> int:
 
 # -- injections: what could be meant for the machine that reads a note, rather than for a clinician ----------------
 
-CONTROL_KINDS = frozenset({"special_token", "tag"})
+CONTROL_KINDS = frozenset({"special_token", "field"})
 """Kinds of injections that no note may hold: they inflate it, or confuse whoever quotes it in an answer."""
 
-_CONTROL_TOKEN = re.compile(CONTROL_TOKEN, re.IGNORECASE)
 # Lines of Alpaca's and of plain transcripts.
 _CHAT_MARKER = re.compile(
     r"^[ \t]*###[ \t]*(?:instruction|response|system|human|user|assistant)\b"
     r"|^[ \t]*(?:system|assistant|user)[ \t]*:",
     re.IGNORECASE | re.MULTILINE,
 )
-_TAG = re.compile(
-    r"</?(?:think|thinking|note|answer|verdict|tool_call|system|user|assistant)>"
-    r"|^[ \t]*(?:generated_note|final_answer|changes_made|verdict|error_type)[ \t]*:",
+# The answers' own fields, the lines in which a judge sees a note ("E8| ", "12| "), and the keys of its answer.
+_NAMES = "verdict|sentence|error_type|correction|final_answer|generated_note|changes_made|explanation|clinical note"
+_FIELD = re.compile(
+    rf"^[ \t*>#-]{{0,19}}(?:{_NAMES})\**[ \t]?:|^[ \t]{{0,9}}\d{{1,4}}\*?\||\b[EO]\d{{1,4}}\*?\|"
+    rf"|[\"'](?:{_NAMES}|reason|error|realistic)[\"'][ \t]?:",
     re.IGNORECASE | re.MULTILINE,
 )
 _JINJA = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")
@@ -240,10 +241,11 @@ def injections(
     ``instructions`` are those of the edit, ``special_tokens`` the run's tokenizer's, besides those of common templates.
     """
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
+    seed, note = ("\n".join(visible(text).splitlines()) for text in (seed, note))
     kinds = {
-        "special_token": own or _more(_CONTROL_TOKEN, note, seed),
+        "special_token": own or _more(MARKUP, note, seed) or _more(SWITCH, note, seed),
         "chat_marker": _more(_CHAT_MARKER, note, seed),
-        "tag": _more(_TAG, note, seed),
+        "field": _more(_FIELD, note, seed),
         "jinja": _more(_JINJA, note, seed),
         "instruction": instructions,
     }
@@ -251,5 +253,8 @@ def injections(
 
 
 def _more(pattern: re.Pattern[str], note: str, seed: str) -> bool:
-    here, there = (Counter(match[0].strip().lower() for match in pattern.finditer(text)) for text in (note, seed))
+    here, there = (
+        Counter(match[match.lastindex or 0].strip().lower() for match in pattern.finditer(text))
+        for text in (note, seed)
+    )
     return bool(here - there)

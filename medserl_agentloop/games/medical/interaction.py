@@ -54,23 +54,16 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._notes: measured.Notes = {}
 
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
-        spec = GameSpec.from_extra_info(facts)
-
-        def fits(note: str) -> bool:
-            # The start-up check plans a prompt in which every token of the attacker's turn is one of the note. The
-            # note as text can have more: a control token has as many as characters.
-            if self.tokens is None:
-                return True
-            most: int = self.config.budget.attacker(self.tokens.count(spec.seed_note))
-            return self.tokens.count(note) <= most
-
         game = MedicalGame(
-            spec,
+            GameSpec.from_extra_info(facts),
             self.config.edits,
             self._profile.parser,
             vanilla_attacker=self.config.vanilla_attacker.on(facts),
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
-            fits=fits,
+            count=None if self.tokens is None else self.tokens.count,
+            # The start-up check plans a prompt in which every token of the attacker's turn is one of the note. The
+            # note as text can have more: a control token has as many as characters.
+            room=self.config.budget.attacker,
             assessments=self.config.assessments_on(facts),
         )
         game.record.profile = self.config.profile

@@ -37,6 +37,8 @@ class _ZeroSumTerms:
             worse than breaking the rules: the judge may be wrong.
         decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording. At 1 it is paid for
             being suspected, and writes harmless notes that look wrong; at 0 it plays for nothing.
+        cut_off_assessment: The attacker's ``game`` where its token budget cut the assessor off before a verdict. No
+            better than being caught: a note that cannot be answered in time is no win, and no draw.
         format_violated: ``format`` of a turn that departs from the output format.
         unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in bad form
             (-1.5), so that silence is never the safe choice.
@@ -46,6 +48,7 @@ class _ZeroSumTerms:
     invalid_attack: float = -1.0
     failed_attack: float = -1.0
     decoy: float = 1.0
+    cut_off_assessment: float = -1.0
     format_violated: float = -0.5
     unreadable_assessment: float = -2.0
 
@@ -78,8 +81,8 @@ class MedserlTerms(_ZeroSumTerms):
 def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
     """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
 
-    Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one; where
-    the attacker has none it has ``validity``, or was only asked for a copy.
+    Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one and the assessment
+    was not cut off; where the attacker has none it has ``validity``, or was only asked for a copy.
     """
     if record.outcome is Outcome.VOID:
         return {}
@@ -93,7 +96,7 @@ def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> R
             attacker["validity"] = terms.failed_attack
         elif record.category.has_attack:  # who copied a note has no part in what the assessor makes of it
             share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
-            attacker["game"] = 0.0 - share * assessor_game
+            attacker["game"] = 0.0 + share * (terms.cut_off_assessment if record.cut_off else -assessor_game)
         rewards[Role.ATTACKER] = {**attacker, "format": terms.format_violated if record.attack.violations else 0.0}
     if record.assessment is not None:
         form = terms.format_violated if record.assessment.violations else 0.0
@@ -135,7 +138,8 @@ def learnable(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Re
     In place of its ``game`` there is ``learnable``, ``win * (1 - 4 |p - 1/2|)``, where ``p`` is the share of the
     readable assessments of this attack that are right: ``win`` at one half, ``-win`` where all agree. That is the
     uncertainty reward ``1 - 2 |p - 1/2|`` of R-Zero (arXiv 2508.05004), with the judge's label for its majority vote,
-    stretched over the range of ``game``. With fewer than two readable assessments it is 0.
+    stretched over the range of ``game``. With fewer than two readable assessments it is 0. An assessment that was cut
+    off counts as one that caught the attack, whatever the others say.
     """
     rewards = medserl(record, terms)
     attacker = rewards.get(Role.ATTACKER, {})
@@ -143,6 +147,8 @@ def learnable(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Re
         return rewards
     right = [game.outcome.is_right for game in record.by_assessment if game.outcome.is_right is not None]
     value = terms.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
+    cut_off = [game.cut_off for game in record.by_assessment]
+    value += (terms.cut_off_assessment - value) * sum(cut_off) / len(cut_off)
     share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
     rest = {name: part for name, part in attacker.items() if name != "game"}
     return {**rewards, Role.ATTACKER: {"learnable": 0.0 + share * value, **rest}}

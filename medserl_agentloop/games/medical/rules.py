@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,8 @@ class MedicalGame:
         spec: The facts of the row.
         parser: Reads the turns.
         special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
-        fits: Whether the assessor's prompt has room for a rewritten note; where no tokenizer is known, always.
+        count: Tokens of a text in a prompt; None where no tokenizer is known, and tokens have no limit.
+        room: The most tokens of a rewritten note, by those of the seed note.
         assessments: How many times the assessor reads the presented note, each time anew.
     """
 
@@ -57,7 +59,8 @@ class MedicalGame:
     parser: TurnFormat
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
     special_tokens: Sequence[str] = ()
-    fits: Callable[[str], bool] = lambda note: True
+    count: Callable[[str], int] | None = None
+    room: Callable[[int], float] = lambda seed: math.inf
     assessments: int = 1
 
     def __post_init__(self) -> None:
@@ -148,7 +151,22 @@ class MedicalGame:
         yield InvalidAttack.NOTHING_REWRITTEN, not (edit.inserted and edit.removed)
         yield InvalidAttack.TOO_MANY_SENTENCES, edit.sentences > limits.max_changed_sentences
         yield InvalidAttack.TOO_MANY_WORDS, edit.words > limits.max_changed_words
-        yield InvalidAttack.TOO_MANY_TOKENS, not self.fits(note)  # last: it tokenises the note
+        yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
+
+    def _has_too_many_tokens(self, note: str, edit: Edit) -> bool:
+        """Whether the assessor lacks room for the note, or to copy and correct its sentence.
+
+        A changed sentence may grow by the allowed number of words, each with twice the tokens of a word of the seed: a
+        word of rare characters has a hundred, and a sentence of them cuts the assessor off.
+        """
+        if self.count is None:
+            return False
+        seed = self.count(self.spec.seed_note)
+        if self.count(note) > self.room(seed):
+            return True
+        a_word = seed / max(1, len(self.spec.seed_note.split()))
+        growth = self.count(" ".join(edit.inserted)) - self.count(" ".join(edit.removed))
+        return growth > 2 * a_word * self.limits.max_changed_words
 
     def _repairs_the_error(self, note: str, edit: Edit) -> bool:
         """Whether an attack on an error note leaves no error: put right, or cut out."""
