@@ -1,6 +1,6 @@
 """Control text in strings: what chat templates and reasoning models read as more than words.
 
-:func:`as_data` shows untrusted text to a model without any of it. The rules, the encoder, the judge and the chat client
+:func:`as_data` shows untrusted text to a model without any of it. A game's rules, the encoder and the chat client
 take their patterns from here. A new family of models gets its line in one of the two tables.
 """
 
