@@ -48,8 +48,7 @@ class MedicalDialogueGameManager:
     """Plays, judges and scores a batch of two-turn games; docs/migration.md has the ``custom_configs``.
 
     ``remote_rm_url`` is the judge's address, or a list whose first entry it is. A judge function in its place, or as
-    ``medical_judge_fn``, is the second shape of the constructor and gives a :class:`JudgeFunctionGameManager`. The
-    strategy has ``get_rank`` and ``print``; None is silent.
+    ``medical_judge_fn``, gives the second shape.
     """
 
     def __new__(
@@ -58,7 +57,7 @@ class MedicalDialogueGameManager:
         # Only here: a subclass of a user's chose its shape, and unpickling calls this without arguments.
         has_function = medical_judge_fn is not None or callable(remote_rm_url)
         second = has_function and cls is MedicalDialogueGameManager
-        return super().__new__(JudgeFunctionGameManager if second else cls)
+        return super().__new__(_WithJudgeFunction if second else cls)
 
     def __init__(
         self,
@@ -82,21 +81,14 @@ class MedicalDialogueGameManager:
         self.no_attacker_turn: bool = get("no_attacker_turn", False)
         self.no_assessor_turn: bool = get("no_assessor_turn", False)
         if GENERAL_SUM_CONFIG not in self.reward_type:
-            raise ValueError(
-                f"Unknown reward type: {self.reward_type}; this interface has {GENERAL_SUM_CONFIG!r} alone"
-            )
+            raise ValueError(f"Unknown reward type: {self.reward_type}; expected {GENERAL_SUM_CONFIG!r}")
         self.active_games: dict[int, GameDict] = {}
-        if strategy is not None and strategy.get_rank() == 0:
-            strategy.print(f"MedicalDialogueGameManager: max_turns {self.max_turns}, reward_type {self.reward_type}")
 
     def initialize_games(self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]) -> None:
         """Start a game for each note. With ``no_assessor_turn``, vanilla games are left out.
 
         A ValueError says that the three differ in length, or that a data type is not one of the four.
         """
-        if not len(prompts) == len(completions) == len(data_types):
-            counts = f"{len(prompts)} prompts, {len(completions)} completions and {len(data_types)} data types"
-            raise ValueError(f"{counts}: expected one of each per game")
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
             raise ValueError(f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)
@@ -105,13 +97,13 @@ class MedicalDialogueGameManager:
         for index, (prompt, completion, data_type) in enumerate(played):
             game: GameDict = {name: [] for name in ("history", "raw_history", "processed_output_history")}
             game |= {"prompts": prompt, "prompt_type": data_type, "completion": completion}
-            self.active_games[index] = game | {"finished": False, "current_turn": 0}
+            self.active_games[index] = game | {"finished": False, "current_turn": 0, "is_generated_attack": False}
 
     def play_games(self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any) -> Any:
         """Play all games, the attacker in even turns and the assessor in odd ones, and return them by index.
 
         A generator is called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a data type per game, and
-        returns one vLLM-like output each, with ``outputs[0].token_ids``; a ValueError if it returns another number.
+        returns one vLLM-like output each, with ``outputs[0].token_ids``.
         """
         players = ((Role.ATTACKER, attacker_llm_generator), (Role.ASSESSOR, assessor_llm_generator))
         for turn in range(self.max_turns):
@@ -122,10 +114,7 @@ class MedicalDialogueGameManager:
         return self.active_games
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
-        """Labels by game index, from one judge request for the batch; a ValueError if there is no judge.
-
-        A game that ended with the attacker's turn has nothing to ask about: no error was presented.
-        """
+        """Labels by game index, from one judge request for the batch; a ValueError if there is no judge."""
         labels: dict[int, Labels] = {}
         queries: list[Query] = []
         for index, game in self.active_games.items():
@@ -180,7 +169,6 @@ class MedicalDialogueGameManager:
                 continue
             game["current_turn"] = turn
             if role is Role.ATTACKER and (self.no_attacker_turn or not Category(game["prompt_type"]).has_attack):
-                game["is_generated_attack"] = False
                 _write_down(game, role, turn, game["prompts"], game["prompts"], game["prompts"], {})
             else:
                 asked[index] = game
@@ -206,11 +194,10 @@ class MedicalDialogueGameManager:
 
     def _take_turn(self, role: Role, turn: int, index: int, game: GameDict, output: Any) -> None:
         response = self._decode(output)
-        if role is Role.ATTACKER:
-            game["is_generated_attack"] = True
+        game["is_generated_attack"] |= role is Role.ATTACKER
         state: dict[str, Any] = {"game_role": role.value, "turn": turn, "game_idx": index}
-        state |= {name: game[name] for name in ("finished", "prompt_type", "prompts", "completion")}
-        state["is_generated_attack"] = game.get("is_generated_attack", False)
+        copied = ("finished", "is_generated_attack", "prompt_type", "prompts", "completion")
+        state |= {name: game[name] for name in copied}
         if self.disable_hidden_cot:
             answer = answer_without_reasoning(response)
         else:
@@ -227,9 +214,9 @@ class MedicalDialogueGameManager:
         if isinstance(output, str):
             return output
         ids, options = output.outputs[0].token_ids, {"skip_special_tokens": True}
-        one = not hasattr(self.tokenizer, "batch_decode")  # as tokenizers of the second shape
-        text: str = self.tokenizer.decode(ids, **options) if one else self.tokenizer.batch_decode([ids], **options)[0]
-        return text
+        if hasattr(self.tokenizer, "batch_decode"):  # tokenizers of the second shape have none
+            return str(self.tokenizer.batch_decode([ids], **options)[0])
+        return str(self.tokenizer.decode(ids, **options))
 
     def _length(self, text: str) -> int | None:
         encode = getattr(self.tokenizer, "encode", None)
@@ -244,24 +231,18 @@ class MedicalDialogueGameManager:
         return create_medical_judge_remote_function(url)(url, queries, score_key="labels")
 
 
-class JudgeFunctionGameManager(MedicalDialogueGameManager):
-    """The second shape of the interface: a judge function, lists, and parsed texts for outputs.
-
-    Its games hold, besides the keys of the first, ``game_idx``, ``medical_note``, ``data_type``,
-    ``attacker_output``, ``assessor_output`` and ``labels``.
-    """
+class _WithJudgeFunction(MedicalDialogueGameManager):
+    """The second shape: a judge function, lists, parsed texts for outputs, and more keys in its games."""
 
     def initialize_games(
         self, medical_notes: Sequence[str], completions: Sequence[str], data_types: Sequence[str]
     ) -> None:
-        """As in the first shape, under another name of the first argument."""
         super().initialize_games(medical_notes, completions, data_types)
         for index, game in self.active_games.items():
             game |= {"game_idx": index, "medical_note": game["prompts"], "data_type": game["prompt_type"]}
             game |= {"attacker_output": None, "assessor_output": None, "labels": None}
 
     def play_games(self, *generators: Generator, **kwargs: Any) -> list[GameDict]:
-        """As in the first shape; returns the games as a list."""
         super().play_games(*generators, **kwargs)
         for game in self.active_games.values():
             for role in Role:
@@ -269,7 +250,6 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
         return list(self.active_games.values())
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
-        """As in the first shape, from one call of the judge function; labels are kept in the games too."""
         labels = super().evaluate_game_outcomes()
         missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
         for index, game in self.active_games.items():
@@ -277,7 +257,6 @@ class JudgeFunctionGameManager(MedicalDialogueGameManager):
         return labels
 
     def filter_and_compute_rewards(self, batch_labels: dict[int, Labels]) -> Any:
-        """As in the first shape, without the labels, and with the parsed texts as outputs."""
         _, attacker_states, _, assessor_states, _ = super().filter_and_compute_rewards(batch_labels)
         texts, kept = [], []
         for states in (attacker_states, assessor_states):

@@ -42,11 +42,9 @@ def load_medical_judge_model(model_name: str = JUDGE_MODEL, device: str = "auto"
 def evaluate_medical_response(
     medical_case: str, response: str, judge_model: Any, judge_tokenizer: Any, device: str
 ) -> dict[str, Any]:
-    """What a judge model says of a response to a medical case.
+    """What a judge model says of a response to a medical case: ``is_safe``, ``is_accurate`` and ``is_appropriate``.
 
-    Returns:
-        ``is_safe``, ``is_accurate`` and ``is_appropriate``, true only where the judge answers the question with yes;
-        ``evaluation_text``, its answer; ``raw_response``, the response.
+    They are true only where it answers with yes. ``evaluation_text`` is its answer, ``raw_response`` the response.
     """
     question = judge_tokenizer(_QUESTION.format(case=medical_case, response=response), return_tensors="pt").to(device)
     tokens = judge_model.generate(

@@ -28,7 +28,7 @@ _HEALTH_TIMEOUT_S = 5.0
 def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOUT_S) -> JudgeFunction:
     """A function that asks the judge at ``judge_url``, with or without ``/judge``, about a batch in one request.
 
-    ``timeout`` is the seconds that the request may take, from the connection to the last byte.
+    ``timeout`` is the seconds from the connection to the answer's last byte.
     """
     client = _client(judge_url, timeout)
 

@@ -32,7 +32,7 @@ MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
         "assessor": {"error_detection": GENERAL_SUM.assessor_detection, "explanation_quality": (-0.5, 0.5)},
     },
 }
-"""Coefficients as (lost, won); more sets can be added. ``explanation_quality`` is used by nobody."""
+"""Coefficients as (lost, won); more sets can be added. Nothing uses ``explanation_quality``."""
 
 
 class MedicalGameOutcome(Enum):
@@ -61,10 +61,7 @@ def convert_medical_game_history_to_messages(
     custom_configs: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
 ) -> str:
-    """:func:`convert_medical_game_history_to_query` as one string, by the tokenizer's chat template.
-
-    ``<think>`` is opened at its end unless ``direct_chat_no_cot`` is set.
-    """
+    """:func:`convert_medical_game_history_to_query` as one string, ``<think>`` open if it is asked for."""
     messages = convert_medical_game_history_to_query(history, player_role, medical_note, game_type, custom_configs)
     prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     without = custom_configs and custom_configs.get("direct_chat_no_cot", False)
@@ -80,12 +77,11 @@ def convert_medical_game_history_to_query(
 ) -> list[dict[str, str]]:
     """A turn's chat messages, the system's and the user's.
 
-    The attacker gets the note that the game starts from, with the task of the game type: ``harmful``, ``benign`` or
-    ``vanilla``. Of these the first one names the ``error_types`` that its error may be about. The assessor reads the
-    note of the first turn and nothing else.
+    The attacker gets the note that the game starts from, with the task of the game type: ``harmful``, which names the
+    ``error_types``, ``benign`` or ``vanilla``. The assessor reads the note of the first turn and nothing else.
     """
     error_types = (custom_configs or {}).get("error_types")
-    if _role(player_role) is Role.ASSESSOR:
+    if Role(player_role) is Role.ASSESSOR:
         system, request = MEDICAL_ASSESSOR_BASE_PROMPT, ASSESSOR_REQUEST
         note = history[0]["content"] if history else medical_note
     elif game_type not in ATTACKER_PROMPTS:
@@ -107,11 +103,10 @@ def convert_medical_game_history_to_conversation(
 
 
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
-    """Read ``thinking</think><answer>...</answer>``.
+    """``((thinking, answer), violated)`` of ``thinking</think><answer>...</answer>``.
 
-    Returns:
-        ``((thinking, answer), violated)``. Where the format is violated, thinking is None and the answer
-        is what the last ``<answer>...</answer>`` holds; without one it is empty, never the raw response.
+    Where the format is violated, thinking is None, and the answer is what the last ``<answer>...</answer>`` holds;
+    without one it is empty, never the raw response.
     """
     turn = BASELINE.attack(response)
     violated = bool(turn.violations)
@@ -133,7 +128,7 @@ def get_medical_error_detection_reward(
 ) -> Reward:
     """What ``role`` earns by the verdict, and what happened. ``error_type`` is not used."""
     outcome = MedicalGameOutcome
-    player, terms = _role(role), _terms(reward_coeff_config)
+    player, terms = Role(role), _terms(reward_coeff_config)
     reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
     seen = {
         (Role.ATTACKER, True, True): {outcome.ATTACKER_ERROR_DETECTED},
@@ -150,7 +145,7 @@ def get_medical_error_realism_reward(
     role: str, error_realistic: bool, reward_coeff_config: str = GENERAL_SUM_CONFIG
 ) -> Reward:
     """What the attacker earns by its error's realism, and what happened; nothing for the assessor."""
-    if _role(role) is Role.ASSESSOR:
+    if Role(role) is Role.ASSESSOR:
         return 0.0, set()
     outcome = MedicalGameOutcome
     seen = outcome.ATTACKER_REALISTIC_ERROR if error_realistic else outcome.ATTACKER_UNREALISTIC_ERROR
@@ -160,10 +155,7 @@ def get_medical_error_realism_reward(
 def get_medical_game_reward_general_sum(
     gamedata: Mapping[str, Any], labels: Labels, reward_coeff_config: str = GENERAL_SUM_CONFIG
 ) -> Reward:
-    """The reward of ``gamedata["game_role"]`` without the format term, and the set of what happened.
-
-    An error is realistic where the judge does not say.
-    """
+    """The reward of ``gamedata["game_role"]`` without the format term, and what happened; realistic if nobody says."""
     role, config = gamedata["game_role"], reward_coeff_config
     detected, present = labels.get("error_detected", False), labels.get("error_present", False)
     detection, outcomes = get_medical_error_detection_reward(role, detected, present, reward_coeff_config=config)
@@ -178,22 +170,15 @@ def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
 
 
 def _terms(name: str) -> GeneralSumTerms:
-    sets = {key: config for key, config in MEDICAL_REWARD_COEFF_CONFIG.items() if key != "cot_format_violation"}
-    if name not in sets:
-        raise ValueError(f"no reward coefficients {name!r}: expected one of {', '.join(sorted(sets))}")
-    config = sets[name]
+    if name not in MEDICAL_REWARD_COEFF_CONFIG:
+        known = sorted(MEDICAL_REWARD_COEFF_CONFIG.keys() - {"cot_format_violation"})
+        raise ValueError(f"no reward coefficients {name!r}: expected one of {', '.join(known)}")
+    config = MEDICAL_REWARD_COEFF_CONFIG[name]
     return GeneralSumTerms(
         attacker_detection=config["attacker"]["error_detected"],
         assessor_detection=config["assessor"]["error_detection"],
         realism=config["attacker"]["error_realism"],
     )
-
-
-def _role(name: str) -> Role:
-    try:
-        return Role(name)
-    except ValueError:
-        raise ValueError(f"Invalid role: {name}; expected one of {', '.join(r.value for r in Role)}") from None
 
 
 # The names that OpenRLHF's fork and its trainer know.

@@ -39,6 +39,7 @@ class LocalServer:
     requests: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    healthy: bool = True
     most_at_once: int = 0
     _at_once: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,7 +93,7 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
             self.wfile.write(content)
 
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(200 if local.healthy else 503)
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -1,18 +1,13 @@
-"""One judge server for the whole folder; every test finds it as new."""
+"""A judge server that can read, for each test its own."""
 
 from collections.abc import Iterator
 
 import pytest
-from medical_team.openrlhf import JudgeServer, judge_server
-from serving import as_new
-
-
-@pytest.fixture(scope="session")
-def _judge() -> Iterator[JudgeServer]:
-    with judge_server() as server:
-        yield server
+from judges.local_server import LocalServer, serving
+from medical_team.openrlhf import verdicts
 
 
 @pytest.fixture
-def judge(_judge: JudgeServer) -> JudgeServer:
-    return as_new(_judge)
+def judge() -> Iterator[LocalServer]:
+    with serving(lambda number, body: verdicts(body)) as server:
+        yield server

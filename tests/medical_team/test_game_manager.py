@@ -6,34 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medical_team.openrlhf import (
-    CLEAN,
-    WRONG,
-    Generator,
-    JudgeServer,
-    Strategy,
-    Tokenizer,
-    assessor,
-    attacker,
-    turn,
-    verdicts,
-)
+from judges.local_server import LocalServer, Status
+from medical_team.openrlhf import CLEAN, WRONG, Generator, Tokenizer, assessor, attacker, turn, verdicts
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
-from medserl_agentloop.medical_team import MedicalDialogueGameManager, MedicalGameOutcome
+from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG, MedicalDialogueGameManager
+from medserl_agentloop.medical_team import MedicalGameOutcome as Outcome
 from medserl_agentloop.report.compare import read_side
 
 NOTES = [WRONG, WRONG, CLEAN, CLEAN]
 TYPES = ["vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign"]
-Outcome = MedicalGameOutcome
 
 
-def manager(judge: JudgeServer, **configs: Any) -> MedicalDialogueGameManager:
-    return MedicalDialogueGameManager(Tokenizer(), [judge.url], Strategy(), configs)
-
-
-def initialized(judge: JudgeServer, **configs: Any) -> MedicalDialogueGameManager:
-    games = manager(judge, **configs)
+def manager(judge: LocalServer, **configs: Any) -> MedicalDialogueGameManager:
+    games = MedicalDialogueGameManager(Tokenizer(), [judge.url], None, configs)
     games.initialize_games(NOTES, ["", "", "Safe", ""], TYPES)
     return games
 
@@ -43,8 +29,12 @@ def scored(games: MedicalDialogueGameManager, *generators: Generator) -> Any:
     return games.filter_and_compute_rewards(games.evaluate_game_outcomes())
 
 
-def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None:
-    games, first, second = initialized(judge), attacker(), assessor()
+def rewards(states: list[dict[str, Any]]) -> list[float]:
+    return [state["reward"] for state in states]
+
+
+def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None:
+    games, first, second = manager(judge), attacker(), assessor()
     games.play_games(first, second, temperature=0.7)
     labels = games.evaluate_game_outcomes()
     attacker_outputs, attacker_states, assessor_outputs, assessor_states, returned = games.filter_and_compute_rewards(
@@ -56,14 +46,12 @@ def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None
     assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
     text = Tokenizer().batch_decode([attacker_outputs[0].outputs[0].token_ids], skip_special_tokens=True)
-    assert text == [turn(WRONG)]
-    assert len(assessor_outputs) == 4
+    assert text == [turn(WRONG)] and len(assessor_outputs) == 4
 
     ((prompts, data_types, kwargs),) = first.calls
     assert (data_types, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
     assert all(p.endswith("[assistant] <think>") for p in prompts)
-    ((prompts, data_types, _),) = second.calls
-    assert data_types == TYPES
+    assert [data_types for _, data_types, _ in second.calls] == [TYPES]
     (request,) = judge.requests  # one for the batch
     assert request["score_key"] == "labels"
     assert request["queries"][3] == {
@@ -75,8 +63,8 @@ def test_a_script_trains_on_what_the_manager_returns(judge: JudgeServer) -> None
     }
 
 
-def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: JudgeServer, tmp_path: Path) -> None:
-    _, attacker_states, _, assessor_states, _ = scored(initialized(judge))
+def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: LocalServer, tmp_path: Path) -> None:
+    _, attacker_states, _, assessor_states, _ = scored(manager(judge))
     with (tmp_path / "log.jsonl").open("w") as file:
         for state in attacker_states + assessor_states:
             print(json.dumps({"step": 1, **state}, default=lambda names: [name.value for name in names]), file=file)
@@ -87,8 +75,8 @@ def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: JudgeServ
     assert set(run.turns["violations"]) == {""} and run.turns["tokens"].notna().all()
 
 
-def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: JudgeServer) -> None:
-    games = initialized(judge)
+def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer) -> None:
+    games = manager(judge)
     game = games.play_games(attacker(), assessor())[3]
     assert {"history", "raw_history", "processed_output_history", "prompts", "prompt_type"} <= set(game)
     assert (game["finished"], game["current_turn"], game["completion"]) == (True, 1, "")
@@ -115,105 +103,100 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: JudgeServer
 
 @pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])
 def test_an_attack_without_a_note_is_invalid_and_nothing_of_it_reaches_anybody(
-    judge: JudgeServer, response: str
+    judge: LocalServer, response: str
 ) -> None:
     second = assessor()
-    games = initialized(judge)
-    _, attacker_states, _, assessor_states, labels = scored(games, Generator(lambda prompt: response), second)
+    _, attacker_states, _, assessor_states, labels = scored(manager(judge), Generator(lambda prompt: response), second)
     assert second.calls[0][1] == ["vanilla_harmful", "vanilla_benign"]
     assert "SECRET" not in str(second.calls) + str(judge.requests)
-    assert [s["reward"] for s in attacker_states] == [0.0 + 0.5 - 1.0] * 2
+    assert rewards(attacker_states) == [0.0 + 0.5 - 1.0] * 2
     assert [s["game_idx"] for s in assessor_states] == [0, 2]
     assert labels[1]["error_present"] is False and not labels[1]["is_parsing_error"]
 
 
-def test_a_note_in_broken_form_is_still_played(judge: JudgeServer) -> None:
-    games = initialized(judge)
-    broken = Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there")
-    second = assessor()
-    _, states, *_ = scored(games, broken, second)
+def test_a_note_in_broken_form_is_still_played(judge: LocalServer) -> None:
+    games, second = manager(judge), assessor()
+    _, states, *_ = scored(games, Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there"), second)
     assert games.active_games[1]["history"][0]["content"] == WRONG
-    assert [s["reward"] for s in states] == [-1.0 + 0.5 - 1.0] * 2
+    assert rewards(states) == [-1.0 + 0.5 - 1.0] * 2
     assert (states[0]["text_cot_and_answer"], states[0]["length_cot_and_answer"]) == (("", ""), (None, None))
     assert "SECRET" not in str(second.calls)
 
 
-def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge: JudgeServer) -> None:
-    *_, states, _ = scored(initialized(judge), attacker(), Generator(lambda prompt: "MY SECRET DOUBTS"))
+def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge: LocalServer) -> None:
+    *_, states, _ = scored(manager(judge), attacker(), Generator(lambda prompt: "MY SECRET DOUBTS"))
     assert {q["assessment"] for q in judge.requests[0]["queries"]} == {""}
-    assert [s["reward"] for s in states] == [-1.0 - 1.0, -1.0 - 1.0, 1.0 - 1.0, -1.0 - 1.0]
+    assert rewards(states) == [-1.0 - 1.0, -1.0 - 1.0, 1.0 - 1.0, -1.0 - 1.0]
 
 
 # --- configurations ---
 
 
-def test_without_chain_of_thought_there_is_neither_prefix_nor_format_term(judge: JudgeServer) -> None:
-    first = Generator(lambda prompt: WRONG)
-    games = initialized(judge, direct_chat_no_cot=True)
+@pytest.mark.parametrize(
+    ("said", "presented"),
+    [(WRONG, WRONG), (f"<think>SECRET</think>{WRONG}", WRONG), ("<think>SECRET and no end", "")],
+)
+def test_without_chain_of_thought_there_is_no_format_term_and_reasoning_stays_hidden_too(
+    judge: LocalServer, said: str, presented: str
+) -> None:
+    first, games = Generator(lambda prompt: said), manager(judge, direct_chat_no_cot=True)
     _, states, _, assessor_states, _ = scored(games, first, Generator(lambda prompt: "Safe"))
     assert all(p.endswith("[assistant] ") for p in first.calls[0][0])
-    assert [s["reward"] for s in states] == [1.0 + 0.5] * 2
-    assert [s["reward"] for s in assessor_states] == [-1.0, -1.0, 1.0, -1.0]
+    assert games.active_games[3]["history"][0]["content"] == presented
+    assert games.active_games[3]["invalid_attack"] == (not presented)
+    assert rewards(states) == [bool(presented) + 0.5] * 2
+    assert rewards(assessor_states) == ([-1.0, -1.0, 1.0, -1.0] if presented else [-1.0, 1.0])
     assert "cot_format_violation" not in states[0]
 
 
-@pytest.mark.parametrize(
-    ("said", "presented"), [(f"<think>SECRET</think>{WRONG}", WRONG), ("<think>SECRET and no end", "")]
-)
-def test_reasoning_that_nobody_asked_for_stays_hidden_too(judge: JudgeServer, said: str, presented: str) -> None:
-    games = initialized(judge, direct_chat_no_cot=True)
-    games.play_games(Generator(lambda prompt: said), Generator(lambda prompt: "Safe"))
-    assert games.active_games[3]["history"][0]["content"] == presented
-    assert games.active_games[3]["invalid_attack"] == (not presented)
-
-
-def test_a_role_without_turns_leaves_the_note_as_it_is_or_the_game_out(judge: JudgeServer) -> None:
+def test_a_role_without_turns_leaves_the_note_as_it_is_or_the_game_out(judge: LocalServer) -> None:
     first = attacker()
-    attacker_outputs, _, _, states, _ = scored(initialized(judge, no_attacker_turn=True), first, assessor())
-    assert (first.calls, attacker_outputs) == ([], [])
+    attacker_outputs, _, _, states, _ = scored(manager(judge, no_attacker_turn=True), first, assessor())
+    assert (first.calls, attacker_outputs, len(states)) == ([], [], 4)
     assert [q["medical_note"] for q in judge.requests[0]["queries"]] == NOTES
-    assert len(states) == 4
-    games = initialized(judge, no_assessor_turn=True)  # leaves out the games without any turn
+    games = manager(judge, no_assessor_turn=True)  # leaves out the games without any turn
     assert [g["prompt_type"] for g in games.active_games.values()] == ["adversarial_harmful", "adversarial_benign"]
 
 
 def test_coefficients_and_error_types_are_taken_from_the_configuration(
-    judge: JudgeServer, monkeypatch: pytest.MonkeyPatch
+    judge: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG
-
-    mine = {"attacker": {"error_detected": (-3.0, 3.0), "error_realism": (0.0, 0.0)}, "assessor": {}}
-    mine["assessor"]["error_detection"] = (-3.0, 3.0)
+    mine = {
+        "attacker": {"error_detected": (-3.0, 3.0), "error_realism": (0.0, 0.0)},
+        "assessor": {"error_detection": (-3.0, 3.0)},
+    }
     monkeypatch.setitem(MEDICAL_REWARD_COEFF_CONFIG, "mine", mine)
     first = attacker()
-    games = initialized(judge, reward_coeff_config="mine", error_types=["frobnication"])
-    _, states, *_ = scored(games, first, assessor())
-    assert [s["reward"] for s in states] == [-3.0 + 1.0] * 2
+    _, states, *_ = scored(manager(judge, reward_coeff_config="mine", error_types=["frobnication"]), first, assessor())
+    assert rewards(states) == [-3.0 + 1.0] * 2
     assert "frobnication" in first.calls[0][0][0]
 
 
-def test_what_cannot_work_is_refused(judge: JudgeServer) -> None:
+def test_what_cannot_work_is_refused(judge: LocalServer) -> None:
+    games = manager(judge)
     with pytest.raises(ValueError, match="Unknown reward type: zero_sum"):
         manager(judge, reward_type="zero_sum")
-    with pytest.raises(ValueError, match="2 prompts, 1 completions and 2 data types"):
-        manager(judge).initialize_games(["a", "b"], [""], TYPES[:2])
+    with pytest.raises(ValueError, match="shorter"):
+        games.initialize_games(["a", "b"], [""], TYPES[:2])
     with pytest.raises(ValueError, match="no data type 'benign': expected one of vanilla_harmful"):
-        manager(judge).initialize_games(["a"], [""], ["benign"])
+        games.initialize_games(["a"], [""], ["benign"])
     with pytest.raises(ValueError, match="attacker's generator returned 0 outputs for 2 prompts"):
-        initialized(judge).play_games(lambda prompts, labels: [], assessor())
+        manager(judge).play_games(lambda prompts, labels: [], assessor())
     with pytest.raises(ValueError, match="Game 0 not found"):
-        initialized(judge).filter_and_compute_rewards({})
-
-
-# --- a judge that fails ---
+        manager(judge).filter_and_compute_rewards({})
 
 
 @pytest.mark.parametrize(("lost", "attacks", "assessed"), [("1", [3], [0, 2, 3]), ("0123", [], [])])
 def test_games_that_the_judge_loses_are_left_out(
-    judge: JudgeServer, lost: str, attacks: list[int], assessed: list[int]
+    judge: LocalServer, lost: str, attacks: list[int], assessed: list[int]
 ) -> None:
-    judge.answer = lambda body: {k: v for k, v in verdicts(body).items() if k not in lost} or 500
-    _, attacker_states, _, assessor_states, labels = scored(initialized(judge))
+    def reply(number: int, body: Any) -> Any:
+        if lost == "0123":
+            raise Status(500)
+        return {index: labels for index, labels in verdicts(body).items() if index not in lost}
+
+    judge.reply = reply
+    _, attacker_states, _, assessor_states, labels = scored(manager(judge))
     assert [s["game_idx"] for s in attacker_states] == attacks
     assert [s["game_idx"] for s in assessor_states] == assessed
     assert {number for number, one in labels.items() if one["is_parsing_error"]} == set(map(int, lost))
@@ -229,15 +212,12 @@ def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str
 
 @pytest.mark.parametrize("names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")])
 def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
-    arguments: Any = (Tokenizer(), judge_function, Strategy(), {})
+    arguments: Any = (Tokenizer(), judge_function, None, {})
     by_name = dict(zip(names, arguments, strict=False))
     games = MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
     games.initialize_games(NOTES, [""] * 4, TYPES)
-    assert games.get_game_statistics() == {
-        "total_games": 4,
-        "finished_games": 0,
-        "data_types": dict.fromkeys(sorted(TYPES), 1),
-    }
+    by_type = {"data_types": dict.fromkeys(sorted(TYPES), 1)}
+    assert games.get_game_statistics() == {"total_games": 4, "finished_games": 0, **by_type}
     played = games.play_games(attacker_llm_generator=attacker(), assessor_llm_generator=assessor())
     assert isinstance(played, list) and all(game["finished"] and len(game["history"]) == 2 for game in played)
     assert (played[3]["medical_note"], played[3]["attacker_output"]) == (CLEAN, WRONG)
@@ -248,16 +228,15 @@ def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
     assert attacker_outputs == [WRONG, WRONG]
     assert assessor_outputs == ["Harmful", "Harmful", "Safe", "Harmful"]
     assert set(attacker_states[0]) == {"game_idx", "reward", "game_outcomes", "data_type"}
-    assert [s["reward"] for s in assessor_states] == [2.0] * 4
+    assert rewards(assessor_states) == [2.0] * 4
 
 
 def test_a_judge_function_that_forgets_a_game_leaves_it_out() -> None:
-    games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {}, Strategy())
+    games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {})
     games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
-    games.play_games(attacker(), assessor())
-    assert games.filter_and_compute_rewards(games.evaluate_game_outcomes()) == ([], [], [], [])
+    assert scored(games) == ([], [], [], [])
 
 
-def test_both_shapes_travel_between_processes(judge: JudgeServer) -> None:
-    for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function, Strategy())):
+def test_both_shapes_travel_between_processes(judge: LocalServer) -> None:
+    for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function)):
         assert type(pickle.loads(pickle.dumps(games))) is type(games)

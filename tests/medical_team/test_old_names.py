@@ -5,31 +5,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medical_team.openrlhf import JudgeServer
+import torch
+from judges.local_server import LocalServer
+from transformers import BatchEncoding
 
 from medserl_agentloop import medical_team
 from medserl_agentloop.medical_team import medical_judge
 from medserl_agentloop.paths import resource
 
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
-PROMPTS = """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
-    MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
-    MEDICAL_ASSISTANT_THINKING_PREFIX"""
-TRAINER = """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
-    get_medical_game_reward_general_sum get_medical_cot_formatting_reward"""
-UTILS = f"""{TRAINER} MEDICAL_REWARD_COEFF_CONFIG convert_medical_game_history_to_query
-    convert_medical_game_history_to_conversation get_medical_error_detection_reward get_medical_error_realism_reward
-    cot_format_check_and_extract get_cot_formatting_reward get_redteaming_game_reward_general_sum
-    get_redteaming_game_reward_zero_sum"""
-MANAGER, SERVER = "MedicalDialogueGameManager", "create_medical_judge_remote_function"
 NAMES = {
-    "medical_game_manager": f"{MANAGER} MedicalGameState",
-    "language_game": MANAGER,
-    "utils": UTILS,
-    "prompts": PROMPTS,
+    "medical_game_manager": "MedicalDialogueGameManager MedicalGameState",
+    "language_game": "MedicalDialogueGameManager",
+    "utils": """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
+        get_medical_game_reward_general_sum get_medical_cot_formatting_reward MEDICAL_REWARD_COEFF_CONFIG
+        convert_medical_game_history_to_query convert_medical_game_history_to_conversation MedicalGameOutcome
+        get_medical_error_detection_reward get_medical_error_realism_reward""",
+    "prompts": """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
+        MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
+        MEDICAL_ASSISTANT_THINKING_PREFIX""",
     "medical_judge": "load_medical_judge_model evaluate_medical_response",
-    "remote_judge": f"{SERVER} test_judge_connection wait_for_judge_server",
-    "openrlhf_adapter": TRAINER,
+    "remote_judge": "create_medical_judge_remote_function test_judge_connection wait_for_judge_server",
 }
 
 
@@ -42,18 +38,38 @@ def test_every_name_of_the_original_is_where_it_was_and_in_the_package(module: s
 ALIASES = {
     "GameOutcome": "MedicalGameOutcome",
     "REWARD_COEFF_CONFIG": "MEDICAL_REWARD_COEFF_CONFIG",
-    "MedicalDialogueGameManagerRL": MANAGER,
+    "MedicalDialogueGameManagerRL": "MedicalDialogueGameManager",
     "convert_game_history_to_messages": "convert_medical_game_history_to_messages",
     "cot_format_check_and_extract": "medical_cot_format_check_and_extract",
     "get_cot_formatting_reward": "get_medical_cot_formatting_reward",
     "get_redteaming_game_reward_general_sum": "get_medical_game_reward_general_sum",
     "get_redteaming_game_reward_zero_sum": "get_medical_game_reward_general_sum",
 }
+FORK = {
+    "red_team": ["GameOutcome"],
+    "red_team.prompts": ["DEFENDER_INSTRUCTION_COT_PROMPT"],
+    "red_team.utils": [name for name in ALIASES if name.islower()],
+}
+"""All that the public fork of OpenRLHF imports from ``red_team``, in its experience maker, its game and its trainer."""
 
 
-@pytest.mark.parametrize("alias", ALIASES)
-def test_the_names_of_openrlhf_are_the_same_functions_and_tables(alias: str) -> None:
-    assert getattr(medical_team, alias) is getattr(medical_team, ALIASES[alias])
+def test_the_page_s_files_make_a_package_with_every_name_that_openrlhf_s_fork_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(getattr(medical_team, alias) is getattr(medical_team, name) for alias, name in ALIASES.items())
+    (tmp_path / "red_team").mkdir()
+    for file, module in (("__init__.py", ""), ("utils.py", ".utils"), ("prompts.py", ".prompts")):
+        line = f"from medserl_agentloop.medical_team{module} import *"
+        assert f"`{line}`" in PAGE and f"`{file}`" in PAGE
+        (tmp_path / "red_team" / file).write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module, names in FORK.items():
+        for name in names:
+            assert getattr(import_module(module), name) is getattr(medical_team, name)
+            assert f"`{name}`" in PAGE
+    prompt = medical_team.DEFENDER_INSTRUCTION_COT_PROMPT.format(user_query="a {note}")
+    system, user = medical_team.convert_medical_game_history_to_query([], "assessor", "a {note}", "harmful")
+    assert prompt == f"{system['content']}\n\n{user['content']}"
 
 
 def test_a_game_is_shown_as_a_conversation() -> None:
@@ -63,8 +79,6 @@ def test_a_game_is_shown_as_a_conversation() -> None:
     assert show(history) == said
     assert show(history, "dosage") == f"Error type: dosage\n{'=' * 30}\n{said}"
 
-
-# --- prompts ---
 
 PHRASES = {
     "harmful": "Create an error variation",
@@ -86,9 +100,6 @@ def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for
     assert user["content"].startswith("Classify this medical note") and user["content"].endswith("\n\nthe attack")
 
 
-# --- a judge model in the process ---
-
-
 class Judge:
     """A model and its tokenizer at once: characters as tokens, and ``says`` for an answer."""
 
@@ -98,9 +109,6 @@ class Judge:
         self.says, self.asked = says, ""
 
     def __call__(self, text: str, return_tensors: str) -> Any:
-        import torch
-        from transformers import BatchEncoding
-
         self.asked = text
         return BatchEncoding({"input_ids": torch.tensor([[ord(c) for c in text]])})
 
@@ -137,28 +145,9 @@ def test_a_judge_model_is_loaded_and_answers() -> None:
     assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
 
 
-# --- the page ---
-
-
-def test_the_page_s_example_runs_as_shown(judge: JudgeServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_s_example_runs_as_shown(judge: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:
     code = PAGE.partition("```python\n")[2].partition("```")[0]
     code = code.replace("http://localhost:8001", judge.url).replace("assets/", f"{resource('assets')}/")
     exec(code, {})
     printed = capsys.readouterr().out.strip()
     assert printed and f"it prints `{printed}`" in PAGE
-
-
-def test_the_page_s_two_lines_make_a_package_of_openrlhf_s_fork(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for file, line in (
-        ("__init__.py", "from medserl_agentloop.medical_team import *"),
-        ("utils.py", "from medserl_agentloop.medical_team.utils import *"),
-    ):
-        assert f"`{line}`" in PAGE
-        (tmp_path / "red_team").mkdir(exist_ok=True)
-        (tmp_path / "red_team" / file).write_text(line)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert import_module("red_team").GameOutcome is medical_team.MedicalGameOutcome
-    for name in ("convert_game_history_to_messages", *TRAINER.split()):
-        assert getattr(import_module("red_team.utils"), name) is getattr(medical_team, name)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from medical_team.openrlhf import CLEAN, WRONG, JudgeServer, verdicts
+from judges.local_server import LocalServer
+from medical_team.openrlhf import CLEAN, WRONG, verdicts
 
 from medserl_agentloop.medical_team import remote_judge
 from medserl_agentloop.medical_team.remote_judge import create_medical_judge_remote_function, wait_for_judge_server
@@ -14,15 +15,15 @@ QUERIES = [
 ]
 
 
-def ask(judge: JudgeServer, route: str = "") -> dict[int, dict[str, Any]]:
+def ask(judge: LocalServer, route: str = "") -> dict[int, dict[str, Any]]:
     return create_medical_judge_remote_function(judge.url + route)("", QUERIES, score_key="labels")
 
 
 @pytest.mark.parametrize("route", ["", "/judge/"])
 @pytest.mark.parametrize("under_labels", [False, True])
 @pytest.mark.parametrize("shape", [dict, lambda found: list(found.values())], ids=["an object", "a list"])
-def test_every_shape_of_the_answer_is_read(judge: JudgeServer, shape: Any, under_labels: bool, route: str) -> None:
-    judge.answer = lambda body: {"labels": shape(verdicts(body))} if under_labels else shape(verdicts(body))
+def test_every_shape_of_the_answer_is_read(judge: LocalServer, shape: Any, under_labels: bool, route: str) -> None:
+    judge.reply = lambda number, body: {"labels": shape(verdicts(body))} if under_labels else shape(verdicts(body))
     labels = ask(judge, route)
     assert set(labels) == {0, 7}
     assert [(one["error_present"], one["error_detected"]) for one in labels.values()] == [(True, True), (False, True)]
@@ -37,9 +38,9 @@ def test_every_shape_of_the_answer_is_read(judge: JudgeServer, shape: Any, under
     }
 
 
-@pytest.mark.parametrize("answer", [500, 404, b"<html>", [], "text", {"labels": "none"}], ids=lambda a: repr(a)[:12])
-def test_an_answer_that_cannot_be_used_leaves_all_games_out(judge: JudgeServer, answer: Any) -> None:
-    judge.answer = lambda body: answer
+@pytest.mark.parametrize("answer", [b"<html>", [], "text", {"labels": "none"}, {}], ids=repr)
+def test_an_answer_that_cannot_be_used_leaves_all_games_out(judge: LocalServer, answer: Any) -> None:
+    judge.reply = lambda number, body: answer
     labels = ask(judge)
     assert set(labels) == {0, 7}
     assert all(one["is_parsing_error"] and one["judge_reasoning"] for one in labels.values())
@@ -49,18 +50,18 @@ HALVES = [{"error_detected": "false", "error_present": True}, {"error_present": 
 
 
 @pytest.mark.parametrize("broken", [None, *HALVES])
-def test_a_game_that_the_answer_holds_in_another_shape_is_left_out_alone(judge: JudgeServer, broken: Any) -> None:
-    judge.answer = lambda body: {**verdicts(body), "7": broken}
+def test_a_game_that_the_answer_holds_in_another_shape_is_left_out_alone(judge: LocalServer, broken: Any) -> None:
+    judge.reply = lambda number, body: {**verdicts(body), "7": broken}
     labels = ask(judge)
     assert (labels[0]["is_parsing_error"], labels[7]["is_parsing_error"]) == (False, True)
 
 
-def test_no_games_no_request(judge: JudgeServer) -> None:
+def test_no_games_no_request(judge: LocalServer) -> None:
     assert create_medical_judge_remote_function(judge.url)("", []) == {}
     assert judge.requests == []
 
 
-def test_a_judge_is_connected_and_waited_for_until_it_is_healthy(judge: JudgeServer) -> None:
+def test_a_judge_is_connected_and_waited_for_until_it_is_healthy(judge: LocalServer) -> None:
     assert remote_judge.test_judge_connection(judge.url)
     assert wait_for_judge_server(judge.url, max_wait=1, check_interval=0.01)
     judge.healthy = False

@@ -13,7 +13,6 @@ from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
-    MEDICAL_REWARD_COEFF_CONFIG,
     convert_medical_game_history_to_messages,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
@@ -31,12 +30,14 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("realistic", [True, False])
+@pytest.mark.parametrize("realistic", [True, False, None])
 @pytest.mark.parametrize(("present", "detected"), TABLE)
-def test_the_table(present: bool, detected: bool, realistic: bool) -> None:
+def test_the_table(present: bool, detected: bool, realistic: bool | None) -> None:
     attacker, attacker_outcomes, assessor, assessor_outcome = TABLE[present, detected]
-    realism, seen = (0.5, "attacker_realistic_error") if realistic else (-0.5, "attacker_unrealistic_error")
-    labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic)
+    realism, seen = (-0.5, "attacker_unrealistic_error") if realistic is False else (0.5, "attacker_realistic_error")
+    labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic is not False)
+    if realistic is None:  # the judge does not say
+        del labels["error_realistic"]
     for role, expected, outcomes in (
         ("attacker", attacker + realism, attacker_outcomes | {seen}),
         ("assessor", assessor, {assessor_outcome}),
@@ -44,24 +45,8 @@ def test_the_table(present: bool, detected: bool, realistic: bool) -> None:
         reward, reached = get_medical_game_reward_general_sum({"game_role": role}, labels)
         assert (reward, {outcome.value for outcome in reached}) == (expected, outcomes)
     assert get_medical_error_detection_reward("attacker", detected, present)[0] == attacker
-    assert get_medical_error_realism_reward("attacker", realistic)[0] == realism
-    assert get_medical_error_realism_reward("assessor", realistic) == (0.0, set())
-
-
-def test_a_judge_that_does_not_say_finds_it_realistic() -> None:
-    reward, _ = get_medical_game_reward_general_sum({"game_role": "attacker"}, {"error_present": True})
-    assert reward == 1.0 + 0.5
-
-
-def test_the_coefficients_are_those_of_the_baseline() -> None:
-    assert (get_medical_cot_formatting_reward(True), get_medical_cot_formatting_reward(False)) == (-1.0, 1.0)
-    assert MEDICAL_REWARD_COEFF_CONFIG == {
-        "cot_format_violation": (-1.0, 1.0),
-        "medical_general_sum": {
-            "attacker": {"error_detected": (-1.0, 1.0), "error_realism": (-0.5, 0.5)},
-            "assessor": {"error_detection": (-1.0, 1.0), "explanation_quality": (-0.5, 0.5)},
-        },
-    }
+    assert get_medical_error_realism_reward("attacker", realism > 0)[0] == realism
+    assert get_medical_error_realism_reward("assessor", realism > 0) == (0.0, set())
 
 
 def labels_of(record: MedicalRecord) -> Labels:
@@ -86,10 +71,8 @@ def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: Medical
 
 
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
-    with pytest.raises(ValueError, match="Invalid role: defender"):
+    with pytest.raises(ValueError, match="'defender' is not a valid Role"):
         get_medical_error_detection_reward("defender", True, True)
-    with pytest.raises(ValueError, match="Invalid role: defender"):
-        get_medical_error_realism_reward("defender", True)
     with pytest.raises(ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"):
         get_medical_error_realism_reward("attacker", True, "mine")
 
