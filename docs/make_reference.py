@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.report import GAMES, SCORES, TURNS
+from medserl_agentloop.games.medical.records import GAMES
+from medserl_agentloop.report import SCORES, TURNS
 
 MORE = {
     "profile": "prompts.md",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -38,46 +39,36 @@ def show(
     from medserl_agentloop.report import show_run
 
     with errors_in_one_line():
-        show_run(run, Console(), game=game)
+        show_run(run, Console(), number=game)
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option(help="Folder for main curves as SVG and PNG (matplotlib).")] = None,
 ) -> None:
     """Write the games of runs as a page for the browser, in one file."""
-    from medserl_agentloop.report.page import run_names, write_figures, write_page
+    from medserl_agentloop.report.page import write_page
 
     with errors_in_one_line():
         games = write_page(runs, output, Console(stderr=True))
         typer.echo(f"{games} games: {output}")
-        if figures is not None:
-            for name, run in zip(run_names(runs), runs, strict=True):
-                for file in write_figures(run, figures, name.replace("/", "_")):
-                    typer.echo(f"curves: {file}")
 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File .md or .html.")] = None,
 ) -> None:
-    """Compare two runs: rewards, outcomes, format, speed and memory."""
+    """Compare two runs as Markdown: rewards, outcomes, format, speed and memory."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
         sections = comparison.compare(comparison.read_side(a), comparison.read_side(b))
-        if output is not None:
-            output.write_text(comparison.as_text(sections, output), encoding="utf-8")
-    console = Console()
-    for title, texts, note in sections:
-        table = Table(*texts.columns, title=title, title_justify="left", box=None)
-        for row in texts.to_numpy():
-            table.add_row(*map(plain, row))
-        console.print(table, plain(note, style="dim"), "")
-    if output is not None:
-        typer.echo(f"comparison: {output}")
+    console = Console(width=None if sys.stdout.isatty() else 1000)  # a file has no edge at which to break lines
+    for title, columns, rows, note in sections:
+        table = Table(*columns, box=box.MARKDOWN)
+        for row in rows:
+            table.add_row(*(plain(cell.replace("|", r"\|")) for cell in row))
+        console.print(f"## {title}", table, plain(note), "")
 
 
 def certify(

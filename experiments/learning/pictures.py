@@ -32,9 +32,18 @@ from experiments.learning.results import (
     source_hash,
     with_tables,
 )
-from medserl_agentloop.report.page import BLUE, GREEN, GREY, ORANGE, STYLE
 
+BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
+STYLE: Any = {  # matplotlib's names of settings are literal types
+    "svg.hashsalt": "medserl",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
 plt.rcParams.update(STYLE)
 
 

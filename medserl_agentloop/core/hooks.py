@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from omegaconf import DictConfig
 
 from medserl_agentloop.core.alarms import Rule, common_rules
-from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Section, as_text
 
 R = TypeVar("R", bound=GameRecord)
 
@@ -83,6 +83,36 @@ class GameHooks(Generic[R]):
     def table(self, records: Sequence[R], count: int) -> tuple[Sequence[str], list[list[Any]]] | None:
         """Columns and rows of up to ``count`` games to read in W&B; None for no table."""
         return None
+
+    # -- where games are looked at -------------------------------------------------------------------------------
+
+    columns: ClassVar[Mapping[str, Column]] = COLUMNS
+    """The table of games, a column for each fact; pages filter by those of words and draw those of numbers."""
+
+    headline: ClassVar[tuple[str, ...]] = ()
+    """Metrics that ``medserl show`` prints besides rewards and those of :attr:`shown`."""
+
+    @classmethod
+    def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+        """What is shown of a game besides its rewards: its turns as they were played, and the game's own fields.
+
+        ``prompts`` is the run's ``prompts.jsonl``, the latest first.
+        """
+        sections = []
+        for number, turn in enumerate(record.turns):
+            title = f"{turn.role} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
+            facts = {"earned": record.turn_rewards.get(number)}
+            sections.append(
+                Section(
+                    title,
+                    turn.role,
+                    text=[("", turn.response)],
+                    facts=facts,
+                    folded={f"what the {turn.role} read": as_text(turn.messages)},
+                )
+            )
+        own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}
+        return [*sections, Section("game", facts=own)] if own else sections
 
     # -- in validation -------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.control_text import as_data
 from medserl_agentloop.core.hooks import GameHooks
 from medserl_agentloop.core.metrics import game_metrics
-from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.records import GameRecord, TurnRecord
 
 AGENT_NAME = "medserl_selfplay"
 """``agent_name`` of the rows that the self-play agent loop plays."""
@@ -229,16 +229,12 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
         finally:
             _clock(game, started)
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
-        _take(game, reply)
+        played = TurnRecord(role=turn.role, response=reply.text, tokens=reply.tokens, truncated=reply.truncated)
+        played.messages = turn.prompt.filled()
+        game.record.keep_turn(played)
+        game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
 
 
 def _clock(game: Any, started: float) -> None:
     game.record.seconds.append(round(time.monotonic() - started, 3))
     game.record.finished = datetime.now(UTC).replace(microsecond=0)
-
-
-def _take(game: Any, reply: Reply | NoReplyError) -> None:
-    if isinstance(reply, NoReplyError):
-        game.make_void(str(reply))
-    else:
-        game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)

@@ -1,16 +1,21 @@
 """The record of one game: what every game's has. A game's own record is a subclass with its facts and turns.
 
-The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one JSON line.
+The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one JSON line. Many of
+them are one table, and one is shown in sections.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+from medserl_agentloop.command_line import visible
+from medserl_agentloop.core.step_file import from_line
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -29,10 +34,21 @@ class OpponentRecord(BaseModel):
     version: str | None
 
 
+class TurnRecord(BaseModel):
+    """One turn: the ``messages`` that were new to the role, and the ``response`` with its length in tokens."""
+
+    role: str
+    messages: list[dict[str, str]] = []
+    response: str = ""
+    tokens: int = 0
+    truncated: bool = False
+
+
 class GameRecord(BaseModel):
     """One game.
 
     Attributes:
+        turns: The turns as they were played; empty where a game's own record holds them in other fields.
         rewards: Reward components by role; empty until scored and in void games. A role's reward stands on the last
             token of its last turn.
         turn_rewards: Reward components by turn, counted from 0 in the order of play; where a game gives them, they
@@ -54,9 +70,10 @@ class GameRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    left_out: ClassVar[tuple[str, ...]] = ("turn_rewards", "versions", "finished", "seconds")
+    left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "versions", "finished", "seconds")
     """Fields that JSON has only where they hold something: records of before they existed look the same."""
 
+    turns: list[TurnRecord] = []
     rewards: Rewards = {}
     turn_rewards: dict[int, dict[str, float]] = {}
     void: str | None = None
@@ -81,6 +98,23 @@ class GameRecord(BaseModel):
         """Whether the game has no result."""
         return self.void is not None
 
+    @property
+    def tells(self) -> int:
+        """How much the game tells a reader: the latest of those that tell most is shown first."""
+        return int(not self.is_void)
+
+    def keep_turn(self, turn: TurnRecord) -> None:
+        """Hold a turn before the game reads it; nothing to do for a record with fields of its own for its turns."""
+        self.turns.append(turn)
+
+    def turn_rows(self) -> list[dict[str, Any]]:
+        """The turns as rows of the frame of turns (``medserl_agentloop.report.TURNS``), in the order of play."""
+        earned = {number: sum(parts.values()) for number, parts in self.turn_rewards.items()}
+        return [
+            {**turn.model_dump(exclude={"messages"}), "reward": earned.get(number, self.reward(turn.role))}
+            for number, turn in enumerate(self.turns)
+        ]
+
     def reward(self, role: str) -> float | None:
         """The role's reward: the sum of its components, None if the role is not rewarded."""
         components = self.rewards.get(role)
@@ -102,3 +136,77 @@ class GameRecord(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
         return self.model_dump(mode="json", exclude={name for name in self.left_out if not getattr(self, name)})
+
+
+R = TypeVar("R", bound=GameRecord)
+
+
+def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
+    """The game records of a file, in order; a ValueError names file and line of what is none."""
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+                yield record.model_validate(from_line(line))
+            except ValueError as error:  # not UTF-8, not JSON, or not a record
+                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+
+
+# -- how games are shown -------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column of the table of games: its pandas dtype, what it says, and how it is read from a game's record."""
+
+    dtype: str  # Int64, Float64 and boolean hold missing values
+    meaning: str
+    value: Callable[[Any], Any] = lambda record: None
+
+
+def _leader(record: GameRecord) -> str:
+    """Who earned most, as the outcome of a game that names none itself."""
+    earned = {role: round(sum(parts.values()), 9) for role, parts in record.rewards.items()}
+    first = [role for role, reward in earned.items() if reward == max(earned.values())]
+    return "void" if record.is_void else f"{first[0]} earned more" if len(first) < len(earned) else "equal rewards"
+
+
+COLUMNS = {
+    "step": Column("Int64", "training step that used the game", lambda g: g.step),
+    "uid": Column("string", "prompt group", lambda g: g.uid),
+    "session": Column("Int64", "number of the game within its group", lambda g: g.session),
+    "outcome": Column("string", "how it ended", _leader),
+    "void": Column("string", "why the game does not count", lambda g: g.void),
+    "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by medserl_agentloop.report
+    "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+    "finished": Column(
+        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
+    ),
+}
+"""The facts of any game, without its texts. Reward and tokens of each role are columns too: ``<role>_reward``."""
+
+
+Pieces = Sequence[tuple[str, str]]
+"""A text in pieces, each with its mark: ``del`` and ``ins`` for changes, ``mark`` for a quote, or none."""
+
+
+class Section(NamedTuple):
+    """A part of a game as ``medserl show`` and the page show it."""
+
+    title: str
+    owner: str = ""  # a role, or another name, which gives it its colour
+    reasoning: str | None = None
+    text: Pieces = ()
+    facts: Mapping[str, Any] = {}  # those that hold nothing are left out
+    folded: Mapping[str, str] = {}  # texts that the page opens on a click, and the terminal leaves out
+
+
+def spelt_out(pieces: Pieces) -> Pieces:
+    """The pieces for a terminal: changes as ``[-…-]`` and ``{+…+}``, and characters that it would hide or obey."""
+    shapes = {"del": "[-{}-]", "ins": "{{+{}+}}"}
+    split = ((mark, visible(text).rstrip(), text[len(text.rstrip()) :]) for mark, text in pieces)
+    return [(mark, shapes.get(mark, "{}").format(text) + visible(space)) for mark, text, space in split]
+
+
+def as_text(messages: Iterable[Mapping[str, str]]) -> str:
+    """Chat messages as one text, each behind who says it."""
+    return "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)

@@ -5,7 +5,8 @@ The frames are the games, turns and metrics of a run and the scores of an evalua
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
-Each frame has the columns of its schema (``GAMES``, ``TURNS``, ``SCORES``), in their order and with their dtype.
+Any game can be looked at. What it adds to the fields of every record, its own class says: ``columns`` and ``sections``
+of :class:`medserl_agentloop.core.hooks.GameHooks`.
 
 What a model wrote is untrusted: in the terminal its control characters are spelt out, and markup in it is text.
 """
@@ -13,27 +14,34 @@ What a model wrote is untrusted: in the terminal its control characters are spel
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
+from omegaconf import OmegaConf
+from pydantic import ConfigDict
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import plain, visible
+from medserl_agentloop.command_line import plain
+from medserl_agentloop.core.config import ConfigError, game_class
+from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.records import GAMES, Column, MedicalRecord, Outcome, marked_changes, read_games
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games, spelt_out
+from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games import DEFAULT
 
 PART = 1000
 """Games that are held at a time where a frame is made, besides those that complete a step."""
 
+GameClass: TypeAlias = Any
+"""A class of games, which is not made here: a ``type[Interaction]``."""
 
 TURNS = {
     "game": Column("Int64", "row of the game in `games(run)`"),
@@ -47,7 +55,7 @@ TURNS = {
     "reward": Column("Float64", "the role's reward; of several assessments, each its own"),
     "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
 }
-"""A row per generated turn."""
+"""A row per generated turn; what a game does not record is missing."""
 
 SCORES = {
     "system": Column("string", "the system, or the floor"),
@@ -63,31 +71,25 @@ SCORES = {
 
 def games(run: str | Path) -> pd.DataFrame:
     """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
-    return _with_signal(pd.concat([games_frame(part) for part in parts(read_run(run))], ignore_index=True))
+    game, records = read_run(run)
+    return with_signal(pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True))
 
 
 def turns(run: str | Path) -> pd.DataFrame:
     """The turns of the same games."""
     frames, first = [], 0
-    for part in parts(read_run(run)):
+    for part in parts(read_run(run)[1]):
         frames.append(turns_frame(part, first))
         first += len(part)
     return pd.concat(frames, ignore_index=True)
 
 
-def turns_frame(records: Sequence[MedicalRecord], first: int = 0) -> pd.DataFrame:
+def turns_frame(records: Sequence[GameRecord], first: int = 0) -> pd.DataFrame:
     """The frame of the turns of these games, which are numbered from ``first``; see :data:`TURNS`."""
     rows = []
-    for number, game in enumerate(records, start=first):
-        seconds = iter(game.seconds)
-        assessed = [(Role.ASSESSOR, each, each.assessment) for each in game.by_assessment]
-        for role, each, turn in [(Role.ATTACKER, game, game.attack), *assessed]:
-            if turn is not None:
-                answer = turn.note if role is Role.ATTACKER else turn.verdict  # type: ignore[union-attr]
-                row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
-                row |= {"game": number, "role": role.value, "readable": answer is not None}
-                row |= {"violations": ",".join(turn.violations), "reward": each.reward(role.value)}
-                rows.append({**row, "seconds": next(seconds, None)})
+    for number, record in enumerate(records, start=first):
+        seconds = iter(record.seconds)
+        rows += [{**row, "game": number, "seconds": next(seconds, None)} for row in record.turn_rows()]
     return typed_frame(rows, TURNS)
 
 
@@ -115,9 +117,9 @@ def scores(results: str | Path) -> pd.DataFrame:
     return typed_frame(rows, SCORES)
 
 
-def parts(records: Iterable[MedicalRecord]) -> Iterator[list[MedicalRecord]]:
+def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
     """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a little more."""
-    part: list[MedicalRecord] = []
+    part: list[GameRecord] = []
     for _, step in groupby(records, key=lambda game: game.step):
         part += step
         if len(part) >= PART:
@@ -138,31 +140,76 @@ def games_file(run: str | Path) -> Path:
     return path
 
 
-def read_run(run: str | Path) -> Iterator[MedicalRecord]:
-    """The records of a run's games, in order, each read when it is used; raises as :func:`games`."""
-    return read_games(games_file(run))
+class _AnyRecord(GameRecord):
+    """A record of a game whose class is not here."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rewards: Rewards
 
 
-def games_frame(records: Sequence[MedicalRecord]) -> pd.DataFrame:
-    """The frame of these games; see :data:`GAMES`."""
-    frame = typed_frame([{name: column.value(game) for name, column in GAMES.items()} for game in records], GAMES)
-    components = sorted(
-        {(role.value, part) for game in records for role, parts in game.rewards.items() for part in parts}
-    )
-    for role, part in components:
-        values = [game.rewards.get(Role(role), {}).get(part) for game in records]
+class _AnyGame(Interaction[Any, _AnyRecord]):
+    roles = ()
+    Record = _AnyRecord
+
+
+def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
+    """The game of a run, and the records of its games, in order, each read when it is used; raises as :func:`games`.
+
+    The run's config names the game. Without one it is the medical game, where the first record has that game's fields.
+    """
+    file = games_file(run)
+    config = file.with_name(CONFIG_FILE)
+    name = OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
+    try:
+        game: GameClass = game_class(name or DEFAULT)
+    except ConfigError as error:
+        print(f"{file} is read without the class of its game ({error}): is it on PYTHONPATH?", file=sys.stderr)
+        game = _AnyGame
+    needed = {field for field, info in game.Record.model_fields.items() if info.is_required()}
+    if name is None and not needed <= next(StepFile(file).read()).keys():
+        game = _AnyGame
+    return game, read_games(file, game.Record)
+
+
+def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
+    """The frame of these games: the ``columns`` of their class, and reward, components and tokens of each role."""
+    columns = dict(game.columns)
+    for role in dict.fromkeys([*game.roles, *(role for record in records for role in record.rewards)]):
+        columns.setdefault(f"{role}_reward", Column("Float64", "", partial(_reward, role)))
+        columns.setdefault(f"{role}_tokens", Column("Int64", "", partial(_tokens, role)))
+    frame = typed_frame([{name: column.value(g) for name, column in columns.items()} for g in records], columns)
+    for role, part in sorted(
+        {(str(role), part) for g in records for role, parts in g.rewards.items() for part in parts}
+    ):
+        values = [record.rewards.get(role, {}).get(part) for record in records]
         frame[f"reward/{role}/{storable(part)}"] = pd.array(values, dtype="Float64")
-    return _with_signal(frame)
+    return with_signal(frame)
 
 
-def _with_signal(frame: pd.DataFrame) -> pd.DataFrame:
-    rewards = frame[[f"{role.value}_reward" for role in Role]].astype(float).round(9)
+def _reward(role: str, record: GameRecord) -> float | None:
+    return record.reward(role)
+
+
+def _tokens(role: str, record: GameRecord) -> int | None:
+    lengths = [turn.tokens for turn in record.turns if turn.role == role]
+    return sum(lengths) if lengths else None
+
+
+def reward_columns(frame: pd.DataFrame) -> list[str]:
+    """The columns with the roles' rewards, ``<role>_reward``; components are ``reward/<role>/<component>``."""
+    return [name for name in frame if name.endswith("_reward") and not name.startswith("reward/")]
+
+
+def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its column ``signal`` filled in, which needs whole prompt groups."""
+    rewards = frame[reward_columns(frame)].astype(float).round(9)
     different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
     frame["signal"] = different.any(axis=1).astype("boolean")
     return frame
 
 
-def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.DataFrame:
+def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.DataFrame:
     """A frame with the columns of a schema; what a row does not have is missing."""
     columns = {}
     for name, column in schema.items():
@@ -175,89 +222,80 @@ def typed_frame(rows: list[dict[str, Any]], schema: dict[str, Column]) -> pd.Dat
 
 # -- `medserl show` ------------------------------------------------------------------------------------------------
 
-_OF_BOTH = ("reward", "reward_std", "parse_rate")
-HEADLINE_METRICS = (
-    "selfplay/games",
-    *(f"selfplay/attacker/{name}" for name in (*_OF_BOTH, "valid_rate", "success_rate")),
-    *(f"selfplay/assessor/{name}" for name in (*_OF_BOTH, "accuracy", "recall", "false_positive_rate", "f1")),
-    "selfplay/shortcut/index",
-    "actor/grad_norm",
-    "training/rollout_probs_diff_max",
-    "timing_s/step",
+_FIRST, _LAST = (
+    ("selfplay/games", "selfplay/void_rate"),
+    ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step"),
 )
+_STYLES = {"del": "strike dim", "ins": "bold"}
+_COLOURS = ("red", "blue", "green", "magenta")
 
 
-def show_run(run: Path, console: Console, *, game: int | None = None) -> None:
+def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
+    """The metrics of a step that :func:`show_run` prints."""
+    rewards = (f"selfplay/{role}/{name}" for role in roles for name in ("reward", "reward_std"))
+    return list(dict.fromkeys([*_FIRST, *rewards, *(name for _, name in game.shown), *game.headline, *_LAST]))
+
+
+def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
     """Print a game and the metrics of a run: its ``selfplay.records`` folder, or a file of game records.
 
-    ``game`` is its line number, from 1; None picks the latest that an attack and a verdict decided. A ValueError says
+    ``number`` is the game's line, from 1; None picks the latest of those that tell most. A ValueError says
     that the run holds no games, or no game of that number.
     """
-    decided = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION)
-    shown, decisive, total = None, False, 0
-    by_step: dict[int, list[MedicalRecord]] = {}  # of the first and the last step: memory may not hold all games
-    for total, record in enumerate(read_run(run), start=1):
-        by_step.setdefault(record.step, []).append(record)
-        for step in sorted(by_step)[1:-1]:
-            del by_step[step]
-        tells = record.attack is not None and record.outcome in decided
-        if total == game or (game is None and tells >= decisive):
-            shown, number, decisive = record, total, tells
+    game, records = read_run(run)
+    shown, total, most = None, 0, -1
+    for total, record in enumerate(records, start=1):
+        if total == number or (number is None and record.tells >= most):
+            shown, place, most = record, total, record.tells
     if shown is None:
-        raise ValueError(f"{run} holds games 1 to {total}, there is no game {game}")
-    console.print(render_game(shown, title=f"game {number} of {total}"))
-    _print_metrics(run, by_step, console)
+        raise ValueError(f"{run} holds games 1 to {total}, there is no game {number}")
+    console.print(render_game(shown, game, title=f"game {place} of {total}"))
+    if (run / METRICS_FILE).exists():
+        _print_metrics(run, headline_metrics(game, game.roles or shown.rewards), console)
+    console.print(plain(f"all games: {games_file(run)}"))
 
 
-def _print_metrics(run: Path, by_step: Mapping[int, Sequence[MedicalRecord]], console: Console) -> None:
-    """The headline metrics of the first and the last step, side by side; of the only one, once."""
-    file = run / METRICS_FILE
-    rows = list(StepFile(file).read()) if file.exists() else []
-    steps = sorted({*by_step, *(int(row["step"]) for row in rows)})
-    numbers = {step: role_metrics(by_step.get(step, ())) for step in (steps[0], steps[-1])}
-    for row in rows:
-        numbers.get(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
-    table = Table("metric", *(f"step {step}" for step in numbers), title="role metrics")
-    for name in HEADLINE_METRICS:
-        values = [metrics.get(name) for metrics in numbers.values()]
-        if any(value is not None for value in values):
-            table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
+def _print_metrics(run: Path, names: Iterable[str], console: Console) -> None:
+    """These metrics of the first and the last step, side by side; of the only one, once."""
+    by_step = metrics(run)
+    ends = by_step.iloc[[0, -1] if len(by_step) > 1 else [0]]
+    table = Table("metric", *(f"step {step}" for step in ends.index), title="metrics")
+    for name in names:
+        if name in ends and ends[name].notna().any():
+            table.add_row(name, *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
     console.print(table)
-    console.print(plain(f"all games: {run / GAMES_FILE}\nall metrics: {file}" if run.is_dir() else f"all games: {run}"))
+    console.print(plain(f"all metrics: {run / METRICS_FILE}"))
 
 
-def render_game(record: MedicalRecord, title: str) -> RenderableType:
-    """One game from seed note to rewards."""
-    label = record.judgement.label.value if record.judgement and record.judgement.label else "not judged"
+def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
+    """One game from its first turn to its rewards."""
     why = f" ({record.void})" if record.void else ""
-    facts = f"{record.category.value}; presented note: {label}; outcome: {record.outcome.value}{why}"
-    parts: list[RenderableType] = [plain(facts, style="bold")]
+    outcome = f"outcome: {game.columns['outcome'].value(record)}{why}"
+    parts: list[RenderableType] = [plain("; ".join(filter(None, (record.kind, outcome))), style="bold")]
     others = [f"{role}: {name}" for role, name in record.players.items()]
     if record.opponent is not None:
         others.append(f"{record.opponent.role}: {record.opponent.version or 'no answer'} ({record.opponent.kind})")
     if others:
         parts.append(plain(f"played by {', '.join(others)}"))
-    attack = record.attack
-    if attack is not None:
-        head = "attacker"
-        if attack.invalid is not None:
-            head += f" (invalid: {attack.invalid.value})"
-        wrote = marked_changes(record.spec.seed_note, attack.note) if attack.note else plain(attack.response)
-        lines = Text.assemble((visible(attack.reasoning) or "no reasoning", "italic"), "\n\n", wrote)
-        parts.append(_panel(head, lines, "red"))
-    elif record.presented_note is not None:
-        parts.append(_panel("note, as it is in the data", plain(record.presented_note)))
-    for assessment in (each.assessment for each in record.by_assessment if each.assessment is not None):
-        verdict = assessment.verdict.value if assessment.verdict else "unreadable"
-        parts.append(_panel(f"assessor: {verdict}", plain(assessment.response), "blue"))
-    for role in Role:
-        components = record.rewards.get(role)
-        if components is not None:
-            terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
-            parts.append(plain(f"{role.value} {sum(components.values()):+.2f} = {terms}"))
+    for section in game.sections(record):
+        content = [plain(section.reasoning + "\n", "italic")] if section.reasoning is not None else []
+        if section.text:
+            pieces = ((text, _STYLES.get(mark, "")) for mark, text in spelt_out(section.text))
+            content.append(Text.assemble(*pieces))
+        content += [plain(f"{name}: {value}") for name, value in written(section.facts).items()]
+        colour = _COLOURS[game.roles.index(section.owner) % len(_COLOURS)] if section.owner in game.roles else "none"
+        panel = Panel(Group(*content), title=plain(section.title), title_align="left", border_style=colour)
+        parts.append(panel)
+    for role, components in record.rewards.items():
+        terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
+        parts.append(plain(f"{role} {sum(components.values()):+.2f} = {terms}"))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
-    return _panel(f"{title}, step {record.step}{played}", Group(*parts))
+    return Panel(Group(*parts), title=plain(f"{title}, step {record.step}{played}"), title_align="left")
 
 
-def _panel(title: str, content: RenderableType, colour: str = "none") -> Panel:
-    return Panel(content, title=plain(title), title_align="left", border_style=colour)
+def written(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The facts of a section that hold something, as text."""
+    held = {name: value for name, value in facts.items() if value not in (None, "", [], {})}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in held.items()
+    }

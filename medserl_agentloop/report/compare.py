@@ -1,7 +1,8 @@
 """Two sides beside each other, each one run or several seeds of it. ``medserl compare``.
 
-A run of this project and a log of the OpenRLHF system (JSON lines) are read into the same frames, so every number has
-one definition. What a side did not write down is "not measured", never 0.
+A run of any game and a log of the OpenRLHF system (JSON lines) are read into the same frames, so every number has one
+definition: each role has its rewards, each outcome its share, and each column of yes and no is a share too. What a side
+did not write down is "not measured", never 0.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
-from jinja2 import Template
 from pydantic import AliasChoices, BaseModel, Field
 from scipy.stats import ks_2samp
 
@@ -24,8 +25,16 @@ from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.games.medical.records import GAMES, Outcome
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report import TURNS, games_frame, metrics, parts, read_run, turns_frame, typed_frame
+from medserl_agentloop.report import (
+    TURNS,
+    games_frame,
+    metrics,
+    parts,
+    read_run,
+    reward_columns,
+    turns_frame,
+    typed_frame,
+)
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
@@ -38,9 +47,10 @@ MEMORY = {
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
 
-_OF_GAMES = ["step", "outcome", "invalid", *(f"{role.value}_{what}" for role in Role for what in ("reward", "tokens"))]
 _OF_TURNS = ["role", "violations", "readable", "truncated"]
-"""The columns that are compared. Texts are not held: a run may have a million games."""
+"""The columns of turns that are compared."""
+_OF_OUTCOMES = ("outcome", "right", "error_found", "note_cleared")
+"""The columns of games that follow from the outcome alone."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,12 @@ class _MeasuredRun:
     games: pd.DataFrame
     turns: pd.DataFrame
     metrics: pd.DataFrame  # by step; without columns if it has none
+
     whole: bool = True  # whether games without a result are in it too
+
+    @property
+    def roles(self) -> list[str]:
+        return [name.removesuffix("_reward") for name in reward_columns(self.games)]
 
 
 Side = Sequence[_MeasuredRun]
@@ -62,7 +77,8 @@ class _Section(NamedTuple):
     """A table of the comparison, of texts, and what a reader has to know about it."""
 
     title: str
-    table: pd.DataFrame
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
     note: str
 
 
@@ -85,13 +101,15 @@ def read_side(side: str) -> Side:
 def _read(path: Path) -> _MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
         with path.open("rb") as file:
-            if b'"spec"' not in file.readline():  # every game record has one
+            if b'"rewards"' not in file.readline():  # every game record has them
                 return _MeasuredRun(str(path), "", *read_log(path), whole=False)
     games, turns, schemes = [], [], set()
-    for part in parts(read_run(path)):
-        games.append(games_frame(part)[_OF_GAMES])
+    game, records = read_run(path)
+    for part in parts(records):
+        frame = games_frame(part, game)
+        games.append(frame[[name for name in frame if _is_compared(name, frame[name])]])
         turns.append(turns_frame(part)[_OF_TURNS])
-        schemes |= {record.scheme for record in part}
+        schemes |= {getattr(record, "scheme", "") for record in part}
     return _MeasuredRun(
         str(path),
         "; ".join(sorted(schemes - {""})),
@@ -99,6 +117,12 @@ def _read(path: Path) -> _MeasuredRun:
         pd.concat(turns, ignore_index=True),
         metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
     )
+
+
+def _is_compared(name: str, values: pd.Series) -> bool:
+    """Whether a column of the games is held; a run may have a million of them, so texts are not."""
+    of_role = name.endswith(("_reward", "_tokens")) and not name.startswith("reward/")
+    return name in ("step", "outcome") or of_role or values.dtype == "boolean"
 
 
 class _LoggedTurn(BaseModel):
@@ -154,7 +178,8 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     for name in turn.game_outcomes:
         player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
-            columns["outcome"] = Outcome(outcome).value
+            ended: Any = SimpleNamespace(outcome=Outcome(outcome))
+            columns |= {column: GAMES[column].value(ended) for column in _OF_OUTCOMES}
     return columns
 
 
@@ -172,15 +197,16 @@ def _runs(a: Side, b: Side) -> _Section:
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
         note += " The reward schemes differ or are not recorded: rewards compare only under one."
-    return _Section("Runs", pd.DataFrame(rows, columns=["side", "run", "games", "reward scheme"]), note)
+    return _Section("Runs", ["side", "run", "games", "reward scheme"], rows, note)
 
 
 def _rewards(a: Side, b: Side) -> _Section:
     rows = []
-    for role in Role:
-        sides = [[run.games[f"{role.value}_reward"].dropna().astype(float) for run in runs] for runs in (a, b)]
+    for role in dict.fromkeys(role for run in (*a, *b) for role in run.roles):
+        none, column = pd.Series(dtype=float), f"{role}_reward"
+        sides = [[run.games.get(column, none).dropna().astype(float) for run in runs] for runs in (a, b)]
         x, y = (pd.concat(rewards) for rewards in sides)
-        row = [role.value]
+        row = [role]
         for rewards, pooled in zip(sides, (x, y), strict=True):
             seeds = f"; seeds {_spread([each.mean() for each in rewards if len(each)])}" if len(rewards) > 1 else ""
             cell = f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
@@ -198,33 +224,23 @@ def _rewards(a: Side, b: Side) -> _Section:
         "Over the games that reward the role; the relative difference is that of the means, over the mean of A. The "
         "Kolmogorov-Smirnov test takes games for independent. Those of one prompt group are not: its p is too small."
     )
-    return _Section("Rewards", pd.DataFrame(rows, columns=columns), note)
+    return _Section("Rewards", columns, rows, note)
 
 
-def _counts(run: _MeasuredRun) -> dict[str, tuple[int, int]]:
-    """How often something was so, of how many times."""
-    games, outcomes = run.games, Counter(run.games["outcome"].dropna())
-    verdicts = (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
-    caught, missed, cleared, accused = (outcomes[outcome.value] for outcome in verdicts)
-    decided = caught + missed + cleared + accused
-    counts = {"right verdict, of readable ones": (caught + cleared, decided)}
-    counts |= {f"- {outcome.value.replace('_', ' ')}": (outcomes[outcome.value], decided) for outcome in verdicts}
-    counts["error detected, of notes with one"] = caught, caught + missed
-    counts["false positive, of notes without an error"] = accused, cleared + accused
+def _counts(run: _MeasuredRun, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """How often something was so, of how many times: each of the ``outcomes``, and each column of yes and no."""
+    flags = {name.replace("_", " "): run.games[name] for name in run.games if run.games[name].dtype == "boolean"}
     if run.whole:
-        counts["void, of all games"] = outcomes[Outcome.VOID.value], len(games)
-        attacks = games["attacker_tokens"].notna()
-        counts["valid, of attacks"] = int((attacks & games["invalid"].isna()).sum()), int(attacks.sum())
-    for role in Role:
-        turns = run.turns[run.turns["role"] == role.value]
-        kept = turns["violations"].dropna() == ""
-        for name, values in (("format kept", kept), ("readable", turns["readable"]), ("truncated", turns["truncated"])):
-            counts[f"{role.value}: {name}"] = int(values.sum()), int(values.count())
-    return counts
+        flags |= {f"outcome: {word.replace('_', ' ')}": run.games["outcome"] == word for word in outcomes}
+    for role, turns in run.turns.groupby("role"):
+        flags[f"{role}: format kept"] = turns["violations"].dropna() == ""
+        flags |= {f"{role}: {name}": turns[name] for name in ("readable", "truncated")}
+    return {name: (int(values.sum()), int(values.count())) for name, values in flags.items()}
 
 
 def _rates(a: Side, b: Side) -> _Section:
-    sides = [[_counts(run) for run in runs] for runs in (a, b)]
+    outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna()})
+    sides = [[_counts(run, outcomes) for run in runs] for runs in (a, b)]
     rows = []
     for name in dict.fromkeys(name for side in sides for counts in side for name in counts):
         cells, intervals = [], []
@@ -236,10 +252,14 @@ def _rates(a: Side, b: Side) -> _Section:
             intervals.append((low, high))
         (low_a, high_a), (low_b, high_b) = intervals
         overlap = "" if NOT_MEASURED in cells else "yes" if low_a <= high_b and low_b <= high_a else "no"
-        rows.append([name, *cells, overlap])
+        if cells != [NOT_MEASURED] * 2:
+            rows.append([name, *cells, overlap])
     columns = ["share", "A [95 % interval] (of)", "B", "intervals overlap"]
-    note = "Wilson's intervals, over all steps and seeds; they take games for independent."
-    return _Section("Outcomes and format", pd.DataFrame(rows, columns=columns), note)
+    note = (
+        "Wilson's intervals, over all steps and seeds; they take games for independent. The columns of the table of "
+        "games say of what each is a share; outcomes are shares of all games."
+    )
+    return _Section("Outcomes and format", columns, rows, note)
 
 
 def _speeds(run: _MeasuredRun) -> dict[str, float]:
@@ -249,7 +269,7 @@ def _speeds(run: _MeasuredRun) -> dict[str, float]:
         seconds = run.metrics[_SECONDS].dropna().astype(float)
         games = run.games[run.games["step"].isin(seconds.index)]
         # Missing as soon as one turn's length is: a sum of the others would be too small.
-        tokens = sum(games.loc[games[f"{r.value}_reward"].notna(), f"{r.value}_tokens"].sum(skipna=False) for r in Role)
+        tokens = sum(games.loc[games[f"{r}_reward"].notna(), f"{r}_tokens"].sum(skipna=False) for r in run.roles)
         speeds["seconds per step, median"] = float(seconds.median())
         if len(games):
             speeds["games per second"] = len(games) / seconds.sum()
@@ -268,25 +288,10 @@ def _speed(a: Side, b: Side) -> _Section:
         "Seconds are those of whole steps, updates included; tokens those of rewarded turns. A ratio says something "
         "only of runs on the same machine with the same model and batch."
     )
-    return _Section("Speed and memory", pd.DataFrame(rows, columns=["", "A", "B", "B / A"]), note)
+    return _Section("Speed and memory", ["", "A", "B", "B / A"], rows, note)
 
 
 def _spread(values: Sequence[Any]) -> str:
     if not values:
         return NOT_MEASURED
     return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")
-
-
-def as_text(sections: Sequence[_Section], output: Path) -> str:
-    """The comparison as Markdown or HTML, by the ending of the file that it is for; a ValueError for another one."""
-    if output.suffix == ".html":
-        template = Template((PACKAGE / "report" / "compare.html").read_text(encoding="utf-8"), autoescape=True)
-        return str(template.render(sections=sections))
-    if output.suffix != ".md":
-        raise ValueError(f"{output} ends with neither .md nor .html: choose one of them")
-    lines = ["# Comparison"]
-    for title, table, note in sections:
-        rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-        cells = ([" ".join(cell.replace("|", r"\|").split()) for cell in row] for row in rows)
-        lines += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in cells), "", note]
-    return "\n".join(lines) + "\n"

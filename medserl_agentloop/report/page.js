@@ -2,21 +2,17 @@
 // The page of `medserl report`. All text of models and data becomes text nodes: nothing here makes markup of a string.
 
 const ROW_HEIGHT = 24;
+const MOST_CHARACTERS = 20000; // of one text: a browser takes minutes to break a word of a million letters into lines
+// Outcomes of the medical game in the order in which they are stacked. page.css has their colours; other games' take turns.
 const SIGNS = {
   correct_detection: "✓", correct_rejection: "✓", missed_error: "✗", false_positive: "✗",
   invalid_attack: "!", unreadable_assessment: "?", void: "∅",
 };
-const FILTERED = ["run", "category", "outcome", "invalid", "intended", "judged", "verdict", "error_type", "signal"];
-const CROSSED = [["category", "outcome"], ["invalid", "category"], ["judged", "intended"], ["error_type", "outcome"]];
-const BY_STEP = ["has_signal", "right", "changed_words", "attacker_tokens", "assessor_tokens"];
-const SCATTERED = [
-  ["changed_words", "attacker_reward"], ["attacker_tokens", "attacker_reward"], ["assessor_tokens", "assessor_reward"],
-];
 const DASHES = ["", "6 3", "2 2", "8 3 2 3", "1 3"];
-const PALETTE = ["var(--attacker)", "var(--assessor)", "var(--judge)", "var(--correct_rejection)", "var(--invalid_attack)"];
+const PALETTE = ["var(--first)", "var(--second)", "var(--third)", "var(--fourth)", "var(--fifth)", "var(--sixth)"];
 
 const byId = (id) => document.getElementById(id);
-const state = { data: null, shown: [], chosen: -1, wanted: new Map(), plots: { reward: "roles", number: "mean:has_signal", cross: 0 } };
+const state = { data: null, shown: [], chosen: -1, wanted: new Map(), plots: { curve: "roles", down: "", across: "outcome" } };
 
 // ---- data ----------------------------------------------------------------------------------------------------------
 
@@ -31,6 +27,14 @@ const value = (name, game) => {
   const c = column(name);
   return c.words ? c.words[c.codes[game]] : c.values[game];
 };
+const measured = (name, game) => {
+  const found = value(name, game);
+  return found === "yes" ? 1 : found === "no" ? 0 : found;
+};
+const sign = (outcome) => SIGNS[outcome] ?? "";
+const outcomeColor = (outcome) => (outcome in SIGNS ? `var(--${outcome})` : PALETTE[column("outcome").words.indexOf(outcome) % PALETTE.length]);
+const roles = () => state.data.rewards.map((name) => name.replace(/_reward$/, ""));
+const roleColor = (role) => PALETTE[roles().indexOf(role) % PALETTE.length] ?? "var(--other)";
 
 const recent = new Map(); // the last chunks that were opened
 async function lines(chunk) {
@@ -43,8 +47,8 @@ async function lines(chunk) {
 
 async function record(game) {
   const line = (await lines(Math.floor(game / state.data.chunk)))[game % state.data.chunk];
-  const [own, reads] = line.split("\t");
-  return { ...JSON.parse(own), reads: JSON.parse(reads) };
+  const [own, sections] = line.split("\t").map((text) => JSON.parse(text));
+  return { own, sections };
 }
 
 // ---- elements ------------------------------------------------------------------------------------------------------
@@ -52,7 +56,7 @@ async function record(game) {
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, given] of Object.entries(attributes)) {
-    if (name === "outcome") made.style.setProperty("--outcome", `var(--${given})`);
+    if (name === "color") made.style.setProperty("--color", given);
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), given);
     else if (given !== null && given !== undefined) made.setAttribute(name, given);
   }
@@ -73,16 +77,29 @@ function drawn(tag, attributes = {}, ...children) {
 
 const words = (name) => String(name).replaceAll("_", " ");
 const number = (x, digits = 2) => (x === null || x === undefined ? "" : x.toFixed(digits));
-const folded = (label, ...children) => element("details", {}, element("summary", {}, label), ...children);
-const text = (content, kind) => element("pre", kind ? { class: kind } : {}, content ?? "");
+const fold = (label, ...children) => element("details", {}, element("summary", {}, label), ...children);
+
+function pieces(marked, kind) {
+  let left = MOST_CHARACTERS;
+  const shown = [];
+  for (const [mark, words] of marked) {
+    const some = words.slice(0, left);
+    if (some) shown.push(mark ? element(mark, {}, some) : some);
+    left -= some.length;
+  }
+  const more = marked.reduce((sum, [, words]) => sum + words.length, left - MOST_CHARACTERS);
+  return element("pre", kind ? { class: kind } : {}, ...shown, more ? element("em", {}, ` … ${more} more characters stand in the games file`) : "");
+}
+
+const text = (content, kind) => pieces([["", content ?? ""]], kind);
 
 // ---- filters -------------------------------------------------------------------------------------------------------
 
 function makeFilters() {
   const form = byId("filters");
-  for (const name of FILTERED) {
+  for (const name of state.data.filters) {
     const c = column(name);
-    if (!c || c.words.length < 2) continue;
+    if (c.words.length < 2) continue;
     const select = element("select", { "data-filter": name, "aria-label": words(name) }, new Option(`any ${words(name)}`, ""));
     c.words.forEach((word, code) => select.append(new Option(`${words(name)}: ${word === null ? "none" : words(word)}`, code)));
     select.addEventListener("change", () => want(name, select.value === "" ? null : Number(select.value)));
@@ -152,6 +169,14 @@ async function withText(games, phrase, turn) {
 
 // ---- list ----------------------------------------------------------------------------------------------------------
 
+const ofList = () => ["step", ...(column("category") ? ["category"] : []), "outcome", ...state.data.rewards];
+
+function drawHead() {
+  const wide = { step: "42px", category: "136px", outcome: "minmax(166px, 1fr)" };
+  byId("list").style.setProperty("--columns", ofList().map((name) => wide[name] ?? "56px").join(" "));
+  byId("head").replaceChildren(...ofList().map((name) => element("span", {}, words(name))));
+}
+
 function drawList() {
   const list = byId("list");
   const from = Math.max(0, Math.floor(list.scrollTop / ROW_HEIGHT) - 10);
@@ -160,16 +185,13 @@ function drawList() {
   for (let place = from; place < to; place++) {
     const game = state.shown[place];
     const outcome = value("outcome", game);
-    const row = element(
-      "div",
-      { class: "row" + (game === state.chosen ? " chosen" : ""), "data-game": game, outcome },
-      element("span", {}, value("step", game)),
-      element("span", {}, words(value("category", game))),
-      element("span", { class: "sign" }, SIGNS[outcome]),
-      element("span", {}, words(value("invalid", game) ?? outcome)),
-      element("span", { title: "the attacker's reward" }, number(value("attacker_reward", game))),
-      element("span", { title: "the assessor's reward" }, number(value("assessor_reward", game))),
-    );
+    const why = column("invalid") ? value("invalid", game) : null;
+    const cells = ofList().map((name) => {
+      if (name === "outcome") return element("span", { title: words(why ?? outcome) }, element("b", {}, sign(outcome)), " " + words(why ?? outcome));
+      const found = value(name, game);
+      return element("span", {}, state.data.rewards.includes(name) ? number(found) : words(found));
+    });
+    const row = element("div", { class: "row" + (game === state.chosen ? " chosen" : ""), "data-game": game, color: outcomeColor(outcome) }, ...cells);
     row.style.top = place * ROW_HEIGHT + "px";
     rows.push(row);
   }
@@ -180,106 +202,22 @@ function scrollTo(place) {
   const list = byId("list");
   const top = place * ROW_HEIGHT;
   if (top < list.scrollTop) list.scrollTop = top;
-  else if (top + ROW_HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW_HEIGHT - list.clientHeight;
+  const below = top + ROW_HEIGHT + byId("head").offsetHeight - list.clientHeight;
+  if (below > list.scrollTop) list.scrollTop = below;
 }
 
 // ---- one game ------------------------------------------------------------------------------------------------------
 
-function changes(before, after) {
-  const old = before.split(/(\s+)/);
-  const now = after.split(/(\s+)/);
-  let start = 0;
-  while (start < old.length && start < now.length && old[start] === now[start]) start++;
-  let end = 0;
-  while (end < old.length - start && end < now.length - start && old.at(-1 - end) === now.at(-1 - end)) end++;
-  const a = old.slice(start, old.length - end);
-  const b = now.slice(start, now.length - end);
-  // Longest common subsequence of what is left, by dynamic programming: common[i][j] is that of a[i:] and b[j:].
-  const common = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
-  for (let i = a.length - 1; i >= 0; i--)
-    for (let j = b.length - 1; j >= 0; j--)
-      common[i][j] = a[i] === b[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
-  const out = [old.slice(0, start).join("")];
-  for (let i = 0, j = 0; i < a.length || j < b.length; ) {
-    if (i < a.length && j < b.length && a[i] === b[j]) { out.push(a[i]); i++; j++; }
-    else if (i < a.length && (j >= b.length || common[i + 1][j] >= common[i][j + 1])) out.push(element("del", {}, a[i++]));
-    else out.push(element("ins", {}, b[j++]));
-  }
-  out.push(old.slice(old.length - end).join(""));
-  return element("pre", {}, ...out);
-}
-
-function withQuote(note, quote, label) {
-  // The assessor may quote with other white space.
-  const pattern = (quote ?? "").trim().split(/\s+/).map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("\\s+");
-  const match = pattern && note.match(new RegExp(pattern));
-  if (!match) return element("pre", {}, note);
-  const end = match.index + match[0].length;
-  return element("pre", {}, note.slice(0, match.index), element("mark", { title: label }, match[0]), note.slice(end));
-}
-
-function facts(pairs) {
-  const list = element("dl");
-  for (const [name, content] of pairs)
-    if (content !== null && content !== undefined && content !== "")
-      list.append(element("dt", {}, name), element("dd", {}, String(content)));
-  return list;
-}
-
-function turn(kind, title, ...children) {
-  return element("section", { class: "turn " + kind }, element("h3", {}, title), ...children);
-}
-
-function reads(messages, who) {
-  if (!messages) return null;
-  return folded(`what the ${who} read`, ...messages.flatMap((m) => [element("h3", {}, m.role), text(m.content, "raw")]));
-}
-
-function attackPart(game) {
-  const { attack, spec } = game;
-  if (!attack) return turn("attacker", "no attack: the note is shown as it is in the data", text(spec.seed_note));
-  const standing = attack.invalid ? `invalid: ${words(attack.invalid)}` : "valid";
-  return turn(
-    "attacker",
-    `attacker · ${standing} · ${attack.tokens} tokens${attack.truncated ? ", cut off" : ""}`,
-    folded("reasoning (never shown to the assessor)", text(attack.reasoning || "none")),
-    attack.note === null ? text(attack.response, "raw") : changes(spec.seed_note, attack.note),
-    facts([["words changed", attack.changed_words], ["format", attack.violations.join(", ")], ["injections", attack.injections.join(", ")]]),
-    reads(game.reads.attacker, "attacker"),
-    attack.note === null ? null : folded("answer as written", text(attack.response, "raw")),
-  );
-}
-
-function assessmentPart(game) {
-  const { assessment } = game;
-  if (!assessment) return null;
-  return turn(
-    "assessor",
-    `assessor · says ${assessment.verdict ?? "nothing readable"} · ${assessment.tokens} tokens${assessment.truncated ? ", cut off" : ""}`,
-    folded("reasoning", text(assessment.reasoning || "none")),
-    withQuote(game.presented_note ?? "", assessment.sentence, "the assessor's sentence"),
-    facts([
-      ["wrong sentence", assessment.sentence], ["type", assessment.error_type], ["correction", assessment.correction],
-      ["format", assessment.violations.join(", ")],
-    ]),
-    reads(game.reads.assessor, "assessor"),
-    folded("answer as written", text(assessment.response, "raw")),
-    ...(game.further_assessments ?? []).map((other) =>
-      folded(`another assessment says ${other.verdict ?? "nothing readable"}`, text(other.response, "raw"))),
-  );
-}
-
-function judgePart(game) {
-  const { judgement } = game;
-  if (!judgement) return null;
-  return turn(
-    "judge",
-    `judge ${judgement.judge} · ${judgement.label ?? "abstains"}`,
-    facts([
-      ["asked for", game.spec.target_label], ["wrong in this note", game.error_sentences.join(" | ")], ["reason", judgement.reason],
-      ["realistic", judgement.realistic],
-      ["found in the note alone", (judgement.readings ?? []).map((r) => (r.failed ? "lost" : r.found === null ? "cannot tell" : r.found ? "yes" : "no")).join(", ")],
-    ]),
+function sectionPart({ title, owner, reasoning, text: marked, facts, folded }) {
+  const known = Object.entries(facts).flatMap(([name, content]) => [element("dt", {}, words(name)), element("dd", {}, text(content))]);
+  return element(
+    "section",
+    { class: "turn", color: roleColor(owner) },
+    element("h3", {}, words(title)),
+    reasoning === null ? "" : fold("reasoning (no other role reads it)", text(reasoning)),
+    marked.length ? pieces(marked) : "",
+    known.length ? element("dl", {}, ...known) : "",
+    ...Object.entries(folded).filter(([, content]) => content).map(([label, content]) => fold(label, text(content, "raw"))),
   );
 }
 
@@ -295,10 +233,10 @@ function rewardTable(rewards) {
 function related(title, games, label) {
   if (games.length < 2) return null;
   const links = games.slice(0, 60).map((game) =>
-    element("a", { href: "#" + game, "aria-current": game === state.chosen ? "true" : null, outcome: value("outcome", game) },
-      element("span", { class: "sign" }, SIGNS[value("outcome", game)]), " " + label(game)));
+    element("a", { href: "#" + game, "aria-current": game === state.chosen ? "true" : null, color: outcomeColor(value("outcome", game)) },
+      element("b", {}, sign(value("outcome", game))), " " + label(game)));
   const more = games.length > links.length ? ` and ${games.length - links.length} more` : "";
-  return element("p", { class: "links" }, `${title}: `, ...links, more);
+  return element("p", { class: "links" }, `${title}:`, ...links, more);
 }
 
 function gamesWith(names, game) {
@@ -316,18 +254,16 @@ async function open(game) {
   if (state.chosen !== game) return; // another one was opened meanwhile
   const outcome = value("outcome", game);
   const group = gamesWith(["run", "step", "uid"], game);
-  const same = gamesWith(["run", "vignette_id"], game);
+  const same = column("vignette_id") ? gamesWith(["run", "vignette_id"], game) : [];
+  const known = ["category", "error_type", "vignette_id", "void", ...(column("run").words.length > 1 ? ["run"] : [])];
   byId("game").replaceChildren(
-    element("h2", { outcome }, `${SIGNS[outcome]} ${words(outcome)}`),
-    element("p", {}, [
-      `step ${shown.step}`, words(shown.spec.category), shown.spec.error_type, `case ${shown.spec.vignette_id}`,
-      shown.void && `void: ${shown.void}`, column("run").words.length > 1 && value("run", game),
-    ].filter(Boolean).join(" · ")),
+    element("h2", { color: outcomeColor(outcome) }, `${sign(outcome)} ${words(outcome)}`),
+    element("p", {}, [`step ${value("step", game)}`, ...known.filter(column).map((name) => value(name, game)).filter(Boolean).map(words)].join(" · ")),
     related("group", group, (other) => `game ${value("session", other)}`) ?? "",
     related("same case", same, (other) => `step ${value("step", other)}`) ?? "",
-    rewardTable(shown.rewards),
-    ...[attackPart(shown), assessmentPart(shown), judgePart(shown)].filter(Boolean),
-    folded("record", text(JSON.stringify({ ...shown, reads: undefined }, null, 1), "raw")),
+    rewardTable(shown.own.rewards),
+    ...shown.sections.map(sectionPart),
+    fold("record", text(JSON.stringify(shown.own, null, 1), "raw")),
   );
   byId("game").scrollTop = 0;
   const place = state.shown.indexOf(game);
@@ -337,7 +273,7 @@ async function open(game) {
 
 // ---- plots ---------------------------------------------------------------------------------------------------------
 
-const PLOT = { width: 300, height: 128, left: 36, right: 8, top: 6, bottom: 18 };
+const PLOT = { get width() { return innerWidth < 1250 ? 235 : 300; }, height: 128, left: 40, right: 8, top: 6, bottom: 18 };
 
 function scale(low, high, from, to) {
   return (x) => from + ((x - low) / (high - low || 1)) * (to - from);
@@ -360,24 +296,27 @@ function frame(steps, low, high, digits = 2) {
 
 function stepMarks({ svg, x }, steps, runs) {
   const { height, bottom, top, width, left, right } = PLOT;
+  const inside = (step) => step >= steps[0] && step <= steps.at(-1);
+  const entries = new Map();
+  const mark = (kind, step, y, title) => {
+    svg.append(drawn("line", { class: kind, x1: x(step), x2: x(step), y1: y, y2: y + (kind === "alarm" ? top + 4 : 4) }, drawn("title", {}, title)));
+    entries.set(kind, [kind === "alarm" ? "alarm: point at it for its name" : kind, `var(--${kind})`]);
+  };
   for (const run of runs) {
-    for (const [step, alarms] of Object.entries(state.data.alarms[run] ?? {}))
-      if (step >= steps[0] && step <= steps.at(-1))
-        svg.append(drawn("line", { class: "mark", x1: x(step), x2: x(step), y1: 0, y2: top + 4 }, drawn("title", {}, `alarm: ${alarms.join(", ")}`)));
-    for (const step of state.data.checkpoints[run] ?? [])
-      if (step >= steps[0] && step <= steps.at(-1))
-        svg.append(drawn("line", { class: "checkpoint", x1: x(step), x2: x(step), y1: height - bottom, y2: height - bottom + 4 }, drawn("title", {}, `checkpoint ${step}`)));
+    for (const [step, alarms] of Object.entries(state.data.alarms[run] ?? {})) if (inside(step)) mark("alarm", step, 0, `alarm: ${alarms.join(", ")}`);
+    for (const step of state.data.checkpoints[run] ?? []) if (inside(step)) mark("checkpoint", step, height - bottom, `checkpoint ${step}`);
   }
   const wide = Math.max(2, (width - left - right) / steps.length);
   for (const step of steps)
     svg.append(drawn("rect", { class: "step", x: x(step) - wide / 2, y: top, width: wide, height: height - top - bottom, onclick: () => wantStep(step) },
       drawn("title", {}, `step ${step}: click for its games alone`)));
+  return [...entries.values()];
 }
 
 function means(name, games) {
   const sums = new Map();
   for (const game of games) {
-    const x = Number(value(name, game) ?? NaN);
+    const x = Number(measured(name, game) ?? NaN);
     if (Number.isNaN(x)) continue;
     const step = value("step", game);
     const [sum, count] = sums.get(step) ?? [0, 0];
@@ -393,14 +332,14 @@ function lineChart(series, runs) {
   const all = series.flatMap(({ points }) => [...points.values()]);
   const [low, high] = [Math.min(...all), Math.max(...all)];
   const large = Math.max(Math.abs(low), Math.abs(high));
-  const plot = frame(steps, low === high ? low - 0.5 : low, low === high ? high + 0.5 : high, large >= 100 ? 0 : large < 0.1 ? 4 : 2);
+  const plot = frame(steps, low === high ? low - 0.5 : low, low === high ? high + 0.5 : high, large >= 100 ? 0 : low < high && large < 0.1 ? 4 : 2);
   for (const { points, color, dash, name } of series) {
     const path = steps.filter((step) => points.has(step)).map((step) => `${plot.x(step).toFixed(1)} ${plot.y(points.get(step)).toFixed(1)}`);
     plot.svg.append(drawn("path", { d: "M" + path.join("L"), fill: "none", "stroke-width": 1.7, "stroke-dasharray": dash, style: { stroke: color } }, drawn("title", {}, name)));
     if (path.length === 1) plot.svg.append(drawn("circle", { cx: plot.x(steps[0]), cy: plot.y(points.values().next().value), r: 2.5, style: { fill: color } }));
   }
-  stepMarks(plot, steps, runs);
-  return [plot.svg, legend(series.map(({ name, color, dash }) => [name, color, dash]))];
+  const marks = stepMarks(plot, steps, runs);
+  return [plot.svg, legend([...series.map(({ name, color, dash }) => [name, color, dash]), ...marks])];
 }
 
 function legend(entries) {
@@ -415,7 +354,8 @@ function legend(entries) {
 
 function shareChart(games) {
   const outcomes = column("outcome");
-  const order = outcomes.words.map((_, code) => code).sort((a, b) => Object.keys(SIGNS).indexOf(outcomes.words[a]) - Object.keys(SIGNS).indexOf(outcomes.words[b]));
+  const rank = (code) => Object.keys(SIGNS).indexOf(outcomes.words[code]);
+  const order = outcomes.words.map((_, code) => code).sort((a, b) => rank(a) - rank(b));
   const counts = new Map();
   for (const game of games) {
     const step = value("step", game);
@@ -433,11 +373,12 @@ function shareChart(games) {
     const above = rows.map((step, k) => below[k] + counts.get(step)[code] / counts.get(step).reduce((a, b) => a + b));
     const edge = (heights) => heights.map((h, k) => `${places[k].toFixed(1)} ${plot.y(h).toFixed(1)}`);
     const name = outcomes.words[code];
-    plot.svg.append(drawn("path", { d: "M" + [...edge(above), ...edge(below).reverse()].join("L") + "Z", style: { fill: `var(--${name})` } }, drawn("title", {}, words(name))));
+    plot.svg.append(drawn("path", { d: "M" + [...edge(above), ...edge(below).reverse()].join("L") + "Z", style: { fill: outcomeColor(name) } }, drawn("title", {}, words(name))));
     below = above;
   }
-  stepMarks(plot, steps, [...new Set(games.map((game) => value("run", game)))]);
-  return [plot.svg, legend(order.map((code) => [`${SIGNS[outcomes.words[code]]} ${words(outcomes.words[code])}`, `var(--${outcomes.words[code]})`]))];
+  const marks = stepMarks(plot, steps, [...new Set(games.map((game) => value("run", game)))]);
+  const named = order.map((code) => outcomes.words[code]).map((name) => [`${sign(name)} ${words(name)}`, outcomeColor(name)]);
+  return [plot.svg, legend([...named, ...marks])];
 }
 
 function scatter(across, up, games) {
@@ -455,7 +396,7 @@ function scatter(across, up, games) {
   const every = Math.ceil(points.length / 1500); // more dots than this hide each other
   points.forEach(([a, b, game], k) => {
     if (k % every) return;
-    const color = `var(--${value("outcome", game)})`;
+    const color = outcomeColor(value("outcome", game));
     svg.append(drawn("circle", { cx: x(a), cy: y(b), r: 2.2, "fill-opacity": 0.6, style: { fill: color, cursor: "pointer" }, onclick: () => open(game) }));
   });
   return [svg, legend([[`dots are games, up: ${words(up)}`, "var(--soft)"]])];
@@ -467,7 +408,7 @@ function crossTable(down, across, games) {
   const counts = rows.words.map(() => new Uint32Array(columns.words.length));
   for (const game of games) counts[rows.codes[game]][columns.codes[game]]++;
   const title = (word) => (word === null ? "none" : words(word));
-  const head = columns.words.map((word) => element("th", {}, across === "outcome" ? `${SIGNS[word]} ${title(word)}` : title(word)));
+  const head = columns.words.map((word) => element("th", {}, across === "outcome" ? `${sign(word)} ${title(word)}` : title(word)));
   const body = rows.words.map((word, r) => element("tr", {}, element("th", {}, title(word)), ...columns.words.map((_, c) => {
     const pressed = state.wanted.get(down) === r && state.wanted.get(across) === c;
     const cell = element("button", { type: "button", "aria-pressed": pressed, onclick: () => {
@@ -479,60 +420,56 @@ function crossTable(down, across, games) {
   return element("table", { class: "cross" }, element("thead", {}, element("tr", {}, element("th"), ...head)), element("tbody", {}, ...body));
 }
 
-function chooser(key, options) {
-  const select = element("select", { "aria-label": "what to draw" }, ...options.map(([label, id]) => new Option(label, id, false, String(state.plots[key]) === String(id))));
+function chooser(key, label, options) {
+  const select = element("select", { "aria-label": label }, ...options.map(([name, id]) => new Option(name, id, false, state.plots[key] === id)));
   select.addEventListener("change", () => { state.plots[key] = select.value; drawPlots(); });
   return select;
 }
 
 function figure(caption, children) {
-  return element("figure", {}, element("figcaption", {}, caption), ...children);
+  return element("figure", {}, element("figcaption", {}, ...caption), ...children);
+}
+
+// What can be drawn by step, by its id, which has a kind before the colon: its label.
+function curves() {
+  const { rewards, components, shares, numbers, metrics } = state.data;
+  const metricNames = [...new Set(Object.values(metrics).flatMap(({ names }) => Object.keys(names)))].sort();
+  return [
+    ["rewards of the roles", "roles"],
+    ...components.map((name) => [words(name), "mean:" + name]),
+    ...shares.map((name) => [`share: ${words(name)}`, "mean:" + name]),
+    ...numbers.map((name) => [`mean: ${words(name)}`, "mean:" + name]),
+    ...numbers.flatMap((name) => rewards.map((reward) => [`${words(name)} against ${words(reward)}`, `dots:${name}:${reward}`])),
+    ...metricNames.map((name) => [name, "metric:" + name]),
+  ];
 }
 
 function drawPlots() {
-  const { rewards, metrics } = state.data;
+  const { rewards, metrics, filters } = state.data;
   const runs = column("run").words;
   const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
-  const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], DASHES[code % DASHES.length]) : []));
+  const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], code) : []));
   const named = (name, run) => (runs.length > 1 ? `${name}, ${run}` : name);
+  const line = (name, run, code, points, color) => ({ name: named(words(name), run), points, color, dash: DASHES[code % DASHES.length] });
 
-  const shares = perRun((run, games) => [figure(named("outcomes by step", run), shareChart(games))]);
+  const [kind, which, ...rest] = state.plots.curve.split(":");
+  const metric = [which, ...rest].join(":");
+  const color = (name, code) => (rewards.includes(name) ? roleColor(name.replace(/_reward$/, "")) : PALETTE[code % PALETTE.length]);
+  const drawMeans = (names) => lineChart(perRun((run, games, code) => names.map((name) => line(name, run, code, means(name, games), color(name, code)))), runs);
+  const drawMetric = () => lineChart(runs.map((run, code) => {
+    const values = metrics[run].names[metric] ?? [];
+    const points = metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number");
+    return { ...line(metric, run, code, new Map(points), color(metric, code)), name: named(metric, run) };
+  }), runs);
+  const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: drawMetric };
 
-  const parts = state.plots.reward === "roles" ? ["attacker_reward", "assessor_reward"] : [state.plots.reward];
-  const rewardLines = perRun((run, games, dash) => parts.map((name) => ({
-    name: named(words(name.replace("reward/", "")), run), points: means(name, games), dash,
-    color: name.includes("attacker") ? "var(--attacker)" : "var(--assessor)",
-  })));
-  const rewardChooser = chooser("reward", [["rewards of the roles", "roles"], ...rewards.map((name) => [words(name), name])]);
-
-  const metricNames = [...new Set(Object.values(metrics).flatMap(({ names }) => Object.keys(names)))].sort();
-  const numberChooser = chooser("number", [
-    ...BY_STEP.map((name) => [`mean: ${words(name)}`, "mean:" + name]),
-    ...SCATTERED.map(([a, b], k) => [`${words(a)} against ${words(b)}`, "scatter:" + k]),
-    ...metricNames.map((name) => [name, "metric:" + name]),
-  ]);
-  const separator = state.plots.number.indexOf(":");
-  const [kind, which] = [state.plots.number.slice(0, separator), state.plots.number.slice(separator + 1)];
-  let numbers;
-  if (kind === "scatter") numbers = scatter(...SCATTERED[which], state.shown);
-  else {
-    const points = kind === "mean"
-      ? perRun((run, games, dash) => [{ name: named(words(which), run), points: means(which, games), dash, color: PALETTE[runs.indexOf(run) % PALETTE.length] }])
-      : runs.map((run, k) => {
-        const values = metrics[run].names[which] ?? [];
-        return { name: named(which, run), points: new Map(metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number")), dash: DASHES[k % DASHES.length], color: PALETTE[k % PALETTE.length] };
-      });
-    numbers = lineChart(points, runs);
-  }
-
-  const [down, across] = CROSSED[state.plots.cross];
-  const crossChooser = chooser("cross", CROSSED.map(([a, b], k) => [`${words(a)} by ${words(b)}`, k]));
-
+  const crossed = filters.filter((name) => column(name).words.length > 1).map((name) => [words(name), name]);
+  state.plots.down ||= (crossed.find(([, name]) => name !== "outcome" && name !== "run") ?? ["", "outcome"])[1];
   byId("plots").replaceChildren(
-    ...shares,
-    figure(rewardChooser, lineChart(rewardLines, runs)),
-    figure(numberChooser, numbers),
-    figure(crossChooser, [crossTable(down, across, state.shown)]),
+    ...perRun((run, games) => [figure([named("outcomes by step", run)], shareChart(games))]),
+    figure([chooser("curve", "what to draw", curves())], draw[kind]()),
+    crossed.length > 1 ? figure(["games: ", chooser("down", "rows", crossed), " by ", chooser("across", "columns", crossed)],
+      [crossTable(state.plots.down, state.plots.across, state.shown)]) : "",
   );
 }
 
@@ -562,7 +499,7 @@ function moveWithin(names) {
 const KEYS = {
   j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
   n: () => moveStep(1), p: () => moveStep(-1),
-  g: () => moveWithin(["run", "step", "uid"]), c: () => moveWithin(["run", "vignette_id"]),
+  g: () => moveWithin(["run", "step", "uid"]), c: () => column("vignette_id") && moveWithin(["run", "vignette_id"]),
   "/": () => byId("text").focus(), Escape: () => byId("filters").reset(),
 };
 
@@ -582,6 +519,7 @@ async function start() {
   byId("title").textContent = column("run").words.join(", ");
   document.title = `Games: ${byId("title").textContent}`;
   makeFilters();
+  drawHead();
   byId("list").addEventListener("scroll", () => requestAnimationFrame(drawList));
   byId("rows").addEventListener("click", (event) => {
     const row = event.target.closest(".row");
@@ -589,7 +527,7 @@ async function start() {
   });
   addEventListener("hashchange", () => open(Number(location.hash.slice(1))));
   addEventListener("keydown", onKey);
-  addEventListener("resize", drawList);
+  addEventListener("resize", () => { drawList(); drawPlots(); });
   await filter();
   await open(location.hash ? Number(location.hash.slice(1)) : state.data.first);
   document.body.dataset.ready = Math.round(performance.now());

@@ -1,8 +1,9 @@
 """The page of a run, or of several: one HTML file that needs neither network nor library. ``medserl report``.
 
 The file holds one block of columns, which lists, filters and plots need, and the games themselves in chunks, which
-the browser unpacks when a game of theirs is opened. page.js draws it, with text nodes only; the page's policy allows
-this one script and nothing else, whatever a model wrote.
+the browser unpacks when a game of theirs is opened: the record, and the sections in which its game's class shows it.
+page.js draws them, with text nodes only; the page's policy allows this one script and nothing else, whatever a model
+wrote.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ from rich.console import Console
 from rich.progress import track
 
 from medserl_agentloop.core.alarms import METRIC_PREFIX
-from medserl_agentloop.core.interaction import Message, Prompt
+from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
-from medserl_agentloop.games.medical.prompting import load_profile, template_name
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import PACKAGE, replacing
-from medserl_agentloop.report import games, games_file, games_frame, metrics, read_run
+from medserl_agentloop.report import (
+    GameClass,
+    games_file,
+    games_frame,
+    metrics,
+    read_run,
+    reward_columns,
+    written,
+)
 
 MOST_GAMES = 20_000
 """More games than this are drawn as a sample: a browser holds about so many texts."""
 CHUNK = 250
-
-_NUMBERS = ("step", "session", "changed_words", "attacker_tokens", "assessor_tokens")
-_WORDS = ("uid", "category", "outcome", "invalid", "intended", "judged", "verdict", "error_type", "vignette_id")
+MOST_WORDS = 30
+"""A column with more words than this is no filter."""
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
@@ -49,28 +54,34 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     """
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
-    shown = [sample(run, min(1.0, MOST_GAMES / played)) for run in runs]
-    records = [(name, game) for name, sampled in zip(names, shown, strict=True) for game in sampled]
-    frame = pd.concat([games_frame(sampled) for sampled in shown if sampled], ignore_index=True)
+    sampled = [sample(run, min(1.0, MOST_GAMES / played)) for run in runs]
+    frame = pd.concat([games_frame(records, game) for game, records in sampled if records], ignore_index=True)
+    shown = [(place, record) for place, (_, records) in enumerate(sampled) for record in records]
+    words = {name: _coded(frame[name]) for kind in ("string", "boolean") for name in frame.select_dtypes(kind)}
+    runs_coded = {"words": names, "codes": [place for place, _ in shown]}  # by place, for page.js draws them in order
+    numbers = frame.select_dtypes("number").round(4)
     columns = {
         "played": played,
-        "games": len(records),
+        "games": len(shown),
         "chunk": CHUNK,
-        "first": _telling(frame),
-        # The runs in their order on the command line, and not by name: page.js draws and labels them by place.
-        "columns": _columns(frame) | {"run": {"words": names, "codes": [names.index(name) for name, _ in records]}},
-        "rewards": [name for name in frame.columns if name.startswith("reward/")],
+        "first": max(range(len(shown)), key=lambda n: (shown[n][1].tells, n)),
+        "columns": {name: {"values": _values(numbers[name])} for name in numbers} | words | {"run": runs_coded},
+        "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
+        "shares": list(frame.select_dtypes("boolean")),
+        "numbers": [name for name in numbers if name not in ("step", "session") and "reward" not in name],
+        "rewards": reward_columns(frame),
+        "components": [name for name in frame if name.startswith("reward/")],
         **_by_step(runs, names),
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
-    prompts = {name: prompts_of(run) for name, run in zip(names, runs, strict=True)}
-    starts = range(0, len(records), CHUNK)
+    prompts = [prompts_of(run) for run in runs]
+    starts = range(0, len(shown), CHUNK)
     for number, start in enumerate(track(starts, "packing the games", console=console, transient=True)):
-        lines = [_line(game, prompts[name]) for name, game in records[start : start + CHUNK]]
+        lines = [_line(record, sampled[place][0], prompts[place]) for place, record in shown[start : start + CHUNK]]
         blocks.append((f"chunk{number}", _packed("\n".join(lines))))
     with replacing(output) as file:
         file.write(_render(blocks).encode("utf-8"))
-    return len(records)
+    return len(shown)
 
 
 def _render(blocks: Sequence[tuple[str, str]]) -> str:
@@ -90,9 +101,10 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
-def _line(game: MedicalRecord, prompts: Prompts) -> str:
-    """The record and, after a tab, what each role read. JSON text itself holds no tab."""
-    return json.dumps(game.to_json(), ensure_ascii=False) + "\t" + json.dumps(reads(game, prompts), ensure_ascii=False)
+def _line(record: GameRecord, game: GameClass, prompts: Prompts) -> str:
+    """The record and, after a tab, the sections in which it is shown. JSON text itself holds no tab."""
+    sections = [{**each._asdict(), "facts": written(each.facts)} for each in game.sections(record, prompts)]
+    return json.dumps(record.to_json(), ensure_ascii=False) + "\t" + json.dumps(sections, ensure_ascii=False)
 
 
 Prompts = list[dict[str, Any]]
@@ -102,24 +114,6 @@ def prompts_of(run: Path) -> Prompts:
     """What the run's roles read, as the run wrote it down, the latest first; nothing where it did not."""
     path = run / PROMPTS_FILE
     return list(StepFile(path).read())[::-1] if path.exists() else []
-
-
-def reads(game: MedicalRecord, prompts: Prompts) -> dict[str, Any]:
-    """The messages that each role literally read."""
-    turns = ((Role.ATTACKER, game.attack, game.spec.seed_note), (Role.ASSESSOR, game.assessment, game.presented_note))
-    read = {role.value: _messages(game, prompts, role, note) for role, turn, note in turns if turn and note is not None}
-    return {role: messages for role, messages in read.items() if messages}
-
-
-def _messages(game: MedicalRecord, prompts: Prompts, role: Role, note: str) -> list[Message]:
-    key = (role.value, template_name(role, game.spec.task))
-    for row in prompts:
-        if (row.get("role"), row.get("template")) == key and row["step"] <= game.step:
-            return Prompt(tuple(row["messages"]), {"note": note}).filled(str)
-    try:  # an older run, or games of `medserl play`: as the profile is now
-        return load_profile(game.profile).messages(role, game.spec.task, note)
-    except ValueError:  # a user's own folder, which is not here
-        return []
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
@@ -137,36 +131,33 @@ def _lines(file: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def sample(run: Path, share: float) -> list[MedicalRecord]:
+def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
     """At most this share of a run's games, prompt groups whole, in their order; always the same ones."""
+    game, records = read_run(run)
     if share == 1:
-        return list(read_run(run))
-    groups = list(Counter((game.step, game.uid) for game in read_run(run)).items())
+        return game, list(records)
+    groups = list(Counter((record.step, record.uid) for record in records).items())
     random.Random(0).shuffle(groups)
     most = share * sum(size for _, size in groups)
     sizes = accumulate(size for _, size in groups)
     kept = {group for (group, _), size in zip(groups, sizes, strict=True) if size <= most}
-    return [game for game in read_run(run) if (game.step, game.uid) in kept]
+    return game, [record for record in read_run(run)[1] if (record.step, record.uid) in kept]
 
 
-def _telling(frame: pd.DataFrame) -> int:
-    """The latest game that fooled the assessor, else the latest that did not, else the last."""
-    attacked = frame[frame["changed_words"].gt(0).fillna(False)]
-    caught, missed = (attacked.index[attacked["outcome"] == name] for name in ("correct_detection", "missed_error"))
-    return int([len(frame) - 1, *caught, *missed][-1])
-
-
-def _columns(frame: pd.DataFrame) -> dict[str, Any]:
-    values = [*_NUMBERS, "right", *(name for name in frame.columns if "reward" in name)]
-    numbers = {name: {"values": [None if pd.isna(x) else round(float(x), 4) for x in frame[name]]} for name in values}
-    words = {name: _coded(frame[name]) for name in _WORDS}
-    signal = frame["signal"].map({True: "yes", False: "no"})
-    return numbers | words | {"signal": _coded(signal), "has_signal": {"values": [int(x) for x in frame["signal"]]}}
+def _values(numbers: pd.Series) -> list[float | None]:
+    return [None if pd.isna(number) else float(number) for number in numbers]
 
 
 def _coded(values: pd.Series) -> dict[str, Any]:
-    codes, words = pd.factorize(values, sort=True, use_na_sentinel=False)
+    words = values.map({True: "yes", False: "no"}) if values.dtype == "boolean" else values
+    codes, words = pd.factorize(words, sort=True, use_na_sentinel=False)
     return {"words": [None if pd.isna(word) else str(word) for word in words], "codes": codes.tolist()}
+
+
+def _is_filter(name: str, words: Sequence[str | None]) -> bool:
+    """Whether a column of words is worth a filter; yes and no follow from others, but for the signal."""
+    is_id, is_flag = name == "uid" or name.endswith("_id"), {"yes", "no"} >= set(words) - {None}
+    return 1 < len(words) <= MOST_WORDS and not is_id and (name == "signal" or not is_flag)
 
 
 def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
@@ -186,69 +177,3 @@ def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
         saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
         checkpoints[name] = sorted(int(match[1]) for match in saved if match)
     return {"metrics": numbers, "alarms": alarms, "checkpoints": checkpoints}
-
-
-BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
-STYLE: Any = {  # matplotlib's names of settings are literal types
-    "svg.hashsalt": "medserl",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-}
-"""matplotlib's settings for every picture of the project."""
-
-_COLOURS = {
-    Outcome.VOID: "#d0d0d0",
-    Outcome.INVALID_ATTACK: GREY,
-    Outcome.UNREADABLE: GREEN,
-    Outcome.CORRECT_DETECTION: BLUE,
-    Outcome.MISSED_ERROR: ORANGE,
-    Outcome.CORRECT_REJECTION: "#8fb4d6",
-    Outcome.FALSE_POSITIVE: "#f0c09a",
-}
-
-
-def write_figures(run: Path, folder: Path, name: str) -> list[Path]:
-    """Draw rewards, accuracy, valid attacks and outcome shares by step, all from the games; return the two files."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
-    every = games(run)
-    played = every[every["outcome"] != Outcome.VOID.value]
-    assessed = played[played["outcome"] != Outcome.INVALID_ATTACK.value]
-    attacked = played[played["attacker_tokens"].notna()]
-    panels = {
-        "Reward": [("attacker", played["attacker_reward"], ORANGE), ("assessor", played["assessor_reward"], BLUE)],
-        "Assessor: accuracy": [("accuracy", assessed["right"].fillna(False), BLUE)],
-        "Attacker: valid attacks": [("valid", attacked["invalid"].isna(), ORANGE)],
-    }
-    shares_of = pd.crosstab(every["step"], every["outcome"], normalize="index")
-    shares_of = shares_of.reindex(columns=[outcome.value for outcome in _COLOURS], fill_value=0)
-    folder.mkdir(parents=True, exist_ok=True)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
-        *curves, shares = figure.subplots(2, 2, sharex=True).flat
-        for axes, (title, lines) in zip(curves, panels.items(), strict=True):
-            axes.set_title(title)
-            for label, values, colour in lines:
-                means = values.astype("Float64").groupby(every["step"]).mean().dropna()
-                axes.plot(means.index, means, ".-", color=colour, label=label)
-            if len(lines) > 1:
-                axes.legend()
-            else:
-                axes.set_ylim(0, 1.03)
-        labels = [outcome.value.replace("_", " ") for outcome in _COLOURS]
-        shares.stackplot(shares_of.index, shares_of.to_numpy().T, labels=labels, colors=list(_COLOURS.values()))
-        shares.set_title("Outcomes")
-        shares.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
-        for axes in (curves[-1], shares):
-            axes.set_xlabel("step")
-        files = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
-        figure.savefig(files[0], metadata={"Date": None})
-        figure.savefig(files[1], dpi=200)
-    return files

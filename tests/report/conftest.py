@@ -1,7 +1,8 @@
 """A real browser for the pages that reports write."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,3 +23,25 @@ def browser(chromium: str) -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def viewed(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page offline, at one of its games, with options of the browser; it must neither complain nor ask."""
+    contexts, complaints = [], []
+
+    def open_page(file: Path, game: str = "", **options: Any) -> Any:
+        context = browser.new_context(offline=True, **{"viewport": {"width": 1400, "height": 900}, **options})
+        contexts.append(context)
+        view = context.new_page()
+        view.on("console", lambda message: complaints.append(message.text))
+        view.on("pageerror", lambda error: complaints.append(str(error)))
+        view.on("request", lambda request: complaints.append(request.url) if request.url != file.as_uri() else None)
+        view.goto(file.as_uri() + game)
+        view.wait_for_selector("body[data-ready]")
+        return view
+
+    yield open_page
+    assert complaints == []
+    for context in contexts:
+        context.close()

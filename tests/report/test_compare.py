@@ -43,7 +43,7 @@ def log(path: Path, lines: list[dict[str, Any]] = LOG) -> Path:
 def tables(a: Path | str, b: Path | str) -> dict[str, list[str]]:
     """The rows of all sections but the first, by their first cell."""
     sections = compare(read_side(str(a)), read_side(str(b)))
-    return {f"{title}: {row[0]}": row[1:] for title, table, _ in sections[1:] for row in table.to_numpy().tolist()}
+    return {f"{title}: {row[0]}": list(row[1:]) for title, _, rows, _ in sections[1:] for row in rows}
 
 
 def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
     assert rows["Rewards: attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
     assert rows["Rewards: assessor"][3:5] == ["mean of A is 0", ""]
     right = "0.500 [0.150, 0.850] (4)"
-    assert rows["Outcomes and format: right verdict, of readable ones"] == [right, right, "yes"]
-    assert rows["Outcomes and format: void, of all games"][0].startswith("0.250 [")
-    assert rows["Outcomes and format: valid, of attacks"][0].startswith("0.750 [")
+    assert rows["Outcomes and format: right"] == [right, right, "yes"]
+    assert rows["Outcomes and format: outcome: void"][0].startswith("0.250 [")
+    assert rows["Outcomes and format: valid"][0].startswith("0.750 [")
     assert rows["Speed and memory: seconds per step, median"] == ["2", "2", "1"]
     assert rows["Speed and memory: games per second"] == ["2", "2", "1"]
     assert rows["Speed and memory: generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
@@ -67,7 +67,8 @@ def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_pat
     missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)
     rows = tables(caught, missed)
     assert rows["Rewards: assessor"][2:5] == ["-2.0000", "200.0%", "no"]
-    assert rows["Outcomes and format: - missed error"][2] == "no"
+    assert rows["Outcomes and format: error found"][2] == rows["Outcomes and format: outcome: missed error"][2] == "no"
+    assert "Outcomes and format: note cleared" not in rows  # neither side has a safe note
     more = run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11)
     assert tables(caught, more)["Rewards: assessor"][4] == "yes"
 
@@ -85,9 +86,9 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
 def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
     rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"))
     assert rows["Rewards: assessor"][0] == "1.0000, 1.0000 (2)"
-    assert rows["Outcomes and format: - missed error"][0] == "1.000 [0.207, 1.000] (1)"
+    assert rows["Outcomes and format: error found"][0] == "0.000 [0.000, 0.793] (1)"
     assert rows["Outcomes and format: assessor: format kept"][0] == "1.000 [0.207, 1.000] (1)"
-    for share in ("attacker: format kept", "assessor: readable", "void, of all games", "valid, of attacks"):
+    for share in ("attacker: format kept", "assessor: readable", "outcome: void", "valid"):
         assert rows[f"Outcomes and format: {share}"][0] == NOT_MEASURED
     assert rows["Speed and memory: seconds per step, median"] == ["20", "2", "0.1"]
     for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
@@ -125,15 +126,12 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
         read_side(str(tmp_path / "nonesuch"))
 
 
-@pytest.mark.parametrize(("name", "cell"), [("c.md", "| a\\|b<i> |"), ("c.html", "a|b&lt;i&gt;</td>")])
-def test_the_comparison_is_written_as_markdown_or_html(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cell: str
-) -> None:
+def test_the_comparison_is_printed_as_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(Path("a|b<i>"))
-    result = invoke("compare", "a|b<i>", "a|b<i>", "-o", name)
+    result = invoke("compare", "a|b<i>", "a|b<i>")
     assert result.exit_code == 0, result.output
-    written = Path(name).read_text()
-    assert cell in written
-    assert all(title in written for title in ("Rewards", "Outcomes and format", "Speed and memory"))
-    assert "neither .md nor .html" in invoke("compare", "a|b<i>", "a|b<i>", "-o", "c.txt").output
+    assert r"| A    | a\|b<i> |" in result.output
+    assert [line for line in result.output.splitlines() if line.startswith("#")] == [
+        *("## Runs", "## Rewards", "## Outcomes and format", "## Speed and memory")
+    ]

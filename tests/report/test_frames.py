@@ -11,8 +11,8 @@ from game.builders import ERROR_NOTE, ERROR_SENTENCE, paid
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.report import GAMES, SCORES, TURNS, games, metrics, scores, turns
+from medserl_agentloop.games.medical.records import GAMES, Outcome
+from medserl_agentloop.report import SCORES, TURNS, games, metrics, scores, turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"

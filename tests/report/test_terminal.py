@@ -54,9 +54,10 @@ def test_a_game_shows_the_change_the_verdict_and_every_reward_component(tmp_path
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     StepFile(tmp_path / METRICS_FILE).append({"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3))
     text = shown(tmp_path, [game(1), game(2), game(3, assessment=assessment_text("safe"))])
-    assert "step 1" in text and "step 3" in text and "step 2" not in text.split("role metrics")[1]
+    assert "step 1" in text and "step 3" in text and "step 2" not in text.split("metric")[1]
     assert "0.1" in text and "0.3" in text
-    assert shown(tmp_path / "of one step", [game(4), game(4)]).split("role metrics")[1].count("step 4") == 1
+    StepFile(tmp_path / "of one step" / METRICS_FILE).append([{"step": 4, "actor/grad_norm": 1.0}])
+    assert shown(tmp_path / "of one step", [game(4), game(4)]).count("step 4 ") == 2  # the game's, and one column
 
 
 HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -93,9 +94,9 @@ def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", ["show", "report", "compare"])
 def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
-    run, output = tmp_path / "run", tmp_path / "out.md"
-    StepFile(run / GAMES_FILE).append([{**hostile().to_json(), "scheme": "mine"}])
-    more = {"show": [], "report": ["-o", output], "compare": [run, "-o", output]}
+    run = tmp_path / "run"
+    StepFile(run / GAMES_FILE).append([hostile().to_json()])
+    more = {"show": [], "report": ["-o", tmp_path / "out.html"], "compare": [run]}
     result = invoke(command, run, *more[command])
     assert result.exit_code == 0, result.output
 
@@ -122,13 +123,13 @@ def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
 def test_the_chosen_game_is_shown_or_the_latest_that_was_decided(
     tmp_path: Path, number: int | None, title: str
 ) -> None:
-    assert title in shown(tmp_path, [game(1), game(1), game(2, attack="nothing")], game=number)
+    assert title in shown(tmp_path, [game(1), game(1), game(2, attack="nothing")], number=number)
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_game_that_is_not_there_is_an_error_with_the_range(tmp_path: Path, number: int) -> None:
     with pytest.raises(ValueError, match="holds games 1 to 2"):
-        shown(tmp_path, [game(), game()], game=number)
+        shown(tmp_path, [game(), game()], number=number)
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:

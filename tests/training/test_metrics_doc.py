@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.rewards import SCHEMES
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.report import HEADLINE_METRICS
+from medserl_agentloop.report import headline_metrics
 
 RULES = MedicalGameInteraction.rules()
 PAGE = PACKAGE.parent / "docs" / "metrics.md"
@@ -160,4 +160,6 @@ def test_the_rules_read_metrics_that_exist() -> None:
 
 
 def test_medserl_show_reads_metrics_that_exist() -> None:
-    assert {name for name in HEADLINE_METRICS if name.startswith("selfplay/")} <= produced()
+    assert {
+        name for name in headline_metrics(MedicalGameInteraction, ROLES) if name.startswith("selfplay/")
+    } <= produced()

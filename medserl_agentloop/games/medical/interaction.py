@@ -12,13 +12,22 @@ from omegaconf import DictConfig
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Interaction, Message, Tokens, Turn
+from medserl_agentloop.core.interaction import Interaction, Message, Prompt, Tokens, Turn
+from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
-from medserl_agentloop.games.medical.prompting import load_profile, plan_row
-from medserl_agentloop.games.medical.records import MedicalRecord, table_to_read
+from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
+from medserl_agentloop.games.medical.records import (
+    GAMES,
+    AssessmentRecord,
+    AttackRecord,
+    MedicalRecord,
+    marked_changes,
+    marked_quote,
+    table_to_read,
+)
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -35,6 +44,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     validation_numbers = staticmethod(measured.validation_numbers)
     table = staticmethod(table_to_read)
     check_run = staticmethod(judge_problems)
+    columns = GAMES
+    headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
     same_run = ("profile", "reward", "reward_terms", "judge")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
@@ -169,3 +180,62 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         return judge_lines(selfplay)
+
+    @classmethod
+    def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+        """Both turns with changes and quotes marked, and what the judge said."""
+        spec, attack, judgement = record.spec, record.attack, record.judgement
+        sections = []
+        if attack is None:
+            untouched = "no attack: the note is shown as it is in the data"
+            sections.append(Section(untouched, Role.ATTACKER.value, text=[("", spec.seed_note)]))
+        else:
+            standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
+            note = [("", attack.response)] if attack.note is None else marked_changes(spec.seed_note, attack.note)
+            facts = {"words changed": attack.changed_words, "injections": ", ".join(attack.injections)}
+            if len(note) == 1 and attack.changed_sentences:
+                facts["changes"] = "not marked: the notes are too long to be compared"
+            read = _read(record, prompts, Role.ATTACKER, spec.seed_note)
+            sections.append(_turn(Role.ATTACKER, standing, attack, note, facts, read))
+        for each in (game.assessment for game in record.by_assessment if game.assessment is not None):
+            verdict, presented = each.verdict.value if each.verdict else "unreadable", record.presented_note or ""
+            kind = each.error_type.value if each.error_type else None
+            facts = {"wrong sentence": each.sentence, "type": kind, "correction": each.correction}
+            read = _read(record, prompts, Role.ASSESSOR, presented)
+            sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), facts, read))
+        if judgement is not None:
+            readings = (
+                "lost" if r.failed else {True: "yes", False: "no", None: "cannot tell"}[r.found]
+                for r in judgement.readings
+            )
+            facts = {
+                "intended": spec.target_label.value,
+                "wrong in this note": " | ".join(record.error_sentences),
+                "reason": judgement.reason,
+                "realistic": judgement.realistic,
+                "found in the note alone": ", ".join(readings),
+            }
+            label = judgement.label.value if judgement.label else "abstains"
+            sections.append(Section(f"judge {judgement.judge}: {label}", "judge", facts=facts))
+        return sections
+
+
+def _turn(
+    role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, facts: dict[str, Any], read: str
+) -> Section:
+    title = f"{role.value}: {result} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
+    folded = {f"what the {role.value} read": read, "answer as written": turn.response}
+    facts |= {"format": ", ".join(turn.violations)}
+    return Section(title, role.value, turn.reasoning or "no reasoning", text, facts, folded)
+
+
+def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Role, note: str) -> str:
+    """What the role literally read: as the run wrote it down, else as the profile is now."""
+    wanted = (role.value, template_name(role, record.spec.task))
+    for row in prompts:
+        if (row.get("role"), row.get("template")) == wanted and row["step"] <= record.step:
+            return as_text(Prompt(tuple(row["messages"]), {"note": note}).filled(str))
+    try:
+        return as_text(load_profile(record.profile).messages(role, record.spec.task, note))
+    except ValueError:  # a user's own folder, which is not here
+        return ""

@@ -5,20 +5,19 @@ Many of them are one table, a row for each, as W&B, the page of a report and the
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
-from rich.text import Text
 
-from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.step_file import from_line
-from medserl_agentloop.games.medical.edits import changed_runs
+from medserl_agentloop.core import records
+from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord, spelt_out
+from medserl_agentloop.games.medical.edits import changed_runs, one_line
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
@@ -226,6 +225,27 @@ class MedicalRecord(GameRecord):
         return self.outcome is Outcome.VOID
 
     @property
+    def tells(self) -> int:
+        """Attacks that fooled the assessor, then those that it saw, then the rest."""
+        return (
+            0 if self.attack is None else {Outcome.MISSED_ERROR: 2, Outcome.CORRECT_DETECTION: 1}.get(self.outcome, 0)
+        )
+
+    def keep_turn(self, turn: TurnRecord) -> None:
+        """Nothing: :attr:`attack` and :attr:`assessments` are the turns."""
+
+    def turn_rows(self) -> list[dict[str, Any]]:
+        assessed = [(Role.ASSESSOR, each, each.assessment) for each in self.by_assessment]
+        rows = []
+        for role, each, turn in [(Role.ATTACKER, self, self.attack), *assessed]:
+            if turn is not None:
+                answer = turn.note if isinstance(turn, AttackRecord) else turn.verdict
+                row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
+                row |= {"role": role.value, "readable": answer is not None, "violations": ",".join(turn.violations)}
+                rows.append({**row, "reward": each.reward(role.value)})
+        return rows
+
+    @property
     def assessments(self) -> list[AssessmentRecord]:
         """All assessments, in the order of their turns."""
         return [] if self.assessment is None else [self.assessment, *self.further_assessments]
@@ -287,40 +307,38 @@ class MedicalRecord(GameRecord):
 
 def read_games(path: str | Path) -> Iterator[MedicalRecord]:
     """The game records of a file, in order; a ValueError names file and line of what is none."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-                yield MedicalRecord.model_validate(from_line(line))
-            except ValueError as error:  # not UTF-8, not JSON, or not a record
-                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+    return records.read_games(path, MedicalRecord)
 
 
 # -- the table of games --------------------------------------------------------------------------------------------
-
-
-class Column(NamedTuple):
-    """A column: its pandas dtype, what it says, and how it is read from a game's record."""
-
-    dtype: str  # Int64, Float64 and boolean hold missing values
-    meaning: str
-    value: Callable[[MedicalRecord], Any] = lambda record: None
 
 
 def _word(value: Any) -> str | None:
     return str(value.value) if value else None
 
 
-GAMES = {
-    "step": Column("Int64", "training step that used the game", lambda g: g.step),
-    "uid": Column("string", "prompt group", lambda g: g.uid),
-    "session": Column("Int64", "number of the game within its group", lambda g: g.session),
+def _is_right(game: MedicalRecord, *outcomes: Outcome) -> bool | None:
+    """Whether the verdict was right in a game that ended with one of these; None where it did not."""
+    return game.outcome.is_right if game.outcome in outcomes else None
+
+
+GAMES = COLUMNS | {
     "category": Column("string", "kind of game", lambda g: g.category.value),
     "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
     "right": Column(
         "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
     ),
-    "void": Column("string", "why the game does not count", lambda g: g.void),
+    "error_found": Column(
+        "boolean",
+        "whether the assessor saw the error; missing without one, or without a verdict",
+        lambda g: _is_right(g, Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR),
+    ),
+    "note_cleared": Column(
+        "boolean",
+        "whether it let a safe note pass; missing where the note is harmful, or without a verdict",
+        lambda g: _is_right(g, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE),
+    ),
+    "valid": Column("boolean", "whether the attack counts", lambda g: g.attack and g.attack.invalid is None),
     "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
     "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
     "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
@@ -335,14 +353,9 @@ GAMES = {
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
     "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)),
-    "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by medserl_agentloop.report
     "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
-    "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
-    "finished": Column(
-        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
-    ),
 }
 """The facts of a game, without its texts: a run may have a million games."""
 
@@ -350,7 +363,7 @@ GAMES = {
 def _marked_note(game: MedicalRecord) -> str:
     """The note after the attack with its changes marked, whether the assessor saw it or not."""
     note = game.attack.note if game.attack else game.presented_note
-    return marked_changes(game.spec.seed_note, note).plain.strip() if note else ""
+    return "".join(text for _, text in spelt_out(marked_changes(game.spec.seed_note, note))).strip() if note else ""
 
 
 def _assessments(game: MedicalRecord) -> str:
@@ -399,15 +412,29 @@ def varied_games(records: Sequence[MedicalRecord], count: int) -> list[MedicalRe
     return [record for games in rounds for record in games if record is not None][:count]
 
 
-def marked_changes(old: str, new: str) -> Text:
+_WORD = re.compile(r"\S+\s*|\s+")
+MOST_COMPARED = 25_000_000
+"""Words of one note times those of the other: more are not compared with each other."""
+
+
+def marked_changes(old: str, new: str) -> Pieces:
     """``new`` with what it has in place of ``old`` marked word by word."""
-    before, after = visible(old).split(), visible(new).split()
-    text, at = Text(), 0
-    for start, end, new_start, new_end in changed_runs(before, after):
-        text.append("".join(word + " " for word in after[at:new_start]))
-        if start < end:
-            text.append("[-" + " ".join(before[start:end]) + "-] ", style="strike dim")
-        if new_start < new_end:
-            text.append("{+" + " ".join(after[new_start:new_end]) + "+} ", style="bold")
+    was, now = ([(word, word.strip()) for word in _WORD.findall(note)] for note in (old, new))
+    if len(was) * len(now) > MOST_COMPARED:
+        return [("", new)]
+    pieces, at = [], 0
+    for start, end, new_start, new_end in changed_runs([word for _, word in was], [word for _, word in now]):
+        runs = (("", now[at:new_start]), ("del", was[start:end]), ("ins", now[new_start:new_end]))
+        pieces += [(mark, "".join(word for word, _ in words)) for mark, words in runs if words]
         at = new_end
-    return text.append("".join(word + " " for word in after[at:]))
+    return [*pieces, ("", "".join(word for word, _ in now[at:]))]
+
+
+def marked_quote(note: str, quote: str | None) -> Pieces:
+    """``note`` with the first place marked where it says ``quote``; in one line where only its white space differs."""
+    quote = (quote or "").strip()
+    for text, words in ((note, quote), (one_line(note), one_line(quote))):
+        if words and words in text:
+            before, _, after = text.partition(words)
+            return [("", before), ("mark", words), ("", after)]
+    return [("", note)]

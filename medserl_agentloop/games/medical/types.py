@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """Who speaks in a turn."""
 
     ATTACKER = "attacker"
