@@ -11,18 +11,17 @@ import hashlib
 import json
 import platform
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from omegaconf import OmegaConf
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.core.chat import ServedModel
@@ -32,7 +31,6 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import with_numbers
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.evaluation.score import (
-    TITLES,
     Neural,
     Train,
     differences,
@@ -43,12 +41,12 @@ from medserl_agentloop.evaluation.score import (
     table_of,
     tables,
     with_interval,
+    words,
 )
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import AssessmentRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.metrics import grade
 from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, majority, write_submission
@@ -58,17 +56,8 @@ SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "result
 PUBLISHED, TWINS = "as published", "twins"
 _ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on it
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
+_READ = ("verdict", "sentence", "error_type", "correction", "violations")
 _MOVED = ("flag_accuracy", "sentence_accuracy")
-_TWIN_TITLES = {
-    "both_right": "both right",
-    "both_called_wrong": "an error seen in both",
-    "both_called_right": "no error seen in either",
-    "swapped": "an error seen in the correct note only",
-    "unreadable": "an answer unreadable",
-    "bias": 'bias towards "error", of notes',
-}
-
-
 Question = tuple[str, int]
 """A note to assess; of several samples, which one."""
 
@@ -141,7 +130,11 @@ def evaluate(
                 f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
                 "or let the notes count as wrong with --allow-missing"
             )
-        answered = {name: read_answers(asked, replies, samples, prompts.parser) for name, asked in sets.items()}
+        read = {name: read_answers(name, asked, replies, samples, prompts.parser) for name, asked in sets.items()}
+        # The notes are in none of the files; answers may quote them.
+        lines = [json.dumps(line) + "\n" for _, of_set in read.values() for line in of_set]
+        (output / ANSWERS).write_text("".join(lines), encoding="utf-8")
+        predictions = {name: said for name, (said, _) in read.items()}
         settings = {
             "model": facts,
             "prompts": prompt_facts(prompts) | {"chat_template": template_kwargs},
@@ -149,7 +142,7 @@ def evaluate(
             "requests_without_answer": len(failed),
         }
         scorers = NEURAL_SCORERS if neural else SCORERS
-        shown = conclude(output, reference, answered, training, scorers, settings)
+        shown = conclude(output, reference, predictions, training, scorers, settings)
     console.print(shown)
     typer.echo(f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
@@ -181,9 +174,8 @@ async def ask(
     replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
     failed: dict[Question, str] = {}
     options = {"budget": sampling["max_tokens"], "temperature": temperature, "seed": sampling["seed"]}
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    progress = Progress("answers", *columns, console=console)
-    bar = progress.add_task("", total=len(asked), completed=len(replies))
+    progress = Progress(console=console)
+    bar = progress.add_task("answers", total=len(asked), completed=len(replies))
 
     async def one(number: int) -> None:
         try:
@@ -245,20 +237,6 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 """By name, the same note with something changed that has nothing to do with medicine."""
 
 
-class _Answered(NamedTuple):
-    """A note as it was shown, and the answers on it: one per sample, none where the model gave no answer."""
-
-    note: ReferenceNote
-    replies: tuple[Reply, ...]
-    assessments: tuple[AssessmentRecord, ...]
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """What the answers say by majority."""
-        answers = [prediction(self.note, a.verdict, a.sentence, a.correction) for a in self.assessments]
-        return majority(answers) if answers else None
-
-
 def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: bool) -> dict[str, list[ReferenceNote]]:
     """All notes to ask about, by what they are asked for."""
     sets = {PUBLISHED: list(reference.notes)} | ({TWINS: list(twins)} if twins else {})
@@ -268,59 +246,60 @@ def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: b
 
 
 def read_answers(
-    notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
-) -> list[_Answered]:
-    """The answers on ``notes``; of several samples, those that are there."""
-    answered = []
+    name: str, notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
+) -> tuple[list[Prediction | None], list[dict[str, Any]]]:
+    """What the answers on each note of a set say by majority, None without any; and a line on each answer."""
+    predictions: list[Prediction | None] = []
+    lines = []
     for note in notes:
-        questions = ((note.text, sample) for sample in range(samples))
-        given = tuple(replies[question] for question in questions if question in replies)
-        answered.append(_Answered(note, given, tuple(parser.assessment(reply.text, reply.prefill) for reply in given)))
-    return answered
+        votes = []
+        for sample, reply in ((sample, replies.get((note.text, sample))) for sample in range(samples)):
+            if reply is None:
+                continue
+            read = parser.assessment(reply.text, reply.prefill)
+            votes.append(prediction(note, read.verdict, read.sentence, read.correction))
+            line = {"notes": name, "text_id": note.text_id, "sample": sample, "response": reply.text}
+            line |= {"tokens": reply.tokens, "truncated": reply.truncated}
+            line |= {key: getattr(read, key) for key in _READ}
+            lines.append({**line, "sentence_id": quoted_sentence(read.sentence, note.sentences)})
+        predictions.append(majority(votes) if votes else None)
+    return predictions, lines
 
 
 def conclude(
     folder: Path,
     reference: Reference,
-    answered: Mapping[str, Sequence[_Answered]],
+    predictions: Mapping[str, Sequence[Prediction | None]],
     training: tuple[Sequence[ReferenceNote], int],
     scorers: Mapping[str, Scorer],
     settings: Mapping[str, Any],
 ) -> Group:
-    """Score the answers on every set of notes, write the three files, and return the tables for a terminal.
+    """Score the answers on every set of notes, write submission and results, and return the tables for a terminal.
 
-    The notes are in none of the files; answers may quote them. ``training`` is as ``read_training`` gives it.
-    ``settings`` say what the results are of: model, prompts, sampling.
+    ``training`` is as ``read_training`` gives it. ``settings`` say what the results are of: model, prompts, sampling.
     """
-    predictions = {name: [one.prediction for one in notes] for name, notes in answered.items()}
     given = {name: [one for one in every if one is not None] for name, every in predictions.items()}
     grades = {name: [grade(reference.notes, given[name], scorers)] for name in given.keys() - {TWINS}}
-    results = report_on(
-        reference, {settings["model"]["name"]: grades[PUBLISHED]}, *training, seed=settings["sampling"]["seed"]
-    )
+    systems = {settings["model"]["name"]: grades[PUBLISHED]}
+    results = report_on(reference, systems, *training, seed=settings["sampling"]["seed"])
     twins = score_twins(predictions[TWINS]) if TWINS in predictions else None
     shortcuts = {change: differences(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
-    installed = {name: find_spec(name.replace("-", "_")) is not None for name in _PACKAGES}
-    versions = {name: version(name) if there else "not installed" for name, there in installed.items()}
     results |= {
         **settings,
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "twins": twins,
         "shortcuts": {change: {"differences": moved} for change, moved in shortcuts.items()},
     }
     write_submission(folder / SUBMISSION, given[PUBLISHED])
-    lines = (json.dumps(line) for name, notes in answered.items() for one in notes for line in _lines(name, one))
-    (folder / ANSWERS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return Group(tables(results), _robustness(twins, shortcuts))
 
 
-def _lines(name: str, one: _Answered) -> Iterator[dict[str, Any]]:
-    for sample, (reply, read) in enumerate(zip(one.replies, one.assessments, strict=True)):
-        line = {"notes": name, "text_id": one.note.text_id, "sample": sample, "response": reply.text}
-        line |= {"tokens": reply.tokens, "truncated": reply.truncated}
-        line |= {key: getattr(read, key) for key in ("verdict", "sentence", "error_type", "correction", "violations")}
-        yield {**line, "sentence_id": quoted_sentence(read.sentence, one.note.sentences)}
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
@@ -335,12 +314,14 @@ def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[st
     parts: list[RenderableType] = []
     if twins is not None:
         table = table_of(f"Both notes of {twins['cases']} cases", "", "of cases")
-        for name, title in _TWIN_TITLES.items():
-            value, low, high = twins[name] or (None, None, None)
-            table.add_row(title, with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
+        for name, share in twins.items():
+            if name == "cases":
+                continue
+            value, low, high = share or (None, None, None)
+            table.add_row(words(name), with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
         parts += [table, ""]
     if shortcuts:
-        table = table_of("How far accuracy moves", "", *(TITLES[name] for name in _MOVED))
+        table = table_of("How far accuracy moves", "", *map(words, _MOVED))
         for change, by_measure in shortcuts.items():
             moved = (by_measure[name] for name in _MOVED)
             table.add_row(change, *(with_interval(m["value"], m["low"], m["high"], "+.3f") for m in moved))

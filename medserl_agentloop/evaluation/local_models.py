@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -168,14 +168,6 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         return merged
 
 
-class _Asked(NamedTuple):
-    """A turn that waits for its batch."""
-
-    kind: tuple[Any, ...]  # only turns of one kind are sampled together
-    request: SamplingRequest
-    answer: asyncio.Future[Completion]
-
-
 @dataclass
 class LocalModel:
     """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
@@ -185,7 +177,7 @@ class LocalModel:
     tokenizer: Any
     encoder: ChatEncoder
     batch: int = 64  # turns that are sampled together
-    _waiting: list[_Asked] = field(default_factory=list)
+    _waiting: list[tuple[Any, SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
 
     async def check(self) -> None:
         """Nothing to check: a model in a folder is loaded before it plays."""
@@ -208,10 +200,9 @@ class LocalModel:
         room = min(budget, self.model.config.max_position_embeddings - len(prompt.ids))
         if room <= 0:
             return Reply("", truncated=True, prefill=prompt.prefill)
-        source = torch.Generator().manual_seed(_turn_seed(seed, number, turn))
+        request = SamplingRequest(prompt.ids, room, torch.Generator().manual_seed(_turn_seed(seed, number, turn)))
         answer = asyncio.get_running_loop().create_future()
-        request = SamplingRequest(prompt.ids, room, source)
-        self._waiting.append(_Asked((turn.role, turn.stop, temperature), request, answer))
+        self._waiting.append(((turn.role, turn.stop, temperature), request, answer))
         while not answer.done():
             await asyncio.sleep(0)  # others join
             if not answer.done():
@@ -221,25 +212,24 @@ class LocalModel:
         return Reply(text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill)
 
     def _sample_batch(self) -> None:
-        """Answer the shortest prompts that wait, as a batch is padded to its longest one."""
-        self._waiting = [asked for asked in self._waiting if not asked.answer.cancelled()]
-        role, strings, temperature = kind = self._waiting[0].kind
-        same = [asked for asked in self._waiting if asked.kind == kind]
-        batch = sorted(same, key=lambda asked: len(asked.request.prompt_ids))[: self.batch]
+        """Answer the shortest prompts of one kind, as a batch is padded to its longest one."""
+        role, strings, temperature = kind = self._waiting[0][0]
+        same = [waiting for waiting in self._waiting if waiting[0] == kind]
+        batch = sorted(same, key=lambda waiting: len(waiting[1].prompt_ids))[: self.batch]
         if role in getattr(self.model, "peft_config", ()):
             self.model.set_adapter(role)
         stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
         completions = sample_batch(
             self.model,
-            [asked.request for asked in batch],
+            [request for _, request, _ in batch],
             SamplingSettings(temperature=temperature, **stop),
             eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
             pad_token_id=self.tokenizer.pad_token_id or 0,
             decode=self.tokenizer.decode,
         )
-        for asked, completion in zip(batch, completions, strict=True):
-            asked.answer.set_result(completion)
-        self._waiting = [asked for asked in self._waiting if not asked.answer.done()]
+        for (_, _, answer), completion in zip(batch, completions, strict=True):
+            answer.set_result(completion)
+        self._waiting = [waiting for waiting in self._waiting if not waiting[2].done()]
 
 
 def _turn_seed(seed: int, number: int, turn: Turn) -> int:

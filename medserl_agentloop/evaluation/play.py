@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import pyarrow.parquet as pq
 import typer
 from omegaconf import OmegaConf
 from pyarrow import ArrowException
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = "ServedModel | LocalModel"
 """A model that can take any role: behind a server, or on this machine. Its ``name`` goes into the records."""
-
-C = TypeVar("C", bound=SelfPlayConfig)
 
 MODEL_HELP = (
     "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
@@ -73,28 +71,29 @@ def play(
     with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
         output = new_file(output, "play", model, served)
         run = run_config(model)
-        config = config_of(run, settings, SelfPlayConfig, game=game, profile=profile, judge=judge, reward=reward)
-        interaction: Interaction[Any, Any] = game_class(config.game)(config)
-        started = draw_games(interaction, data or validation_file(run), games, seed)
-        if isinstance(config, MedicalConfig):
-            check_judge(config, started)
+        named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
+        interaction, started = start_games(run, SelfPlayConfig, named, settings, data, games, seed)
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), **asking)
         # The game does not know how long its texts are for this model, so the option says the turns' budget.
         budgets = dict.fromkeys(interaction.roles, max_tokens)
         drawn: Any = {"budgets": budgets, "temperature": temperature, "seed": seed, "concurrency": concurrency}
-        say(console, f"games: {output}")
         records = asyncio.run(play_and_write(interaction, started, player, output, console, rows=games, **drawn))
-    table = Table("metric", "value", title="role metrics")
     metrics = interaction.metrics(records)
-    for name, value in metrics.items():
-        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
-    console.print(table)
+    console.print(metrics_table(metrics))
     void = Counter(record.void for record in records if record.void is not None)
     for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """Metrics for a terminal."""
+    table = Table("metric", "value", title="role metrics")
+    for name, value in metrics.items():
+        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
+    return table
 
 
 # --- the run that a model is of ---
@@ -118,36 +117,18 @@ def run_config(model: str | Path) -> dict[str, Any]:
     return dict(config)
 
 
-def config_of(run: Mapping[str, Any], settings: Sequence[str] | None, of: type[C], **named: str | None) -> C:
-    """The ``selfplay`` node: the run's, with what the options of a command name, and its ``--set``."""
-    given = {key: value for key, value in named.items() if value is not None}
-    return selfplay_config(of, run.get("selfplay", {}) | given, list(settings or []))
-
-
 def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """The run's arguments of the chat template."""
     return dict(run.get("data", {}).get("apply_chat_template_kwargs") or {})
 
 
-def validation_file(run: Mapping[str, Any]) -> Path:
-    """The one file of a run's ``data.val_files``; a ValueError if it is not one, or not here."""
-    files = run.get("data", {}).get("val_files") or []
-    files = [files] if isinstance(files, str) else files
-    if len(files) != 1 or not Path(files[0]).is_file():
-        held = ", ".join(files) or "none"
-        raise ValueError(
-            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
-        )
-    return Path(files[0])
-
-
-def output_of(command: str, model: str, served: str | None = None) -> Path:
+def output_of(command: str, model: str, served: str | None) -> Path:
     """Where a command writes by default: ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run."""
-    if run := run_of(model):
-        from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
+    if (run := run_of(model)) is None:
+        return Path(command, Path(served or model).name)
+    from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
 
-        return Path(run, command, *find_weights(Path(model)).relative_to(run).parts[:1])
-    return Path(command, Path(served or model).name)
+    return Path(run, command, *find_weights(Path(model)).relative_to(run).parts[:1])
 
 
 def new_file(output: Path | None, command: str, model: str, served: str | None) -> Path:
@@ -182,22 +163,31 @@ def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any],
     return load_player(place, template_kwargs)
 
 
-def check_judge(config: MedicalConfig, games: Sequence[Any]) -> None:
-    """ValueError if the judge lacks an option that it needs, or cannot judge these games."""
-    build_judge(config)
-    decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
-    if decoys and config.judge == "labels":
-        raise ValueError(
-            f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "
-            "use another judge, or data without the category"
-        )
+def start_games(
+    run: Mapping[str, Any],
+    kind: type[SelfPlayConfig],
+    named: Mapping[str, str | None],
+    settings: Sequence[str] | None,
+    data: Path | None,
+    count: int,
+    seed: int,
+) -> tuple[Any, list[Any]]:
+    """The interaction of a run's config, changed by options and ``--set``, and games on ``count`` different rows.
 
-
-def draw_games(interaction: Interaction[Any, Any], file: Path, count: int, seed: int) -> list[Any]:
-    """Start a game on each of ``count`` different rows; the same seed draws the same ones in the same order.
-
-    A ValueError says what is wrong with the file.
+    The rows are of ``data``, or of the run's ``data.val_files``; the same seed draws the same ones in the same order.
+    A ValueError says what is wrong with the config, its judge or the file.
     """
+    given = {key: value for key, value in named.items() if value is not None}
+    config = selfplay_config(kind, run.get("selfplay", {}) | given, list(settings or []))
+    interaction: Interaction[Any, Any] = game_class(config.game)(config)
+    files = run.get("data", {}).get("val_files") or []
+    files = [data] if data else [files] if isinstance(files, str) else files
+    if len(files) != 1 or not (data or Path(files[0]).is_file()):
+        held = ", ".join(files) or "none"
+        raise ValueError(
+            f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
+        )
+    file = Path(files[0])
     try:
         columns = [name for name in ("extra_info", "prompt") if name in pq.read_schema(file).names]
         if "extra_info" not in columns:
@@ -208,15 +198,22 @@ def draw_games(interaction: Interaction[Any, Any], file: Path, count: int, seed:
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
-    for number in random.Random(seed).sample(range(len(rows)), len(rows))[:count]:
-        (row,) = rows.slice(number, 1).to_pylist()
+    for row in rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist():
         try:
             games.append(interaction.new_game(row["extra_info"] or {}))
             if row.get("prompt") and isinstance(interaction, MedicalGameInteraction):
                 interaction.check_prompt(row["extra_info"], row["prompt"])
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-    return games
+    if isinstance(config, MedicalConfig):
+        build_judge(config)
+        decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
+        if decoys and config.judge == "labels":
+            raise ValueError(
+                f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "
+                "use another judge, or data without the category"
+            )
+    return interaction, games
 
 
 def budgets_of(config: MedicalConfig, attacker: Model, specs: Sequence[GameSpec]) -> dict[str, int]:
@@ -321,16 +318,16 @@ async def play_and_write(
     **options: Any,
 ) -> list[Any]:
     """Let ``model`` play games on so many ``rows`` again and again; each record is written as soon as it is scored."""
-    columns = ("games", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    progress, file, void = Progress(*columns, console=console), StepFile(output), 0
-    bar = progress.add_task("", total=len(games))
+    say(console, f"games: {output}")
+    progress, file, void = Progress(console=console), StepFile(output), 0
+    bar = progress.add_task("games", total=len(games))
 
     def done(number: int, record: Any) -> None:
         nonlocal void
         record.context, record.uid, record.session, record.step = "isolated", str(number % rows), number // rows, 0
         file.append([record.to_json()])
         void += record.void is not None
-        progress.update(bar, advance=1, description=f"{void} void" if void else "")
+        progress.update(bar, advance=1, description=f"games, {void} void")
 
     with progress:
         return await play_games(interaction, games, dict.fromkeys(interaction.roles, model), done=done, **options)

@@ -15,32 +15,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.evaluation.play import (
     MODEL_HELP,
     budgets_of,
-    check_judge,
-    config_of,
-    draw_games,
+    metrics_table,
     model_at,
     new_file,
     play_and_write,
     run_config,
+    start_games,
     template_of,
 )
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
-
-_SHOWN = (
-    "parse_rate", "truncation_rate", "tokens", "tokens_max", "valid_rate", "success_rate", "accuracy",
-    "balanced_accuracy", "false_positive_rate", "reward", "reward_std", "no_signal_rate",
-)  # fmt: skip
-_OF_THE_JUDGE = ("answer_rate", "abstention_rate", "no_error_rate", "knowable_rate", "unread_rate")
 
 
 def probe(
@@ -63,21 +54,18 @@ def probe(
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
         output, run = new_file(output, "probe", model, served), run_config(model)
-        config = config_of(run, settings, MedicalConfig, profile=profile, judge=judge)
-        interaction = MedicalGameInteraction(config)
-        games = draw_games(interaction, data, notes, seed)
-        check_judge(config, games)
+        named = {"profile": profile, "judge": judge}
+        interaction, games = start_games(run, MedicalConfig, named, settings, data, notes, seed)
+        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        player = model_at(model, served, template_of(run), **asking)
         rows = [game.record.spec for game in games]
-        options = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-        player = model_at(model, served, template_of(run), **options)
         repeated = [interaction.new_game(asdict(spec)) for spec in rows * samples]
-        say(console, f"games: {output}")
-        drawn: Any = {"budgets": budgets_of(config, player, rows), "temperature": temperature, "seed": seed}
-        drawn |= {"rows": notes, "concurrency": concurrency}
-        records = asyncio.run(play_and_write(interaction, repeated, player, output, console, **drawn))
+        budgets = budgets_of(interaction.config, player, rows)
+        drawn: Any = {"budgets": budgets, "temperature": temperature, "seed": seed, "concurrency": concurrency}
+        records = asyncio.run(play_and_write(interaction, repeated, player, output, console, rows=notes, **drawn))
     measured = role_metrics(records) | note_shares(records)
-    console.print(_table(measured))
-    for reason, override in settings_that_follow(measured, config):
+    console.print(metrics_table(measured))
+    for reason, override in settings_that_follow(measured, interaction.config):
         say(console, f"- {reason}" + (f"\n    {override}" if override else ""))
 
 
@@ -162,15 +150,3 @@ def settings_that_follow(measured: dict[str, float], config: MedicalConfig) -> I
         yield "nobody read the notes alone: add the blind gate", "'selfplay.blind={readings: 3, needed: 2}'"
     elif knowable is not None and knowable < 0.8:
         yield f"the reader finds {knowable:.0%} of the injected errors, of 80 %: measure it before you train", ""
-
-
-def _table(measured: dict[str, float]) -> Table:
-    table = Table("measure", "attacker", "assessor", title="probe")
-    rows = [(name, *(f"{role.value}/{name}" for role in Role)) for name in _SHOWN]
-    rows.append(("note_share", *(f"probe/{role.value}/note_share" for role in Role)))
-    rows += [(f"judge: {name}", "", f"judge/{name}") for name in _OF_THE_JUDGE]
-    for title, *names in (*rows, ("samples agree", "", "probe/agreement")):
-        values = [f"{measured[key]:.3g}" if (key := f"selfplay/{name}") in measured else "" for name in names]
-        if any(values):
-            table.add_row(title, *values)
-    return table

@@ -39,25 +39,6 @@ from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official
 
 _SHOWN_PROBLEMS = 20
 
-TITLES = {
-    "readable": "answers read",
-    "flag_accuracy": "flag accuracy",
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-    "false_positive_rate": "false-positive rate",
-    "sentence_accuracy": "sentence accuracy",
-    "rouge_1": "ROUGE-1 F",
-    "bertscore": "BERTScore F1",
-    "bleurt": "BLEURT",
-    "aggregate": "AggregateScore",
-    "rouge_1_composite": "Composite, ROUGE-1",
-    "bertscore_composite": "Composite, BERTScore",
-    "bleurt_composite": "Composite, BLEURT",
-    "aggregate_composite": "Composite, all three",
-}
-_SHORT = TITLES | {"flag_accuracy": "flag", "sentence_accuracy": "sentence", "rouge_1_composite": "composite"}
-
 _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 """Ids of MEDEC's notes: published results are quoted beside these alone."""
 
@@ -105,7 +86,6 @@ def score(
     ],
     reference: Annotated[list[Path], typer.Option(help="MEDEC's CSV with the answers; may be repeated.")],
     train: Train = None,
-    pool: Annotated[bool, typer.Option("--pool", help="The files are seeds of one system.")] = False,
     neural: Neural = False,
     official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
     resamples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = RESAMPLES,
@@ -126,7 +106,7 @@ def score(
         notes = read_reference(reference)
         training = read_training(train, notes.notes) if train else ([], 0)
         grades: dict[str, list[Grades]] = {}
-        for name, paths in _systems(predictions, pool).items():
+        for name, paths in _systems(predictions).items():
             for path in paths:
                 answers, problems = read_submission(path, [note.text_id for note in notes.notes])
                 grades.setdefault(name, []).append(grade(notes.notes, answers.values(), scorers))
@@ -160,7 +140,7 @@ def score(
         typer.echo(f"results: {output}")
 
 
-def _systems(predictions: list[Path], pool: bool) -> dict[str, list[Path]]:
+def _systems(predictions: list[Path]) -> dict[str, list[Path]]:
     """The files of each system, by a name for it."""
     systems: dict[str, list[Path]] = {}
     for path in predictions:
@@ -170,7 +150,7 @@ def _systems(predictions: list[Path], pool: bool) -> dict[str, list[Path]]:
         if str(path) in systems:
             raise ValueError(f"{path} is given twice; give each system once.")
         systems[str(path)] = files
-    return {"pooled": [path for paths in systems.values() for path in paths]} if pool else systems
+    return systems
 
 
 def read_reference(paths: Sequence[Path]) -> Reference:
@@ -298,6 +278,11 @@ def with_interval(value: float | None, low: float | None = None, high: float | N
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
+def words(measure: str) -> str:
+    """The name of a measure in tables."""
+    return measure.replace("_", " ")
+
+
 def _measures(systems: Mapping[str, Any]) -> Table:
     table = table_of("Scores with 95 % intervals", "", *systems)
     if any(scores["seeds"] > 1 for scores in systems.values()):
@@ -305,17 +290,17 @@ def _measures(systems: Mapping[str, Any]) -> Table:
     for name, title in (("unreadable", "unreadable answers"), ("missing", "notes without an answer")):
         counts = [scores[name] for scores in systems.values()]
         table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
-    for name, title in TITLES.items():
-        measures = [scores["measures"][name] for scores in systems.values() if name in scores["measures"]]
+    for name in next(iter(systems.values()))["measures"]:
+        measures = [scores["measures"][name] for scores in systems.values()]
         # A composite that is not computed has the reason in the row of its score.
         if not name.endswith("_composite") or any(measure["value"] is not None for measure in measures):
-            table.add_row(title, *map(_cell, measures))
+            table.add_row(words(name), *map(_cell, measures))
     return table
 
 
 def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
     title = f"By kind of note: {system}".removesuffix(": ")
-    table = table_of(title, "", "notes", *(_SHORT[m] for m in GROUP_MEASURES))
+    table = table_of(title, "", "notes", *map(words, GROUP_MEASURES))
     for kind, groups in kinds.items():
         for label, group in groups.items():
             values = [group["measures"].get(m, {"value": None}) for m in GROUP_MEASURES]
@@ -329,31 +314,32 @@ def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
     title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
     table = table_of(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
-    for name, title in TITLES.items():
-        one = differences.get(name, {"value": None})
+    for name, one in differences.items():
         if one["value"] is None:
             continue
         tested = one["mcnemar_p"] is not None
         exact = (f"{one['mcnemar_p']:.2g}", f"{one['only_first']} : {one['only_second']}") if tested else ()
         p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
-        table.add_row(title, with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
+        table.add_row(words(name), with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
     return table
 
 
 def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     quoted = report["published"]
-    table = table_of("Beside floors" + (" and published results" if quoted else ""), "", *(_SHORT[m] for m in COMPARED))
+    table = table_of("Beside floors" + (" and published results" if quoted else ""), "", *map(words, COMPARED))
     notes: list[Text] = []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
         values = {m: scores["measures"][m]["value"] for m in COMPARED}
         table.add_row(plain(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
-        notes += [plain(f"< {name}, {TITLES[m]}: below {'; '.join(names)}") for m, names in above.items() if names]
+        notes += [plain(f"< {name}, {words(m)}: below {'; '.join(names)}") for m, names in above.items() if names]
     table.add_row()
     for floor in report["floors"]:
         title = f"floor: {floor['name']}" + (f" (not computed: {floor['why']})" if floor["why"] else "")
         values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in COMPARED}
         table.add_row(title, *map(with_interval, values.values()))
+    if quoted:
+        table.add_row()
     sources: dict[str, int] = {}
     for published in quoted:
         number = sources.setdefault(f"{published['source']}; {published['differs']}", len(sources) + 1)

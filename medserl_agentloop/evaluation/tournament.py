@@ -10,10 +10,12 @@ found if the verdict on it is "harmful"; an unreadable verdict has not found it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import product
@@ -33,21 +35,17 @@ from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation.play import (
     Model,
-    check_judge,
-    config_of,
-    draw_games,
     model_at,
     play_match,
     run_config,
     run_of,
+    start_games,
     template_of,
-    validation_file,
 )
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
-from medserl_agentloop.games.medical.types import GameSpec, Label, Role, VanillaAttacker
-from medserl_agentloop.paths import replacing, sha256_of
+from medserl_agentloop.games.medical.records import MedicalRecord, read_games
+from medserl_agentloop.games.medical.types import GameSpec, Label, Role
+from medserl_agentloop.paths import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,12 +67,8 @@ class _Entry(NamedTuple):
     line: str = ""  # the run that it is a checkpoint of; others are one line in the order they are given in
 
 
-class _Match(NamedTuple):
-    """Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
-
-    attacker: _Entry | None
-    assessor: _Entry
-    specs: dict[int, GameSpec]
+_Match = tuple[_Entry | None, _Entry, dict[int, GameSpec]]
+"""Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
 
 
 def named(text: str) -> tuple[str, str]:
@@ -150,94 +144,76 @@ def tournament(
         places = [named(text)[1] for group in groups for text in group]
         run = next(filter(None, map(run_config, places)), {})
         output = output or next(filter(None, map(run_of, places)), Path()) / "tournament"
-        config = config_of(run, settings, MedicalConfig, profile=profile, judge=judge)
         # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
-        config = config.model_copy(update={"vanilla_attacker": VanillaAttacker.SKIP, "assessments": 1})
-        data = data or validation_file(run)
-        drawn = draw_games(MedicalGameInteraction(config), data, games, seed)
-        check_judge(config, drawn)
-        template = template_of(run)
+        settings = [*(settings or []), "vanilla_attacker=skip", "assessments=1"]
+        named_by = {"profile": profile, "judge": judge}
+        interaction, started = start_games(run, MedicalConfig, named_by, settings, data, games, seed)
+        rows = [game.record.spec for game in started]
+        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         asked = {
             "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
             "attackers": [entry.name for entry in attacking],
             "assessors": [entry.name for entry in assessing],
-            "data": sha256_of(data),
-            "games": games,
-            "seed": seed,
+            "rows": hashlib.sha256(json.dumps([asdict(spec) for spec in rows]).encode()).hexdigest(),
             "temperature": temperature,
-            "template": template,
-            "selfplay": config.model_dump(mode="json"),
+            "seed": seed,
+            "template": template_of(run),
+            "selfplay": interaction.config.model_dump(mode="json"),
         }
-        _begin(output, asked)
-        matches = _matches(attacking, assessing, [game.record.spec for game in drawn])
-        say(console, _counted(matches))
-
-        @lru_cache(maxsize=2)  # large models do not all fit into memory
-        def model_of(entry: _Entry) -> Model:
-            asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-            model = model_at(entry.place, entry.served, template, **asking)
-            model.name = entry.name
-            return model
-
-        with lock_folder(output, wait_s=0):
-            asyncio.run(_play(matches, model_of, output, console, config, temperature=temperature, seed=seed))
-        _conclude(output, asked, everyone, console)
-
-
-def _begin(output: Path, asked: dict[str, Any]) -> None:
-    """Write down what is played; ValueError if the folder holds a tournament of other games."""
-    path = output / RESULTS
-    if not path.exists():
-        return _write(path, {"settings": asked})
-    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
-        raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another folder with -o")
-
-
-def _matches(attackers: Sequence[_Entry], assessors: Sequence[_Entry], specs: Sequence[GameSpec]) -> list[_Match]:
-    """Every attacker against every assessor on the rows to attack; every assessor alone on the rows that are not."""
-    attacked = {number: spec for number, spec in enumerate(specs) if spec.category.has_attack}
-    untouched = {number: spec for number, spec in enumerate(specs) if not spec.category.has_attack}
-    if not any(spec.target_label is Label.HARMFUL for spec in attacked.values()):
-        raise ValueError(
-            "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
+        attacked = {number: spec for number, spec in enumerate(rows) if spec.category.has_attack}
+        untouched = {number: spec for number, spec in enumerate(rows) if not spec.category.has_attack}
+        errors = sum(spec.target_label is Label.HARMFUL for spec in attacked.values())
+        if not errors:
+            raise ValueError(
+                "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
+            )
+        matches: list[_Match] = [(attacker, assessor, attacked) for attacker, assessor in product(attacking, assessing)]
+        matches += [(None, assessor, untouched) for assessor in assessing if untouched]
+        say(
+            console,
+            f"{sum(len(specs) for *_, specs in matches)} games: {errors} attacks that are to put an error in and "
+            f"{len(attacked) - errors} rewordings in each of {len(attacking)} x {len(assessing)} pairings, "
+            f"{len(untouched)} untouched notes for each assessor",
         )
-    alone = [_Match(None, assessor, untouched) for assessor in assessors if untouched]
-    return [_Match(attacker, assessor, attacked) for attacker in attackers for assessor in assessors] + alone
-
-
-def _counted(matches: Sequence[_Match]) -> str:
-    """How many games are played, and what a cell of the tables is counted from."""
-    attacked = list(matches[0].specs.values())
-    errors = sum(spec.target_label is Label.HARMFUL for spec in attacked)
-    pairings = sum(match.attacker is not None for match in matches)
-    alone = "".join(f", {len(match.specs)} untouched notes for each assessor" for match in matches[pairings:][:1])
-    return (
-        f"{sum(len(match.specs) for match in matches)} games: in each of {pairings} pairings {errors} attacks that are "
-        f"to put an error in and {len(attacked) - errors} rewordings{alone}"
-    )
+        with lock_folder(output, wait_s=0):
+            before = json.loads(results.read_text("utf-8")) if (results := output / RESULTS).exists() else {}
+            before = before.get("settings", asked)
+            if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
+                raise ValueError(
+                    f"{output} holds a tournament with other settings ({differ}): name another folder with -o"
+                )
+            _write(results, {"settings": asked})
+            asyncio.run(_play(matches, asked, interaction.config, asking, StepFile(output / GAMES_FILE), console))
+        _conclude(output, asked, everyone, console)
 
 
 async def _play(
     matches: Sequence[_Match],
-    model_of: Callable[[_Entry], Model],
-    output: Path,
-    console: Console,
+    asked: Mapping[str, Any],
     config: MedicalConfig,
-    **drawn: Any,
+    asking: Mapping[str, Any],
+    file: StepFile,
+    console: Console,
 ) -> None:
     """Play the matches that the file does not hold whole; a match is written when all of it is played."""
-    file = StepFile(output / GAMES_FILE)
+
+    @lru_cache(maxsize=2)  # large models do not all fit into memory
+    def model_of(entry: _Entry) -> Model:
+        model = model_at(entry.place, entry.served, asked["template"], **asking)
+        model.name = entry.name
+        return model
+
     file.cut_after(len(matches))  # a killed process left a line half-written
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
-    done = [*(played[number] == len(match.specs) for number, match in enumerate(matches)), False].index(False)
+    done = [*(played[number] == len(specs) for number, (*_, specs) in enumerate(matches)), False].index(False)
     file.cut_after(done - 1)
+    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
     attacks: dict[_Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
     for number, match in track([*enumerate(matches)][done:], "pairings", console=console, transient=True):
-        attacker, assessor = model_of(match.attacker or match.assessor), model_of(match.assessor)
-        specs = list(match.specs.values())
-        records = await play_match(attacker, assessor, specs, config, attacks=attacks[match.attacker], **drawn)
-        for record, row in zip(records, match.specs, strict=True):
+        attacker, assessor, specs = match
+        players = model_of(attacker or assessor), model_of(assessor)
+        records = await play_match(*players, [*specs.values()], config, attacks=attacks[attacker], **drawn)
+        for record, row in zip(records, specs, strict=True):
             record.context, record.uid, record.step = "isolated", str(row), number
         file.append(record.to_json() for record in records)
 
@@ -285,7 +261,18 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """
     import pandas as pd  # not at the top: half a second of every command
 
-    facts = pd.DataFrame([_facts(game) for game in games if game.outcome is not Outcome.VOID])
+    facts = pd.DataFrame(
+        {
+            "attacker": game.players.get(Role.ATTACKER.value, ""),
+            "assessor": game.players.get(Role.ASSESSOR.value, ""),
+            "game": game.uid,
+            "harmful": game.spec.target_label is Label.HARMFUL,
+            "valid": game.attack is not None and game.attack.invalid is None and _as_asked(game),
+            "detected": game.assessment is not None and game.assessment.verdict is Label.HARMFUL,
+        }
+        for game in games
+        if not game.is_void
+    )
     attacked = facts[facts.attacker != ""]
     errors, decoys, untouched = attacked[attacked.harmful], attacked[~attacked.harmful], facts[facts.attacker == ""]
     once = ["attacker", "game"]
@@ -308,17 +295,10 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     return results.reindex(columns=columns).fillna({role: "" for role in _BY}).astype({"hits": int, "share": float})
 
 
-def _facts(game: MedicalRecord) -> dict[str, Any]:
+def _as_asked(game: MedicalRecord) -> bool:
+    """Whether the judge says that the note became what the row asks for."""
     judged = game.judgement
-    meant = judged is not None and judged.label is game.spec.target_label and judged.realistic is not False
-    return {
-        "attacker": game.players.get(Role.ATTACKER.value, ""),
-        "assessor": game.players.get(Role.ASSESSOR.value, ""),
-        "game": game.uid,
-        "harmful": game.spec.target_label is Label.HARMFUL,
-        "valid": game.attack is not None and game.attack.invalid is None and meant,
-        "detected": game.assessment is not None and game.assessment.verdict is Label.HARMFUL,
-    }
+    return judged is not None and judged.label is game.spec.target_label and judged.realistic is not False
 
 
 def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -355,46 +335,43 @@ def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
     from scipy.stats import fisher_exact
 
     success = results[results.measure == "success"].set_index(_BY)
-    met = set(success.index)
     assessors = [name for name in line if name in success.index.get_level_values("assessor")]
     if len(assessors) < 2:
         return None
-    last = assessors[-1]
+    last, tested = assessors[-1], []
+    for attacker, earlier in product(line[: line.index(last)], assessors[:-1]):
+        if {(attacker, last), (attacker, earlier)} <= {*success.index}:
+            now, before = success.loc[(attacker, last)], success.loc[(attacker, earlier)]
+            counts = [[one.hits, one.games - one.hits] for one in (now, before)]
+            p = float(fisher_exact(counts, alternative="greater").pvalue)
+            test = {"attacker": attacker, "earlier": earlier, "success": now.share, "before": before.share, "p": p}
+            tested.append(test)
     worst = success.xs(last, level="assessor").share.idxmax()
-    older = line[: line.index(last)]
-    tested = []
-    for attacker, earlier in product(older, assessors[:-1]):
-        if {(attacker, last), (attacker, earlier)} <= met:
-            counts = success.loc[[(attacker, last), (attacker, earlier)], ["hits", "games"]].to_numpy().tolist()
-            p = fisher_exact([[hits, games - hits] for hits, games in counts], alternative="greater").pvalue
-            now, before = (hits / games for hits, games in counts)
-            tested.append({"attacker": attacker, "earlier": earlier, "success": now, "before": before, "p": float(p)})
     forgotten = [test | {"p": p} for test in tested if (p := min(1.0, test["p"] * len(tested))) < SIGNIFICANT]
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}
 
 
 def tables(results: pd.DataFrame, rated: dict[str, dict[str, float]], players: Sequence[str]) -> Iterator[Table]:
     """The matrices and a line for each player, shares in % with their intervals."""
-    order = {name: number for number, name in enumerate(players)}
-    shown = {
-        (row.measure, row.attacker, row.assessor): f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
-        for row in results.itertuples()
-    }
-    attackers, assessors = (sorted({key[n] for key in shown if key[n]}, key=order.__getitem__) for n in (1, 2))
-    titles = {"detection": "valid errors found, %", "success": "attacks that are valid and not found, %"}
-    for measure, title in titles.items():
-        table = Table("attacker \\ assessor", *(Column(plain(name)) for name in assessors), title=title)
-        for attacker in attackers:
-            table.add_row(plain(attacker), *(shown.get((measure, attacker, assessor), "") for assessor in assessors))
-        yield table
-    for role, names, measures in (
-        ("attacker", attackers, ("valid", "valid decoys")),
-        ("assessor", assessors, ("errors found, untouched", "false alarms, untouched", "false alarms, decoys")),
+    import pandas as pd
+
+    shown = results.assign(
+        cell=[f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]" for row in results.itertuples()]
+    )
+    of_assessors = ["errors found, untouched", "false alarms, untouched", "false alarms, decoys"]
+    for title, rows, columns, measures in (
+        ("valid errors found, %", "attacker", "assessor", ["detection"]),
+        ("attacks that are valid and not found, %", "attacker", "assessor", ["success"]),
+        ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
+        ("assessors, %", "assessor", "measure", of_assessors),
     ):
-        counted = [measure for measure in measures if measure in set(results.measure)]
-        table = Table(role, "rating", *(f"{measure}, %" for measure in counted))
-        for name in names:
-            where = (name, "") if role == "attacker" else ("", name)
-            points = f"{rated[role][name]:+.0f}" if name in rated[role] else ""
-            table.add_row(plain(name), points, *(shown.get((measure, *where), "") for measure in counted))
+        cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell").fillna("")
+        cells = cells.reindex([name for name in players if name in cells.index])
+        cells = cells[[name for name in (*players, *measures) if name in cells]]
+        if columns == "measure":
+            points = pd.Series(rated[rows], dtype=float).map("{:+.0f}".format)
+            cells.insert(0, "rating", points.reindex(cells.index, fill_value=""))
+        table = Table(f"{rows} \\ {columns}", *(Column(plain(name)) for name in cells), title=title)
+        for name, *line in cells.itertuples():
+            table.add_row(plain(name), *line)
         yield table

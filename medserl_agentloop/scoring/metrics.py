@@ -29,7 +29,6 @@ _NOTHING_TO_COUNT = {
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
-_LENGTHS = {"up to 100 words": 100, "101 to 150 words": 150, "151 to 200 words": 200, "over 200 words": math.inf}
 
 _Z = 1.96
 _ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
@@ -72,7 +71,7 @@ class Scores:
     """Everything that is said about one system.
 
     Notes with an unreadable answer and notes without any (``missing``) are wrong in everything; both counts are means
-    over the seeds. Groups are by what the notes are told apart by (error type, position, length), then by name.
+    over the seeds. Groups are by what the notes are told apart by (error type, position), then by name.
     """
 
     notes: int
@@ -228,8 +227,6 @@ def compare(
 
 def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     """Masks (N,) of the notes by what they are told apart by, then by name."""
-    lengths = [next(name for name, most in _LENGTHS.items() if len(n.text.split()) <= most) for n in notes]
-    subsets = sorted({note.subset for note in notes})
     kinds = sorted({note.error_type for note in notes if note.error_type})
     groups: dict[str, dict[str, list[bool]]] = {
         "notes": {
@@ -238,8 +235,6 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
         },
         "error type": {kind: [note.error_type == kind for note in notes] for kind in kinds},
         "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
-        "length": {name: [length == name for length in lengths] for name in _LENGTHS},
-        "subset": {name: [note.subset == name for note in notes] for name in subsets if len(subsets) > 1},
     }
     return {
         kind: {name: np.array(mask) for name, mask in named.items() if any(mask)}

@@ -87,8 +87,7 @@ def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: st
 
 
 def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> str:
-    """Stands for the two models where nobody asked for them: they are large."""
-    return "ask for it with --neural"
+    return "ask for it with --neural"  # the two models are large
 
 
 SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": _not_asked, "bleurt": _not_asked}

@@ -1,4 +1,4 @@
-"""``medserl evaluate`` from its options to its files, against the mock engine behind HTTP and on models in folders."""
+"""``medserl evaluate`` from its options to its files, with a model behind a local server and in folders."""
 
 import json
 import os
@@ -6,17 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.chat_server import MODEL
+from evaluation.chat_server import MODEL, ChatServer
 from evaluation.conftest import run_at
-from evaluation.mock_server import TOKENIZER, MockServer, mock_server
 from invoking import invoke
 from scoring.builders import write_reference
 from support import assessment_text
@@ -27,9 +27,10 @@ from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profi
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
-from medserl_agentloop.testing.tiny import tiny_model
+from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 
 CASES = 8
+TOKENIZER = tiny_tokenizer()
 
 
 def cases() -> Iterator[ReferenceNote]:
@@ -49,10 +50,10 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def note_of(prompt: str) -> str:
-    return prompt.rpartition("Clinical note:\n")[2].partition("<|im_end|>")[0]
+    return prompt.rpartition("Clinical note:\n")[2]
 
 
-def knows(prompt: str) -> str:
+def knows(role: Role, prompt: str) -> str:
     note = note_of(prompt)
     if "warfarin" not in note:
         return assessment_text("safe")
@@ -62,16 +63,21 @@ def knows(prompt: str) -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[MockServer]:
-    with mock_server(knows) as server:
-        yield server
+def server(server: ChatServer) -> ChatServer:
+    server.answer = knows
+    return server
+
+
+def asked(server: ChatServer) -> list[str]:
+    """The notes that were asked about."""
+    return [note_of(body["messages"][-1]["content"]) for body in server.requests]
 
 
 def evaluate(model: Any, notes: Path, output: Path, *more: Any) -> Result:
     return invoke("evaluate", model, "--notes", notes, "--output", output, *more)
 
 
-def results(server: MockServer, notes: Path, output: Path, *more: Any) -> dict[str, Any]:
+def results(server: ChatServer, notes: Path, output: Path, *more: Any) -> dict[str, Any]:
     done = evaluate(server.url, notes, output, "--model", MODEL, *more)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads((output / "results.json").read_text())
@@ -87,7 +93,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path, tmp_path: Path) -> None:
+def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path, tmp_path: Path) -> None:
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
     assert "flag accuracy" in done.output and "always no error" in done.output
     found = json.loads((tmp_path / "results.json").read_text())
@@ -108,7 +114,7 @@ def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path
         "text_id": "toy-val-0",
         "sample": 0,
         "response": "",
-        "tokens": len(TOKENIZER.encode(answers[0]["response"])) + 1,
+        "tokens": 12,
         "truncated": False,
         "verdict": "harmful",
         "sentence": "He was given warfarin 0 mg for it.",
@@ -121,20 +127,22 @@ def test_a_model_that_knows_everything_scores_so(server: MockServer, notes: Path
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
 def test_a_server_reads_the_very_tokens_of_verl_s_validation(
-    server: MockServer, notes: Path, tmp_path: Path, profile: str
+    server: ChatServer, notes: Path, tmp_path: Path, profile: str
 ) -> None:
     results(server, notes, tmp_path, "--profile", profile)
     encoder = ProfileEncoder(TOKENIZER, load_profile(profile))
     published = [note.text for note in read_reference([notes]).notes]
     assert published[0].endswith(" \n") and published[1].startswith(" ")
     expected = [encoder.of(Role.ASSESSOR, Category.VANILLA_HARMFUL, text).ids for text in published]
-    assert sorted(server.prompts) == sorted(expected)
+    chats = (body["messages"] for body in server.requests)
+    prompts = [TOKENIZER.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
+    assert sorted(prompts) == sorted(expected)
 
 
-def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    def wavers(prompt: str) -> str:
+def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    def wavers(role: Role, prompt: str) -> str:
         times[prompt] += 1
-        return assessment_text("safe") if times[prompt] == 2 else knows(prompt)
+        return assessment_text("safe") if times[prompt] == 2 else knows(role, prompt)
 
     times: Counter[str] = Counter()
     server.answer = wavers
@@ -146,29 +154,34 @@ def test_the_majority_of_several_samples_counts(server: MockServer, notes: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: MockServer, notes: Path, tmp_path: Path) -> None:
+def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    def holds(role: Role, prompt: str) -> str:
+        if len(server.requests) > 5:
+            released.wait()
+        return knows(role, prompt)
+
+    released, server.answer = threading.Event(), holds
     options = [server.url, "--notes", notes, "--output", tmp_path, "--model", MODEL, "--concurrency", 1]
-    server.hold_after = 5
     code = "from medserl_agentloop.cli import app; app()"
     with subprocess.Popen([sys.executable, "-c", code, "evaluate", *map(str, options)], cwd=tmp_path) as process:
         deadline = time.monotonic() + 120
         cache = tmp_path / "cache.jsonl"
-        while not (len(server.prompts) == 6 and cache.exists() and len(cache.read_bytes().splitlines()) == 5):
+        while not (len(server.requests) == 6 and cache.exists() and len(cache.read_bytes().splitlines()) == 5):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
     with cache.open("ab") as file:
         file.write(b'{"key": "half a li')
-    answered = server.asked[:5]
-    server.released.set()
+    answered = asked(server)[:5]
+    released.set()
     assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1.0
-    again = server.asked[6:]
+    again = asked(server)[6:]
     assert len(again) == 2 * CASES - 5 and not set(again) & set(answered)
     results(server, notes, tmp_path)
-    assert len(server.asked) == 6 + len(again)
+    assert len(asked(server)) == 6 + len(again)
 
 
-def test_only_the_same_request_is_answered_from_the_cache(server: MockServer, notes: Path, tmp_path: Path) -> None:
+def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
     profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
     (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
     thinking_off = ("--template", "enable_thinking=false")
@@ -183,17 +196,17 @@ def test_only_the_same_request_is_answered_from_the_cache(server: MockServer, no
         (("--profile", other), 6),
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
-        assert len(server.prompts) == sets_asked * 2 * CASES
+        assert len(server.requests) == sets_asked * 2 * CASES
         assert prompts["chat_template"] == ({"enable_thinking": False} if options is thinking_off else {})
     assert server.requests[-1]["chat_template_kwargs"] == {"enable_thinking": False}
     assert "chat_template_kwargs" not in server.requests[0]
 
 
 def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unreadable_answers_are_wrong(
-    server: MockServer, notes: Path, tmp_path: Path
+    server: ChatServer, notes: Path, tmp_path: Path
 ) -> None:
     odd = {"Patient 3": 500, "Patient 5": "I cannot say."}
-    server.answer = lambda prompt: next((said for patient, said in odd.items() if patient in prompt), knows(prompt))
+    server.answer = lambda role, prompt: next((said for n, said in odd.items() if n in prompt), knows(role, prompt))
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
     assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     assert not (tmp_path / "results.json").exists()
@@ -203,10 +216,10 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unrea
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
     submission = (tmp_path / "submission.txt").read_text()
     assert "toy-val-9 " in submission and "toy-val-11 " not in submission  # the format has no word for it
-    assert len(server.prompts) == 2 * CASES + 2
+    assert len(server.requests) == 2 * CASES + 2
     server.answer = knows
     assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1 - 2 / (2 * CASES)
-    assert len(server.prompts) == 2 * CASES + 4
+    assert len(server.requests) == 2 * CASES + 4
 
 
 # --- twins and shortcuts ---
@@ -216,14 +229,14 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unrea
     ("answer", "both_right", "bias"),
     [
         (knows, 1.0, 0.0),
-        (lambda prompt: assessment_text("safe"), 0.0, -0.5),
-        (lambda prompt: assessment_text("harmful"), 0.0, 0.5),
-        (lambda prompt: "?" if "Patient 0" in prompt else knows(prompt), 1 - 1 / CASES, 0.0),
-        (lambda prompt: "?", 0.0, None),
+        (lambda role, prompt: assessment_text("safe"), 0.0, -0.5),
+        (lambda role, prompt: assessment_text("harmful"), 0.0, 0.5),
+        (lambda role, prompt: "?" if "Patient 0" in prompt else knows(role, prompt), 1 - 1 / CASES, 0.0),
+        (lambda role, prompt: "?", 0.0, None),
     ],
 )
 def test_twins_tell_medicine_from_suspicion(
-    server: MockServer, notes: Path, tmp_path: Path, answer: Callable[[str], str], both_right: float, bias: float | None
+    server: ChatServer, notes: Path, tmp_path: Path, answer: Any, both_right: float, bias: float | None
 ) -> None:
     server.answer = answer
     twins = results(server, notes, tmp_path, "--twins")["twins"]
@@ -231,15 +244,17 @@ def test_twins_tell_medicine_from_suspicion(
     assert (twins["both_right"][0], twins["bias"] and twins["bias"][0]) == (both_right, bias)
     parts = ("both_right", "both_called_wrong", "both_called_right", "swapped", "unreadable")
     assert sum(twins[part][0] for part in parts) == pytest.approx(1.0)
-    asked = {note_of(prompt) for prompt in server.asked} - {note.text for note in read_reference([notes]).notes}
-    assert len(asked) == 2 * CASES and all(note == note.strip() for note in asked)
-    assert {note.replace("warfarin", "amoxicillin") for note in asked} <= asked  # differ in the error alone
+    shown = set(asked(server)) - {note.text for note in read_reference([notes]).notes}
+    assert len(shown) == 2 * CASES and all(note == note.strip() for note in shown)
+    assert {note.replace("warfarin", "amoxicillin") for note in shown} <= shown  # differ in the error alone
 
 
-def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda prompt: (
-        knows(prompt) if note_of(prompt).strip().endswith("home.") and not note_of(prompt)[0].isdigit() else "?"
-    )
+def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    def by_layout(role: Role, prompt: str) -> str:
+        note = note_of(prompt)
+        return knows(role, prompt) if note.strip().endswith("home.") and not note[0].isdigit() else "?"
+
+    server.answer = by_layout
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--shortcuts")
     assert "last sentence moved        -1.000 [-1.000, -1.000]" in done.output
     found = json.loads((tmp_path / "results.json").read_text())["shortcuts"]
@@ -251,7 +266,7 @@ def test_shortcuts_show_what_a_model_goes_by(server: MockServer, notes: Path, tm
         "last sentence moved": -1.0,
     }
     assert found["last sentence moved"]["differences"]["flag_accuracy"]["mcnemar_p"] < 1e-4
-    numbered = [note_of(prompt) for prompt in server.asked if note_of(prompt)[0].isdigit()]
+    numbered = [note for note in asked(server) if note[0].isdigit()]
     assert {"0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home."} < {
         *numbered
     }
@@ -316,6 +331,6 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path, arguments: tuple[Any, .
     assert done.exit_code == 2 and says in done.output
 
 
-def test_notes_under_agreement_are_sent_where_it_was_signed(server: MockServer, tmp_path: Path) -> None:
+def test_notes_under_agreement_are_sent_where_it_was_signed(server: ChatServer, tmp_path: Path) -> None:
     uw = write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
     results(server, uw, tmp_path, "--i-have-the-uw-agreement")

@@ -37,7 +37,7 @@ def test_a_served_model_plays_each_note_several_times(server: ChatServer, rows: 
     records = list(read_games(tmp_path / "probe.jsonl"))
     assert len(records) == 12 and len({record.uid for record in records}) == 4
     assert len({(record.uid, record.spec.index) for record in records}) == 4
-    assert "samples agree" in done.output and "selfplay.judge=llm" in done.output
+    assert "probe/agreement" in done.output and "selfplay.judge=llm" in done.output
 
 
 def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: Path, tmp_path: Path) -> None:

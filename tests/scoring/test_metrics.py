@@ -88,8 +88,7 @@ def test_order_changes_nothing(case: tuple[list[ReferenceNote], list[Prediction]
 def test_a_group_has_the_score_of_its_notes(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
     notes, predictions = case
     groups = score(notes, predictions, resamples=0).groups
-    for kind in ("notes", "length"):
-        assert sum(group.notes for group in groups[kind].values()) == len(notes)
+    assert sum(group.notes for group in groups["notes"].values()) == len(notes)
     for name, group in groups.get("error type", {}).items():
         alone = [n for n in notes if n.error_type == name]
         assert group.notes == len(alone)

@@ -1,27 +1,25 @@
 """A chat server's answers, faults and habits, as everyone who asks for a turn meets them."""
 
+import asyncio
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
-from evaluation.chat_server import MODEL, ChatServer, chat_server
-from serving import as_new, completion
+from evaluation.chat_server import MODEL, ChatServer
+from game.builders import CLEAN_NOTE
+from serving import completion
 
-from medserl_agentloop.core.chat import ChatAnswer, ChatClient
+from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
-from medserl_agentloop.core.interaction import Prompt, place
+from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
+from medserl_agentloop.evaluation.play import server_options
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, Role
 
-
-@pytest.fixture(scope="module")
-def _server() -> Iterator[ChatServer]:
-    with chat_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(_server: ChatServer) -> ChatServer:
-    return as_new(_server)
+T = TypeVar("T")
 
 
 def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()) -> ChatAnswer:
@@ -133,3 +131,72 @@ def test_no_usable_answer_says_why(server: ChatServer, answer: Any, reason: str)
     with pytest.raises(NoAnswer, match=f"^{reason}$"):
         ask(server.url)
     assert len(server.requests) == 1
+
+
+# --- a served model as a player ---
+
+
+def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
+    return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
+
+
+def play(url: str, use: Callable[[ServedModel], Awaitable[T]], **fields: Any) -> T:
+    async def played() -> T:
+        http = server_options(url, MODEL, timeout_s=5.0, retries=1).client(PATH)
+        return await use(ServedModel(http, **fields))
+
+    return asyncio.run(played())
+
+
+def reply(url: str, one: Any, **fields: Any) -> Reply:
+    return play(url, lambda player: player.reply(one, one.prompt.filled()), **fields)
+
+
+def test_the_model_gets_the_profile_s_messages_and_the_turn_s_budget_and_stop_strings(server: ChatServer) -> None:
+    reply(server.url, turn(), temperature=0.3)
+    reply(server.url, turn(stop=("</answer>",)), max_tokens=9)
+    first, second = server.requests
+    messages = load_profile().messages(Role.ASSESSOR, Category.VANILLA_BENIGN, CLEAN_NOTE)
+    assert first == {"model": MODEL, "messages": messages, "temperature": 0.3, "max_tokens": 77}
+    assert (second["max_tokens"], second["stop"], second["no_stop_trim"]) == (9, ["</answer>"], True)
+
+
+def test_a_drawn_turn_s_seed_follows_the_seed_the_note_the_game_and_the_conversation(server: ChatServer) -> None:
+    def draw(one: Any, number: int, seed: int) -> int:
+        drawn: Any = {"number": number, "budget": 5, "temperature": 0.5, "seed": seed}
+        play(server.url, lambda player: player.sample(one, one.prompt.filled(), **drawn))
+        body = server.requests[-1]
+        assert (body["max_tokens"], body["temperature"]) == (5, 0.5) and 0 <= body["seed"] < 2**31
+        return int(body["seed"])
+
+    first, again = draw(turn(), 0, 1), draw(turn(), 0, 1)
+    others = {draw(turn(), 0, 2), draw(turn("b"), 0, 1), draw(turn(), 1, 1), draw(turn(conversation="1"), 0, 1)}
+    assert first == again and len({first, *others}) == 5
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
+    assert reply(server.url + suffix, turn(prefix="Sure. ")) == Reply("?", tokens=12, prefill="Sure. ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
+)
+def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
+    server.answer = lambda role, prompt: answer
+    with pytest.raises(NoReplyError, match=reason):
+        reply(server.url, turn())
+
+
+@pytest.mark.parametrize(
+    ("models", "refusal"),
+    [
+        *((silent, None) for silent in ({"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3})),
+        ({"data": [{"id": "other-1b"}]}, "--model is one of other-1b"),
+        (401, "with --api-key-env"),
+    ],
+)
+def test_a_server_that_says_it_cannot_play_is_refused(server: ChatServer, models: Any, refusal: str | None) -> None:
+    server.models = models
+    with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
+        play(server.url, ServedModel.check)
