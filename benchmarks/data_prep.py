@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from medserl_agentloop.data.cases import with_numbers
-from medserl_agentloop.data.reader import write_rows
+from medserl_agentloop.data.reader import with_numbers, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"

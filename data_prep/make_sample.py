@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # experiments/ is in the checkout and not in the installed package
 
 from experiments.clinic import Split  # noqa: E402
-from experiments.clinic_sample import SEED, VIGNETTES, write_sample  # noqa: E402
+from experiments.clinic_sample import CASES, SEED, write_sample  # noqa: E402
 from medserl_agentloop.command_line import errors_in_one_line  # noqa: E402
 from medserl_agentloop.data.cases import NEAR_DUPLICATE  # noqa: E402
 
@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def sample(
     output: Annotated[Path, Option(help="CSV file to write.")] = HERE / "sample" / "medserl_sample.csv",
-    vignettes: Annotated[int, Option(help="Number of distinct cases.")] = VIGNETTES,
+    cases: Annotated[int, Option(help="Number of distinct cases.")] = CASES,
     seed: Annotated[int, Option(help="Seed of all choices.")] = SEED,
     split: Annotated[Split, Option(help="Wordings and facts to use.")] = Split.ANY,
     overlap: Annotated[
@@ -35,8 +35,8 @@ def sample(
 ) -> None:
     """Write notes of the toy clinic in MEDEC's format. Their facts are simplified and are NOT medical advice."""
     with errors_in_one_line("error"):
-        rows = write_sample(output, vignettes=vignettes, seed=seed, split=split, overlap=overlap)
-    typer.echo(f"{output}: {rows} rows of {vignettes} vignettes")
+        rows = write_sample(output, cases=cases, seed=seed, split=split, overlap=overlap)
+    typer.echo(f"{output}: {rows} rows of {cases} cases")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Toy-clinic vignettes in MEDEC's official nine-column CSV format.
+"""Toy-clinic cases in MEDEC's official nine-column CSV format.
 
 Called by ``data_prep/make_sample.py``. By default the committed sample; otherwise any number of notes of the wordings
 and facts that are taught or held out. The same arguments always give the same bytes. The facts in the notes are
@@ -11,11 +11,11 @@ import random
 from pathlib import Path
 
 from experiments.clinic import Split, sample_clean_note, with_error
-from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex, with_numbers
-from medserl_agentloop.data.reader import write_rows
+from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex
+from medserl_agentloop.data.reader import with_numbers, write_rows
 from medserl_agentloop.games.medical.types import ErrorType
 
-VIGNETTES = 160
+CASES = 160
 SEED = 20250
 TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in MEDEC
 _MAX_TRIES = 200
@@ -23,23 +23,23 @@ _MAX_TRIES = 200
 
 def write_sample(
     output: Path,
-    vignettes: int = VIGNETTES,
+    cases: int = CASES,
     seed: int = SEED,
     split: Split = Split.ANY,
     overlap: float = NEAR_DUPLICATE,
 ) -> int:
-    """Write distinct vignettes whose error types take turns: each one's error note, most followed by the clean twin.
+    """Write distinct cases whose error types take turns: each one's error note, most followed by the clean twin.
 
     Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams
     from which on two notes are too much alike to stand in one sample, and 1 leaves out only the same notes again. A
-    ValueError says that the world is too small for that many distinct vignettes.
+    ValueError says that the world is too small for that many distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)
     known = NearDuplicateIndex()
     texts: set[str] = set()
     rows: list[list[str]] = []
-    for number in range(vignettes):
+    for number in range(cases):
         kind = kinds[number % len(kinds)]
         for _ in range(_MAX_TRIES):
             clean = sample_clean_note(rng, split, split)
@@ -52,8 +52,8 @@ def write_sample(
                 break
         else:
             raise ValueError(
-                f"no vignette {number} that differs enough from the others was found in {_MAX_TRIES} "
-                f"tries; ask for fewer than {vignettes} vignettes"
+                f"no case {number} that differs enough from the others was found in {_MAX_TRIES} "
+                f"tries; ask for fewer than {cases} cases"
             )
         texts |= notes
         for note in notes:

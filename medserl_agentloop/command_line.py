@@ -43,6 +43,7 @@ def say(console: Console, line: str) -> None:
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
     """End the program with exit code 2 and one line for an error that the user can mend; ``who`` begins the line.
 
+    Each of the error's notes is a line as well.
     Where a command can say what is left after Ctrl-C, ``stopped``, the code is 130 then.
     """
     import typer  # slow, and the core takes nothing but `visible` from here
@@ -57,6 +58,7 @@ def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None
     except (ValueError, OSError) as error:
         file = isinstance(error, OSError) and error.filename
         reason = f"{error.filename}: {error.strerror}" if file else str(error)  # type: ignore[union-attr]
-        # A newline in a file name must not make it look like something else.
-        typer.echo(f"{who}: {visible(' '.join(reason.split()))}", err=True)
+        for line in (f"{who}: {reason}", *getattr(error, "__notes__", ())):
+            # A newline in a file name must not make it look like something else.
+            typer.echo(visible(" ".join(line.split())), err=True)
         raise typer.Exit(2) from None

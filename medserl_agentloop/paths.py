@@ -67,6 +67,59 @@ def find_object(
     return found
 
 
+LONGEST_NOTE = 100_000
+"""Characters that a note may have, wherever one is read. MEDEC's longest has a few thousand."""
+_LARGEST_CHUNK = 1 << 28
+_LARGEST_PROMPT = 2 * LONGEST_NOTE  # a parquet file holds prompts as well
+
+
+def regular_file(path: Path) -> Path:
+    """``path``, unless it is a device, a pipe or a folder, which a ValueError refuses: reading them may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: give a file, not a device, a pipe or a folder.")
+    return path
+
+
+def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
+    """The table of a parquet file, whose texts are measured before they are read into memory.
+
+    A long text compresses well, and is stored once for all rows that repeat it: 20 kB can hold gigabytes.
+
+    Raises:
+        ValueError: It is no regular file, or a text is longer than any note and its prompt.
+        OSError, pyarrow.ArrowException: It is missing, or no parquet file.
+    """
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(regular_file(path))
+    leaves = [file.schema.column(at) for at in range(len(file.schema))]
+    groups = (file.metadata.row_group(at) for at in range(file.metadata.num_row_groups))
+    for chunk in (group.column(at) for group in groups for at in range(group.num_columns)):
+        # A character has at most four bytes.
+        if chunk.total_uncompressed_size > min(_LARGEST_CHUNK, (1 + chunk.num_values) * 4 * _LARGEST_PROMPT):
+            raise ValueError(
+                f"{path}: column {chunk.path_in_schema} has {chunk.total_uncompressed_size >> 20} MiB for "
+                f"{chunk.num_values} values; a note has at most {LONGEST_NOTE:,} characters, and a row group of a "
+                f"column {_LARGEST_CHUNK >> 20} MiB."
+            )
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    for batch in pq.ParquetFile(path, read_dictionary=texts).iter_batches(columns=columns):
+        if (longest := max(map(_longest_text, batch.columns), default=0)) > 4 * _LARGEST_PROMPT:
+            raise ValueError(f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} characters.")
+    return pq.read_table(path, columns=columns)
+
+
+def _longest_text(array: Any) -> int:
+    """Bytes of the longest text in an Arrow array that was read with dictionaries."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(array.type):
+        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    nested = array.flatten() if pa.types.is_nested(array.type) else []
+    return max(map(_longest_text, nested if isinstance(nested, list) else [nested]), default=0)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
@@ -136,7 +189,7 @@ MANIFEST = "manifest.json"
 """Says of the files of a data set, beside which it is, what is in them."""
 DIFFERS = (
     f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
-    f"or the file was changed since; write the folder again with data_prep/medec_to_parquet.py, or remove {MANIFEST} "
+    f"or the file was changed since; write the folder again with medserl data convert, or remove {MANIFEST} "
     "if the change was meant"
 )
 

@@ -46,7 +46,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Case:
-    """A held-out vignette: its correct note, the note with an error, and what kind of error that is."""
+    """A held-out case: its correct note, the note with an error, and what kind of error that is."""
 
     clean: str
     wrong: str
@@ -55,7 +55,7 @@ class Case:
 
 
 def held_out_cases(count: int, seed: int) -> list[Case]:
-    """Vignettes in held-out wordings with held-out facts; the same for the same arguments."""
+    """Cases in held-out wordings with held-out facts; the same for the same arguments."""
     rng, cases = random.Random(seed), []
     for _ in range(count):
         clean = sample_clean_note(rng, Split.HELD_OUT, Split.HELD_OUT)

@@ -150,7 +150,7 @@ def prepare_data(folder: Path, mix: str) -> None:
     if (folder / "manifest.json").exists():
         return
     tools, notes = ROOT / "data_prep", folder / "toy_clinic.csv"
-    sample = ["--vignettes", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
+    sample = ["--cases", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
     rows = ["--input", notes, "--profile", PROFILE, "--mix", mix, "--output", folder]
     for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
         subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
@@ -162,7 +162,7 @@ def calibrate_liar(report: Path) -> None:
         return
     notes = read_files([report.parent / "toy_clinic.csv"])
     sources = {source.file: source.sha256 for source in notes.reports}
-    edits = known_edits(notes.vignettes, None, CASES_SEED)
+    edits = known_edits(notes.cases, None, CASES_SEED)
     measured = calibrate(MedicalConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
     write_report(measured, report)
     console.print(f"{report}: sensitivity {measured.sensitivity}, specificity {measured.specificity}")

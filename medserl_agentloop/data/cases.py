@@ -1,37 +1,33 @@
-"""One case, whatever file it came from, and how the values of a file's row are read.
+"""One case, whatever file it came from: its two notes, what contradicts itself in it, and which notes are alike.
 
-The readers write cases and ``rows.py`` turns them into rows of games. Readers of all formats read single values here,
-so that all of them accept and refuse the same things.
+``reader.py`` makes cases of files, and ``rows.py`` makes the rows of games of cases.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from pathlib import Path
-
-from ftfy import TextFixerConfig, fix_encoding
 
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Category, ErrorType
+from medserl_agentloop.games.medical.types import Category
 
-# Word overlap of a clean row with the corrected text of the error row before it. On the official
-# validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
-TWIN_OVERLAP = 0.7
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
-
-_SUBSETS = {"ms": "medec_ms", "uw": "medec_uw"}
+MEDEC_UW = "medec_uw"
+_SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
 _WORDS_PER_GRAM = 4
-_LARGEST_ID_GAP = 3
-# No guess at bytes that were lost: what stands in their place is text.
-_MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
-_UNUSABLE = re.compile("[\0\ud800-\udfff]")
-_NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
+# De-identification marks of MEDEC-UW, such as <NAME/>. No note of MEDEC-MS has one.
+_MARKS_OF_UW = re.compile(r"<[A-Z][A-Z _-]*/>")
+
+
+class MedecFormatError(ValueError):
+    """An input file is not what it should be; the message is a sentence that names file, row and column.
+
+    Of several problems the message has the first one and their number, and the exception's notes have the next nine.
+    """
 
 
 class EditTag(str, Enum):
@@ -45,29 +41,21 @@ class EditTag(str, Enum):
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """One numbered sentence, under the number that the source gave it."""
-
-    id: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Vignette:
+class Case:
     """One case: its error note, its clean note, or both. The unit of splitting."""
 
-    vignette_id: str  # that of its error row, else of its only row
+    case_id: str  # that of its error row, else of its only row; the column ``vignette_id`` of all files
     error_note: str | None
     clean_note: str | None
     source_sha256: str  # of the file it was read from
     twin_text_id: str | None = None  # the clean row of the same case, where the file has one
     twin_note: str | None = None  # its text, often with its sentences in another order
     clean_from_twin: bool = False  # the error row has no corrected text: the twin's text stands in
-    error_type: ErrorType | None = None
+    error_type: str | None = None  # in MEDEC's spelling if it is one of MEDEC's five, else the source's own word
     error_sentence: str | None = None
     corrected_sentence: str | None = None
     error_sentence_id: int = -1  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
-    sentences: tuple[Sentence, ...] = ()  # those of the note named by ``vignette_id``, with the source's numbers
+    sentences: Mapping[int, str] = field(default_factory=dict)  # of the row ``case_id``, by the source's numbers
     categories: tuple[Category, ...] | None = None  # those that the source asks for; None where it leaves them open
 
     @property
@@ -78,13 +66,17 @@ class Vignette:
     @property
     def text_ids(self) -> tuple[str, ...]:
         """Every source row that belongs to the case."""
-        return (self.vignette_id, self.twin_text_id) if self.twin_text_id else (self.vignette_id,)
+        return (self.case_id, self.twin_text_id) if self.twin_text_id else (self.case_id,)
 
-    @property
+    @cached_property
     def subset(self) -> str:
-        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its id."""
-        prefix = re.split(r"[-_]", self.vignette_id, maxsplit=1)[0].lower()
-        return _SUBSETS.get(prefix, prefix or "unnamed")
+        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its id.
+
+        A note with MEDEC-UW's marks is of MEDEC-UW, whatever its id says.
+        """
+        prefix = re.split(r"[-_]", self.case_id, maxsplit=1)[0].lower()
+        of_uw = any(map(_MARKS_OF_UW.search, self.notes))
+        return MEDEC_UW if of_uw else _SUBSETS.get(prefix, prefix or "unnamed")
 
     @property
     def pair_source(self) -> str:
@@ -108,13 +100,41 @@ class Vignette:
         exchanged = any(wrong[:at] + new + wrong[at + len(old) :] == right for at in places)
         return EditTag.LOCAL if exchanged else EditTag.NON_LOCAL
 
+    @property
+    def contradiction(self) -> str:
+        """Why notes and sentences cannot belong together; empty if they can, or if the source names no sentence.
 
-def same_case(clean_note: str, corrected_note: str) -> bool:
-    """Whether two notes describe the same case, with their sentences in any order."""
-    words_a, words_b = (Counter(re.findall(r"\w+", text.casefold())) for text in (clean_note, corrected_note))
-    total = words_a.total() + words_b.total()
-    overlap = 2 * (words_a & words_b).total() / total if total else 1.0  # Dice coefficient, 0 to 1
-    return overlap >= TWIN_OVERLAP
+        White space does not count. A correction that is in neither note is no contradiction: MedErrBench words the
+        corrected sentence and the corrected note independently.
+        """
+        if self.error_note is None or not self.error_sentence:
+            return ""
+        wrong, right = one_line(self.error_note), one_line(self.clean_note or "")
+        old, new = one_line(self.error_sentence), one_line(self.corrected_sentence or "")
+        if old not in wrong:
+            return "the error sentence is not in the error note"
+        if right and new and new not in right and (new in wrong or old in right or right in new):
+            return "the corrected sentence is not in the corrected note"
+        listed = one_line(self.sentences.get(self.error_sentence_id, ""))
+        # A list in one piece, as MedErrBench has it, names no sentence by its number.
+        if len(self.sentences) > 1 and not (listed and (old in listed or listed in old)):
+            return "the sentence of that number is another one"
+        return ""
+
+
+def mostly_wrong(contradicting: Sequence[tuple[str, str]], compared: int) -> str:
+    """The sentence that refuses rows of which more than half contradict themselves; empty where fewer do.
+
+    ``contradicting`` are ids and reasons.
+    """
+    if 2 * len(contradicting) <= compared:
+        return ""
+    examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in contradicting[:3])
+    return (
+        f"{len(contradicting)} of {compared} error rows contradict themselves ({examples}); this is what exchanged "
+        "columns look like, the two notes or the two sentences, and sentence numbers that begin with another number "
+        "than the list"
+    )
 
 
 def four_grams(text: str) -> frozenset[str]:
@@ -162,222 +182,8 @@ def near_duplicates(
             yield name, others[match[0]][0], match[1]
 
 
-class MedecFormatError(ValueError):
-    """An input file is not what it should be; the message is a sentence that names file, row and column."""
-
-
-@dataclass(frozen=True)
-class RowPlace:
-    """Where a row stands, for error messages. ``row`` counts records (not lines) from 1."""
-
-    file: str
-    row: int
-    text_id: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}, row {self.row}" + (f" ({shown(self.text_id)})" if self.text_id else "")
-
-    def of(self, text_id: str) -> RowPlace:
-        """The same place, with the id of its row."""
-        return replace(self, text_id=text_id)
-
-    def error(self, column: str, value: str, instead: str) -> MedecFormatError:
-        """An error about one value."""
-        return MedecFormatError(f"{self}, column {column!r}: found {shown(value)}; {instead}.")
-
-
-def _count(label: str) -> int:
-    return field(default=0, metadata={"label": label})
-
-
-@dataclass
-class ReadReport:
-    """What became of one input's records; the readers count, and the labels say what.
-
-    ``records == dropped_empty + pairs + twins + clean_only + error_only``: nothing else is lost. OpenRLHF
-    files are the exception: up to four of their rows are about one case.
-    """
-
-    file: str = ""
-    sha256: str = ""  # of the file; of the rows where the input is a data set
-    records: int = _count("records read")
-    dropped_empty: int = _count("= empty records, dropped")
-    pairs: int = _count("+ pairs (error note and clean note)")
-    twins: int = _count("+ clean rows that are a pair's twin")
-    clean_only: int = _count("+ clean notes without an error note")
-    error_only: int = _count("+ error notes without a clean note")
-    pairs_by_twin: int = _count("pairs whose clean note is the twin's")
-    non_local_edits: int = _count("pairs edited in more than one place")
-    no_op_edits: int = _count("pairs without a real edit (no-op)")
-    unlisted_error_sentences: int = _count("error sentence number not in the list")
-    joined: int = _count("OpenRLHF rows joined with their case")
-    repaired: int = _count("rows in which misread characters were put right")
-    uw_rows: int = _count("rows of MEDEC-UW")
-    unknown_origin: int = _count("OpenRLHF rows that may be of MEDEC-UW")
-    error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
-    not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
-
-
-@dataclass
-class Intake:
-    """One input: its report, the row of every text id in all inputs so far, whether misread UTF-8 is put right."""
-
-    claims: dict[str, RowPlace]
-    repair: bool = False
-    report: ReadReport = field(default_factory=ReadReport)
-
-    def read(self, path: Path) -> str:
-        """The text of a file; its name and its hash go to the report."""
-        text, self.report.sha256 = read_text(path)
-        self.report.file = path.name
-        return text
-
-    def drop_empty(self) -> None:
-        """Count a row without any content."""
-        self.report.records += 1
-        self.report.dropped_empty += 1
-
-    def claim(self, place: RowPlace) -> None:
-        """Count a row with content."""
-        self.report.records += 1
-        first = self.claims.setdefault(place.text_id, place)
-        if first is not place:
-            raise MedecFormatError(
-                f"{place}: this text id is already that of {first.file}, row {first.row}; "
-                "give every row its own id, and do not pass the same notes twice."
-            )
-
-    def text_of(self, cells: dict[str, str]) -> dict[str, str]:
-        """The cells, with misread UTF-8 put right where that was asked for."""
-        if not self.repair:
-            return cells
-        repaired = {name: repair_encoding(value) for name, value in cells.items()}
-        self.report.repaired += repaired != cells
-        return repaired
-
-
-def read_text(path: Path) -> tuple[str, str]:
-    """A file's text, which must be UTF-8, and the hash of its bytes."""
-    try:
-        content = path.read_bytes()
-        # Surrogates pass here so that the row they stand in can be named; optional_text refuses them.
-        text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
-        raise MedecFormatError(f"{path}: {reason}.") from error
-    except UnicodeDecodeError as error:
-        if b"\0" in content:  # UTF-16: there are no rows to name
-            reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8"
-            raise MedecFormatError(f"{path}: {reason}.") from error
-        # Such a byte becomes a surrogate from U+DC80 on, for the same reason.
-        text = content.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
-    if not content.strip():
-        raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    return text, hashlib.sha256(content).hexdigest()
-
-
-def optional_text(place: RowPlace, column: str, value: str) -> str | None:
-    """The text of a cell, with LF line ends and no outer white space; None where it is empty or the literal ``NA``.
-
-    Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes
-    and would give the label away.
-    """
-    if bad := _UNUSABLE.search(value):
-        if "\udc80" <= bad[0] <= "\udcff":
-            raise MedecFormatError(
-                f"{place}, column {column!r}: character {bad.start()} is the byte 0x{ord(bad[0]) - 0xDC00:02x}, which "
-                "is not UTF-8; save the file as UTF-8 and try again."
-            )
-        name = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
-        raise MedecFormatError(
-            f"{place}, column {column!r}: character {bad.start()} is {name} (U+{ord(bad[0]):04X}), "
-            "which no tokenizer can read; write the intended character or remove it."
-        )
-    text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
-    return None if text in ("", "NA") else text
-
-
-def required_text(place: RowPlace, column: str, value: str, what: str) -> str:
-    """The text of a cell that must have one; ``what`` says what belongs there."""
-    text = optional_text(place, column, value)
-    if text is None:
-        raise place.error(column, value, f"write {what}")
-    return text
-
-
-def error_flag(place: RowPlace, column: str, value: str) -> bool:
-    """Whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
-    text = value.strip().lower()
-    number = {"true": 1, "false": 0}.get(text, _whole_number(text))
-    if number not in (0, 1):
-        raise place.error(column, value, "write 1 for a note with an error and 0 for a correct one")
-    return number == 1
-
-
-def sentence_number(place: RowPlace, column: str, value: str) -> int:
-    """The number of a sentence; -1 where there is none."""
-    text = value.strip()
-    number = -1 if text in ("", "NA") else _whole_number(text)
-    if number is None or number < -1:
-        raise place.error(column, value, "write the number of a sentence (0, 1, ...), or -1 for none")
-    return number
-
-
-def error_type(place: RowPlace, column: str, value: str) -> ErrorType | None:
-    """The canonical error type; None where the cell is absent."""
-    text = optional_text(place, column, value)
-    kind = None if text is None else ErrorType.parse(text)
-    if text is not None and kind is None:
-        raise place.error(column, value, "write one of " + ", ".join(t.value for t in ErrorType) + ", or NA")
-    return kind
-
-
-def numbered_sentences(text: str | None) -> tuple[Sentence, ...]:
-    """Split MEDEC's ``Sentences`` column, keeping the source's own numbers.
-
-    A line opens a sentence when it carries the next number. A larger one opens a sentence too if
-    the numbers between are truly missing; otherwise it is a continuation line that happens to begin
-    with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
-    """
-    lines = [(_NUMBERED_LINE.match(line), line) for line in (text or "").split("\n")]
-    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
-    sentences: list[tuple[int, list[str]]] = []
-    for at, (match, line) in enumerate(lines):
-        number = int(match[1]) if match else -1
-        previous = sentences[-1][0] if sentences else -1
-        skipped = range(previous + 1, number)
-        missing = len(skipped) <= _LARGEST_ID_GAP and all(last_line_of.get(n, -1) < at for n in skipped)
-        if match and number > previous and missing:
-            sentences.append((number, [match[2] or ""]))
-        elif sentences:
-            sentences[-1][1].append(line)
-        elif line.strip():
-            sentences.append((-1, [line]))
-    return tuple(Sentence(number, "\n".join(parts).strip()) for number, parts in sentences)
-
-
-def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
-    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
-    return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
-
-
-def repair_encoding(text: str) -> str:
-    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine signs stay."""
-    return fix_encoding(text, _MISREAD_ONLY)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def shown(value: str) -> str:
     """A value for a message; a long one is described, because it may be a patient's note."""
     if not value.strip():
         return "an empty cell"
     return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
-
-
-def _whole_number(text: str) -> int | None:
-    """The number that ``1``, ``01``, ``1.0`` or ``-1`` spells; None for anything else."""
-    return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None

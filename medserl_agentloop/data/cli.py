@@ -16,8 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
-from medserl_agentloop.data.cases import ReadReport
-from medserl_agentloop.data.reader import ReadResult, read_files
+from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
@@ -29,9 +28,12 @@ from medserl_agentloop.data.rows import (
     Mix,
     SplitRows,
     build_eval_rows,
+    convert_files,
     format_mix,
     labels_of,
     mix_of,
+    refuse_uw,
+    write_parquet,
 )
 from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, resource
@@ -81,14 +83,8 @@ def convert(options: ConvertOptions) -> None:
 
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
-    from medserl_agentloop.data import conversion
-
-    read, val_ids = conversion.read_inputs(options)
-    _refuse_uw(read, options.i_have_the_uw_agreement, options.not_medec_uw)
-    made, across_splits = conversion.make_rows(read, options, val_ids)
-    if not options.dry_run:
-        conversion.write(options, made, read.reports, across_splits)
-    console, mix = Console(), options.shares(read.vignettes)
+    read, made = convert_files(options)
+    console, mix = Console(), options.shares(read.cases)
     _print_input(console, read.reports)
     _print_rows(console, made, mix)
     counts = {
@@ -98,20 +94,21 @@ def convert(options: ConvertOptions) -> None:
     }
     _show_left_out(console, counts)
     for report in read.reports:
-        for why in dict.fromkeys(why for _, why in report.not_joined):
-            _say_some(console, f"not joined: {report.file}, {why}", [i for i, of in report.not_joined if of == why])
-    similar = [f"train {p['train']}, val {p['val']} (4-gram Jaccard {p['similarity']:.2f})" for p in across_splits]
-    if similar:
-        _say_some(console, "warning: near-duplicates across the splits", similar)
-    if made.no_validation:
+        _say_why(console, f"left out: {report.file}", report.contradictions)
+        _say_why(console, f"not joined: {report.file}", report.not_joined)
+        if report.not_joined and (untyped := report.error_types.get("unknown", 0)):
+            say(console, f"{report.file}: {untyped} error notes have no error type; --join MEDEC's file may have them")
+    for name in made.off_mix:
         say(
             console,
-            "warning: the input is too small for a validation split at this mix, so every case is for training and "
-            "val.parquet has no rows; give more input or --val-input, or train with data.val_files=train.parquet",
+            f"warning: {name}.parquet has too few cases for the mix, so some categories have fewer rows than their "
+            "share; give more input, or --val-input for validation",
         )
+    if not made.val:
+        say(console, "warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
-    if unused and options.mix == DEFAULT_MIX and mix_of(read.vignettes):
+    if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
         say(console, f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
     say(console, f"mix {format_mix(mix)}, seed {options.seed}, profile {options.profile}")
     for name, written in (("train", made.train), ("val", made.val)):
@@ -141,7 +138,7 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.conversion import load_tokenizer
+    from medserl_agentloop.data.rows import load_tokenizer
     from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
@@ -172,7 +169,7 @@ def sft(
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
     splits_of: Annotated[
-        Path | None, Option(help="Folder written by medec_to_parquet.py: every case keeps the split it has there.")
+        Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
     not_medec_uw: NotUw = False,
@@ -182,13 +179,12 @@ def sft(
     With --from-games they are a model's own turns instead, those that were valid, readable and right.
 
     What self-play validates on must not be taught here. With the same input, --val-fraction and --seed,
-    medec_to_parquet.py puts a case on the same side; if it was told to leave cases out, or given files
+    medserl data convert puts a case on the same side; if it was told to leave cases out, or given files
     for validation, give its folder with --splits-of.
     """
     import pyarrow.parquet as pq
 
     from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.data.conversion import write_parquet
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits, rows_for_self_play, rows_of_games
     from medserl_agentloop.games.medical.records import read_games
 
@@ -203,11 +199,9 @@ def sft(
             made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
         else:
             read = read_files(inputs)
-            _refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
+            refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
             split_of = read_splits(splits_of) if splits_of else None
-            made = build_sft_rows(
-                read.vignettes, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of
-            )
+            made = build_sft_rows(read.cases, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
@@ -236,18 +230,17 @@ def evaluation_rows(
         str, Option(help="What the metrics call the set, e.g. panel; by default each note's collection.")
     ] = "",
     first_index: Annotated[
-        int, Option(min=0, help="Index of the first row; indices of files used together must differ.")
+        int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
-    from medserl_agentloop.data.conversion import write_parquet
 
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         rows, read = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
-        _refuse_uw(read, i_have_the_uw_agreement)
+        refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)
     console, sources = Console(), Counter(row["data_source"] for row in rows)
@@ -256,24 +249,10 @@ def evaluation_rows(
     say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
-def _refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
-    rows, unknown = (sum(getattr(r, name) for r in read.reports) for name in ("uw_rows", "unknown_origin"))
-    if rows and not agreed:
-        raise ValueError(
-            f"the input has {rows} MEDEC-UW rows, which may be used only under a signed agreement; "
-            "if you have signed it, add --i-have-the-uw-agreement."
-        )
-    if unknown and not (agreed or not_uw):
-        files = ", ".join(report.file for report in read.reports if report.unknown_origin)
-        raise ValueError(
-            f"{files}: {unknown} rows without an id, and neither a name (ms, uw) nor --join says which collection they "
-            "are from; add --not-medec-uw if none is from MEDEC-UW, or --i-have-the-uw-agreement if you have signed it."
-        )
-
-
 def _print_input(console: Console, reports: Sequence[ReadReport]) -> None:
     counts = {field.name: field.metadata["label"] for field in fields(ReadReport) if field.metadata}
-    rows = ([label, *(getattr(report, name) for report in reports)] for name, label in counts.items())
+    rows = [[label, *(getattr(report, name) for report in reports)] for name, label in counts.items()]
+    rows = [row for row in rows if any(row[1:])]
     _show(console, "Input", [""], [report.file for report in reports], rows)
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
     _show(console, "Error types", ["type"], ["cases"], types.most_common())
@@ -311,10 +290,11 @@ def _print_report(console: Console, report: Report) -> None:
     _show(console, "Checks", ["check", "result"], [], results)
 
 
-def _say_some(console: Console, what: str, items: Sequence[str]) -> None:
-    """How many there are, and the first of them; the manifest has all."""
-    more = ", ..." if len(items) > SHOWN else ""
-    say(console, f"{what} ({len(items)}): {', '.join(items[:SHOWN])}{more}")
+def _say_why(console: Console, what: str, rows: Sequence[tuple[str, str]]) -> None:
+    """For each reason how many rows there are, and the first of them; the manifest has all."""
+    for why in dict.fromkeys(why for _, why in rows):
+        ids = [row_id for row_id, of in rows if of == why]
+        say(console, f"{what}, {why} ({len(ids)}): {', '.join(ids[:SHOWN])}{', ...' if len(ids) > SHOWN else ''}")
 
 
 def _show(

@@ -2,16 +2,15 @@
 
 Called by the ``medserl data`` commands and evaluation. The formats:
 
-- MEDEC's nine columns, one row per note, error rows and their clean twins: its own CSV, or a Hugging Face data set: a
-  local folder, or ``hf:NAME`` from the hub; ``hf:NAME:SPLIT`` takes one split, otherwise all of them are read.
+- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins.
 - One JSON object per line: a pair of an error note and its corrected note.
 - One OpenRLHF row per line, ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
-  note and a category, without an id and an error type; these are found by looking the note up in MEDEC's own files.
+  note and a category without an id, which is found by looking the note up in MEDEC's own files.
   What such rows are made from, ``{game_category, error_note, clean_note, error_type}``, lacks the id alone. Rows of one
   case become one case that serves exactly the categories of its rows, so that ``--mix`` chooses among the rows given
   and a case stays in one split.
 
-A new file format is a function from text and ``Intake`` to cases, called in ``_open``.
+A new file format is a function from text and ``_Intake`` to cases, called in ``_open``.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medserl_agentloop.data import cases as cell
+from ftfy import TextFixerConfig, fix_encoding
+
 from medserl_agentloop.data.cases import (
+    MEDEC_UW,
+    Case,
     EditTag,
-    Intake,
     MedecFormatError,
     NearDuplicateIndex,
-    ReadReport,
-    RowPlace,
-    Vignette,
-    first_line,
-    read_text,
-    same_case,
+    mostly_wrong,
+    shown,
 )
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+from medserl_agentloop.paths import LONGEST_NOTE, regular_file
 
 COLUMNS = (
     "Text ID",
@@ -54,156 +52,366 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
-_COLUMNS_OF_AN_ERROR = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
-_LARGEST_CELL = 1 << 24
-HUB = "hf:"
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
 _PAIR_KEYS = (*REQUIRED_KEYS, "error_type", "error_sentence", "corrected_sentence")
 _WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
 _OPENRLHF_KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)
-_NO_TYPE = ("unknown", "none")
+_ABSENT = ("", "na", "n/a", "nan", "none", "null")  # in lower case: how MEDEC, pandas and JSON spell no value
+_NO_TYPE = "unknown"
+_LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
+_LONGEST_TYPE = 40
+_SHOWN_PROBLEMS = 10
+# Word overlap of a clean row with the corrected text of the error row before it. On the official
+# validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
+_TWIN_OVERLAP = 0.7
+_LARGEST_ID_GAP = 3
+# No guess at bytes that were lost: what stands in their place is text.
+_MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 # Which collection a file's or folder's name speaks of, and a value beside the notes, such as an id.
 _COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
 _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
 
-NoteJoin = Mapping[str, Vignette]  # text of a note, white space aside -> the first case that has it
+NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
+
+
+def _count(label: str) -> int:
+    return field(default=0, metadata={"label": label})
+
+
+@dataclass
+class ReadReport:
+    """What became of one input's records; the readers count, and the labels say what.
+
+    ``records == dropped_empty + pairs + twins + clean_only + error_only + contradicting``: nothing else is lost.
+    OpenRLHF files are the exception: up to four of their rows are about one case.
+    """
+
+    file: str = ""
+    sha256: str = ""
+    records: int = _count("records read")
+    dropped_empty: int = _count("= empty records, dropped")
+    pairs: int = _count("+ pairs (error note and clean note)")
+    twins: int = _count("+ clean rows that are a pair's twin")
+    clean_only: int = _count("+ clean notes without an error note")
+    error_only: int = _count("+ error notes without a clean note")
+    contradicting: int = _count("+ rows that contradict themselves, left out")
+    pairs_by_twin: int = _count("pairs whose clean note is the twin's")
+    non_local_edits: int = _count("pairs edited in more than one place")
+    no_op_edits: int = _count("pairs without a real edit (no-op)")
+    unlisted_error_sentences: int = _count("error sentence number not in the list")
+    joined: int = _count("OpenRLHF rows joined with their case")
+    repaired: int = _count("rows in which misread characters were put right")
+    uw_rows: int = _count("rows of MEDEC-UW")
+    unknown_origin: int = _count("OpenRLHF rows that may be of MEDEC-UW")
+    error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
+    contradictions: list[tuple[str, str]] = field(default_factory=list)  # id of each of these rows, and why
+    not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
 
 
 class ReadResult(NamedTuple):
     """The cases of all files in file order, and one report per file."""
 
-    vignettes: list[Vignette]
+    cases: list[Case]
     reports: list[ReadReport]
 
 
-def read_files(paths: Iterable[Path | str], *, join: Sequence[Path] = (), repair_encoding: bool = False) -> ReadResult:
+def read_files(
+    paths: Iterable[Path], *, join: Sequence[Path] = (), repair_encoding: bool = False, as_published: bool = False
+) -> ReadResult:
     """Read every input and make sure that no row occurs in two of them; a MedecFormatError says what is not right.
 
     The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``, UTF-8 that was read as
-    cp1252 is put right in every field alike.
+    cp1252 is put right in every field alike. With ``as_published``, every row is a case of its own, its texts exactly
+    as they stand in the file, and the id of a clean twin's case is that of its error row.
     """
-    cases = _cases_of(join, repair_encoding) if join else None
-    claims: dict[str, RowPlace] = {}
-    vignettes: list[Vignette] = []
+    joined = _cases_of(join, repair_encoding) if join else None
+    claims: dict[str, str] = {}
+    cases: list[Case] = []
     file_of: dict[str, str] = {}
     reports: list[ReadReport] = []
     for path in paths:
-        intake = Intake(claims, repair_encoding)
-        members = list(_open(path, intake, cases))
+        intake = _Intake(claims, repair_encoding, as_published)
+        members = list(_open(path, intake, joined))
         file = intake.report.file
-        if again := [case.vignette_id for case in members if case.vignette_id in file_of]:
+        if problems := intake.problems:
+            error = MedecFormatError(problems[0])
+            if more := problems[1:_SHOWN_PROBLEMS]:
+                error = MedecFormatError(f"{problems[0]} There are {len(problems)} such problems.")
+                for problem in more:
+                    error.add_note(problem)
+            raise error
+        if again := [case.case_id for case in members if case.case_id in file_of]:
             raise MedecFormatError(
                 f"{file}: {len(again)} of its {len(members)} cases are also in {file_of[again[0]]} (the first is "
                 f"{again[0]!r}); give every case once, for training or for validation, and leave one of the files out."
             )
-        vignettes += members
-        file_of |= {case.vignette_id: file for case in members}
-        _count(intake.report, members)
+        cases += members
+        file_of |= {case.case_id: file for case in members}
+        _count_cases(intake.report, members)
         reports.append(intake.report)
-    if not vignettes:
+    if not cases:
         raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
-    return ReadResult(vignettes, reports)
+    return ReadResult(cases, reports)
 
 
 def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:
     """The cases by the text of their notes."""
     for path in join:
-        if path.suffix == ".jsonl" and _has_key(read_text(path)[0], "data_type"):
+        if path.suffix == ".jsonl" and _has_key(_read_text(path)[0], "data_type"):
             raise MedecFormatError(
                 f"{path}: an OpenRLHF file with 'data_type' has no error types to join with; give --join MEDEC's CSV, "
                 "a .jsonl file of pairs, or the file with 'game_category' that the OpenRLHF file was made from."
             )
-    cases: dict[str, Vignette] = {}
-    for case in read_files(join, repair_encoding=repair_encoding).vignettes:
+    cases: dict[str, Case] = {}
+    for case in read_files(join, repair_encoding=repair_encoding).cases:
         for note in case.notes:
             cases.setdefault(one_line(note), case)
     return cases
 
 
-def _open(path: Path | str, intake: Intake, cases: NoteJoin | None) -> Iterator[Vignette]:
+@dataclass
+class _Intake:
+    """One input while it is read: the row of every text id in all inputs so far, its report, what is wrong in it."""
+
+    claims: dict[str, str]
+    repair: bool
+    as_published: bool
+    report: ReadReport = field(default_factory=ReadReport)
+    problems: list[str] = field(default_factory=list)
+
+    def cells(self, place: str, values: dict[str, str]) -> _Cells:
+        """A row's values, with misread UTF-8 put right where that was asked for."""
+        if self.repair:
+            before, values = values, {name: repair_encoding(value) for name, value in values.items()}
+            self.report.repaired += values != before
+        return _Cells(place, values, self.as_published)
+
+    def drop_empty(self) -> None:
+        """Count a row without any content."""
+        self.report.records += 1
+        self.report.dropped_empty += 1
+
+    def takes(self, cells: _Cells, text_id: str) -> bool:
+        """Count a row; whether nothing is wrong with it."""
+        self.report.records += 1
+        if first := text_id and self.claims.get(text_id):
+            cells.problems.append(
+                f"{cells.place}: this text id is already that of {first}; "
+                "give every row its own id, and do not pass the same notes twice."
+            )
+        self.claims.setdefault(text_id, cells.place)
+        self.problems += cells.problems
+        return not cells.problems
+
+    def consistent(self, cases: list[Case]) -> list[Case]:
+        """The cases that do not contradict themselves; a MedecFormatError if most do."""
+        compared = sum(case.error_note is not None and case.error_sentence is not None for case in cases)
+        wrong = {case.case_id: why for case in cases if (why := case.contradiction)}
+        if refusal := mostly_wrong(list(wrong.items()), compared):
+            raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
+        self.report.contradictions += wrong.items()
+        # Published figures are about every row of a set.
+        return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
+
+
+class _Cells:
+    """The values of one row; ``problems`` says in a sentence each what is wrong with them.
+
+    Every format is read through these methods, so that all of them accept and refuse the same things.
+    """
+
+    def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
+        self.place, self.values, self.as_published = place, values, as_published
+        self.problems: list[str] = []
+
+    def refuse(self, column: str, instead: str) -> None:
+        """Note a problem of one value."""
+        self.problems.append(f"{self.place}, column {column!r}: found {shown(self.values[column])}; {instead}.")
+
+    def text(self, column: str, needed: str = "", longest: int = LONGEST_NOTE) -> str | None:
+        """A text with LF line ends and without outer white space; None where there is none, which ``needed`` refuses.
+
+        Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes and would give
+        the label away.
+        """
+        value = self.values[column]
+        text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
+        if bad := _UNUSABLE.search(value):
+            byte = ord(bad[0]) - 0xDC00
+            what = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
+            why = f"{what} (U+{ord(bad[0]):04X}), which no tokenizer can read; write the intended character"
+            if 0x80 <= byte <= 0xFF:  # how _read_text marks it
+                why = f"the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8"
+            self.problems.append(f"{self.place}, column {column!r}: character {bad.start()} is {why}.")
+        elif len(value) > longest:
+            self.refuse(column, f"a note has at most {LONGEST_NOTE:,} characters")
+        elif text.casefold() in _ABSENT:
+            if needed:
+                self.refuse(column, f"write {needed}")
+            return None
+        return value if self.as_published else text
+
+    def note(self, column: str) -> str:
+        """A note, which must be there."""
+        return self.text(column, "the text of the note") or ""
+
+    def row_id(self, column: str, needed: str) -> str:
+        """The row's id, which the place of later problems names."""
+        text_id = (self.text(column, needed) or "").strip()
+        self.place += f" ({shown(text_id)})" if text_id else ""
+        return text_id
+
+    def flag(self, column: str) -> bool:
+        """Whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
+        text = self.values[column].strip().lower()
+        number = {"true": 1, "false": 0}.get(text, _whole_number(text))
+        if number not in (0, 1):
+            self.refuse(column, "write 1 for a note with an error and 0 for a correct one")
+        return number == 1
+
+    def sentence_number(self, column: str) -> int:
+        """The number of a sentence; -1 where there is none."""
+        text = self.values[column].strip()
+        number = -1 if text.casefold() in _ABSENT else _whole_number(text)
+        if number is None or number < -1:
+            self.refuse(column, "write the number of a sentence (0, 1, ...), or -1 for none")
+        return -1 if number is None else number
+
+    def error_type(self, column: str) -> str | None:
+        """MEDEC's name of a type, in any spelling, or the source's own word; None where there is none."""
+        word = one_line(self.text(column) or "")
+        if len(word) > _LONGEST_TYPE:
+            self.refuse(column, f"write {', '.join(ErrorType)}, a type of your own in few words, or NA")
+        kind = ErrorType.parse(word)
+        return kind.value if kind else word if word and word.lower() != _NO_TYPE else None
+
+
+def _whole_number(text: str) -> int | None:
+    """The number that ``1``, ``01``, ``1.0`` or ``-1`` spells; None for anything else."""
+    return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
+
+
+def _open(path: Path, intake: _Intake, joined: NoteJoin | None) -> Iterator[Case]:
     """The cases of an input; its name and its hash go to the report."""
-    if str(path).startswith(HUB) or Path(path).is_dir():
-        return _read_dataset(path, intake)
-    path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise MedecFormatError(
             f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
-            "nine columns, a .jsonl file of pairs or of OpenRLHF rows, or a data set as a folder or as hf:NAME."
+            "nine columns, or a .jsonl file of pairs or of OpenRLHF rows."
         )
-    text = intake.read(path)
+    text, intake.report.sha256 = _read_text(path)
+    intake.report.file = path.name
     if suffix == ".csv":
-        return _read_records(csv_records(path.name, text), intake)
+        return _read_csv(text, intake)
     if _has_key(text, "data_type", "game_category"):
-        return _read_openrlhf_rows(path, text, intake, cases)
+        return _read_openrlhf_rows(path, text, intake, joined)
     return _read_pairs(text, intake)
 
 
-def _count(report: ReadReport, cases: list[Vignette]) -> None:
-    wrong = [v for v in cases if v.error_note is not None]
-    pairs = [v for v in wrong if v.clean_note is not None]
-    types = Counter(v.error_type.value if v.error_type else "unknown" for v in wrong)
+def _read_text(path: Path) -> tuple[str, str]:
+    """A file's text, which must be UTF-8, and the hash of its bytes."""
+    try:
+        content = regular_file(path).read_bytes()
+        # Surrogates pass here so that the row they stand in can be named; _Cells refuses them.
+        text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
+        raise MedecFormatError(f"{path}: {reason}.") from error
+    except UnicodeDecodeError as error:
+        if b"\0" in content:  # UTF-16: there are no rows to name
+            reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+            raise MedecFormatError(f"{path}: {reason}.") from error
+        # Such a byte becomes a surrogate from U+DC80 on, for the same reason.
+        text = content.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
+    if not content.strip():
+        raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
+    return text, hashlib.sha256(content).hexdigest()
+
+
+def _count_cases(report: ReadReport, cases: list[Case]) -> None:
+    wrong = [case for case in cases if case.error_note is not None]
+    pairs = [case for case in wrong if case.clean_note is not None]
     report.pairs = len(pairs)
-    report.pairs_by_twin = sum(v.clean_from_twin for v in pairs)
-    report.twins = sum(v.twin_text_id is not None for v in cases)
+    report.pairs_by_twin = sum(case.clean_from_twin for case in pairs)
+    report.twins = sum(case.twin_text_id is not None for case in cases)
     report.clean_only = len(cases) - len(wrong)
     report.error_only = len(wrong) - len(pairs)
-    report.no_op_edits = sum(v.edit_tag is EditTag.NO_OP for v in cases)
-    report.non_local_edits = sum(v.edit_tag is EditTag.NON_LOCAL for v in cases)
+    report.contradicting = len(report.contradictions)
+    report.no_op_edits = sum(case.edit_tag is EditTag.NO_OP for case in cases)
+    report.non_local_edits = sum(case.edit_tag is EditTag.NON_LOCAL for case in cases)
     report.unlisted_error_sentences = sum(
-        v.error_sentence_id not in {sentence.id for sentence in v.sentences} for v in wrong if v.sentences
+        case.error_sentence_id not in case.sentences for case in wrong if case.sentences
     )
-    report.error_types = dict(sorted(types.items()))
-    report.uw_rows = sum(len(v.text_ids) for v in cases if v.subset == "medec_uw")
+    report.error_types = dict(sorted(Counter(case.error_type or _NO_TYPE for case in wrong).items()))
+    report.uw_rows = len({text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids})
 
 
-def _read_records(records: Iterable[tuple[RowPlace, dict[str, str]]], intake: Intake) -> Iterator[Vignette]:
+# -- MEDEC's CSV ---------------------------------------------------------------------------------------------------
+
+
+def _read_csv(text: str, intake: _Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
-    rows: dict[str, Vignette] = {}
-    for place, cells in records:
-        if not any(cell.strip() for cell in cells.values()):
+    rows: list[Case] = []
+    for place, values in _csv_records(text, intake):
+        if not any(value.strip() for value in values.values()):
             intake.drop_empty()
             continue
-        case = case_of_row(place, intake.text_of(cells), intake.report.sha256)
-        intake.claim(place.of(case.vignette_id))
-        rows[case.vignette_id] = case
+        cells = intake.cells(place, values)
+        case = _case_of_row(cells, intake.report.sha256)
+        if intake.takes(cells, case.case_id):
+            rows.append(case)
+    by_id = {row.case_id: row for row in intake.consistent(rows)}
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
     error_row_of: dict[str, str] = {}
-    for text_id, row in rows.items():
-        if twin := _twin(row, rows):
-            error_row_of.setdefault(twin.vignette_id, text_id)
-    twin_of = {text_id: rows[twin_id] for twin_id, text_id in error_row_of.items()}
-    for text_id, row in rows.items():
-        if twin := twin_of.get(text_id):
-            row = replace(row, twin_text_id=twin.vignette_id, twin_note=twin.clean_note)
-            if row.clean_note is None:
-                row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
-        if text_id not in error_row_of:
+    for text_id, row in by_id.items():
+        if twin := _twin(row, by_id):
+            error_row_of.setdefault(twin.case_id, text_id)
+    twin_of = {text_id: by_id[twin_id] for twin_id, text_id in error_row_of.items()}
+    for text_id, row in by_id.items():
+        if intake.as_published:
+            case_id = error_row_of.get(text_id)
+            yield replace(row, case_id=case_id, twin_text_id=text_id, clean_from_twin=True) if case_id else row
+        elif text_id not in error_row_of:
+            if twin := twin_of.get(text_id):
+                row = replace(row, twin_text_id=twin.case_id, twin_note=twin.clean_note)
+                if row.clean_note is None:
+                    row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
             yield row
 
 
-def csv_records(file: str, text: str) -> Iterator[tuple[RowPlace, dict[str, str]]]:
-    """Every record after the header, its cells by column name as the CSV parser gives them; no cells if it is empty."""
-    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_CELL))
+def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
+    """Place and cells by column of every record after the header; no cells if it is empty."""
+    file = intake.report.file
+    csv.field_size_limit(_LARGEST_CELL)
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     row = 0
     try:
         header = [name.strip() for name in next(reader, ())]
-        _check_header(file, header)
+        times = Counter(header)
+        problems = [f"column {name!r} is missing" for name in COLUMNS if name not in times]
+        problems += [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
+        if problems:
+            raise MedecFormatError(
+                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."
+            )
         for row, cells in enumerate(reader, start=1):
-            place = RowPlace(file, row)
-            empty = not any(cell.strip() for cell in cells)
-            if not empty and len(cells) != len(header):
-                raise MedecFormatError(
+            place = f"{file}, row {row}"
+            if not any(cell.strip() for cell in cells):
+                yield place, {}
+            elif len(cells) == len(header):
+                yield place, dict(zip(header, cells, strict=True))
+            else:
+                intake.problems.append(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
                     "put cells that contain commas, quotes or line breaks in double quotes."
                 )
-            yield place, {} if empty else dict(zip(header, cells, strict=True))
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
-        raise MedecFormatError(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.") from error
+        intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
@@ -212,100 +420,91 @@ def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
 
-def _check_header(file: str, header: list[str]) -> None:
-    """Raise MedecFormatError where one of MEDEC's columns is missing or occurs twice."""
-    times = Counter(header)
-    missing = [f"column {name!r} is missing" for name in COLUMNS if name not in times]
-    repeated = [f"column {cell.shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
-    if problems := missing + repeated:
-        raise MedecFormatError(
-            f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."
-        )
-
-
-def case_of_row(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
+def _case_of_row(cells: _Cells, sha256: str) -> Case:
     """One row as a case of its own, its twin aside."""
-    text_id = cell.required_text(place, "Text ID", cells["Text ID"], "the row's id, such as ms-train-0")
-    place = place.of(text_id)
-    note = cell.required_text(place, "Text", cells["Text"], "the text of the note")
-    sentences = cell.numbered_sentences(cell.optional_text(place, "Sentences", cells["Sentences"]))
-    has_error = cell.error_flag(place, "Error Flag", cells["Error Flag"])
-    error_type = cell.error_type(place, "Error Type", cells["Error Type"])
-    number = cell.sentence_number(place, "Error Sentence ID", cells["Error Sentence ID"])
-    texts = {column: cell.optional_text(place, column, cells[column]) for column in _COLUMNS_OF_AN_ERROR}
-    if has_error != (number >= 0):
+    text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
+    note = cells.note("Text")
+    sentences = numbered_sentences(cells.text("Sentences", longest=_LARGEST_CELL))
+    has_error = cells.flag("Error Flag")
+    error_type = cells.error_type("Error Type")
+    number = cells.sentence_number("Error Sentence ID")
+    error_sentence, corrected_sentence, corrected_text = texts = [
+        cells.text(column) for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
+    ]
+    if has_error != (number >= 0) and not cells.problems:
         what = "an error: write the number of the wrong sentence, or flag 0"
         instead = f"the row's flag says that it has {what if has_error else 'no error: write -1, or flag 1'}"
-        raise place.error("Error Sentence ID", cells["Error Sentence ID"], instead)
-    for column, text in texts.items():
-        if not has_error and text is not None:
-            raise place.error(column, cells[column], "the row's flag says that it has no error: write NA, or flag 1")
+        cells.refuse("Error Sentence ID", instead)
+    for column, text in zip(("Error Type", *COLUMNS[6:]), (error_type, *texts), strict=True):
+        if not has_error and text is not None and not cells.problems:
+            cells.refuse(column, "the row's flag says that it has no error: write NA, or flag 1")
     # The corrected text goes before the twin's: it differs from the error note in the error only,
     # while a twin often has its sentences in another order, which would tell the two labels apart.
-    return Vignette(
-        vignette_id=text_id,
+    return Case(
+        case_id=text_id,
         error_note=note if has_error else None,
-        clean_note=texts["Corrected Text"] if has_error else note,
+        clean_note=corrected_text if has_error else note,
         source_sha256=sha256,
         error_type=error_type,
-        error_sentence=texts["Error Sentence"],
-        corrected_sentence=texts["Corrected Sentence"],
+        error_sentence=error_sentence,
+        corrected_sentence=corrected_sentence,
         error_sentence_id=number,
         sentences=sentences,
     )
 
 
-def _twin(row: Vignette, rows: Mapping[str, Vignette]) -> Vignette | None:
+def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
     """The clean row of the same case as an error row: the next id of the same series, if the text agrees."""
-    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.vignette_id, re.DOTALL)
+    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.case_id, re.DOTALL)
     if row.error_note is None or not numbered:
         return None
     prefix, digits = numbered.groups()
     twin = rows.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
     if twin is None or twin.error_note is not None or twin.clean_note is None:
         return None
-    return twin if same_case(twin.clean_note, row.clean_note or row.error_note) else None
+    # The same words, with the sentences in any order.
+    one, two = (Counter(re.findall(r"\w+", t.casefold())) for t in (twin.clean_note, row.clean_note or row.error_note))
+    total = one.total() + two.total()
+    overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
+    return twin if overlap >= _TWIN_OVERLAP else None
 
 
-def _read_dataset(path: Path | str, intake: Intake) -> Iterator[Vignette]:
-    """The cases of a data set, a folder or a name on the hub; its hash is that of its rows."""
-    name = str(path) if str(path).startswith(HUB) else Path(path).name
-    digest = hashlib.sha256()
-    records: list[tuple[RowPlace, dict[str, str]]] = []
-    for split, data in _load(str(path)).items():
-        _check_header(f"{name} ({split})", list(data.column_names))
-        for row in data.select_columns(list(COLUMNS)):
-            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-            # As the CSV would spell it; an absent value is an empty cell, and NaN is what differs from itself.
-            cells = {key: "" if value is None or value != value else str(value) for key, value in row.items()}
-            records.append((RowPlace(name, len(records) + 1), cells))  # counted over all splits
-    intake.report.file, intake.report.sha256 = name, digest.hexdigest()
-    return _read_records(records, intake)
+def numbered_sentences(text: str | None) -> dict[int, str]:
+    """MEDEC's ``Sentences`` column by the source's own numbers; -1 is text before the first one.
+
+    A line opens a sentence when it carries the next number. A larger one opens a sentence too if
+    the numbers between are truly missing; otherwise it is a continuation line that happens to begin
+    with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
+    """
+    lines = [(_NUMBERED_LINE.match(line), line) for line in re.split(r"\r\n?|\n", text or "")]
+    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
+    sentences: dict[int, list[str]] = {}
+    current = -1
+    for at, (match, line) in enumerate(lines):
+        number = int(match[1]) if match else -1
+        skipped = range(current + 1, number)
+        missing = len(skipped) <= _LARGEST_ID_GAP and all(last_line_of.get(n, -1) < at for n in skipped)
+        if match and number > current and missing:
+            current = number
+            sentences[number] = [match[2] or ""]
+        elif sentences:
+            sentences[current].append(line)
+        elif line.strip():
+            sentences[-1] = [line]
+    return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
 
 
-def _load(path: str) -> dict[str, Any]:
-    """The data set's splits by name."""
-    # Imported here: it takes a second, and most inputs are files.
-    import datasets
-    import huggingface_hub
+def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
+    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
+    return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
 
-    repository, _, split = path.removeprefix(HUB).partition(":")
-    saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    try:
-        if path.startswith(HUB):
-            if not huggingface_hub.constants.HF_HUB_OFFLINE:
-                # Asked once before: load_dataset goes on trying for half a minute.
-                huggingface_hub.HfApi().dataset_info(repository, timeout=10.0)
-            data = datasets.load_dataset(repository, split=split or None)
-        else:
-            data = datasets.load_from_disk(path) if saved else datasets.load_dataset(path)
-    except Exception as error:  # the library's errors have no common base
-        raise MedecFormatError(
-            f"{path}: cannot be loaded as a data set ({first_line(error)}); give a folder written by "
-            "datasets.save_to_disk, one with .parquet, .csv or .jsonl files, or hf:NAME of a data set on the hub; "
-            "HF_HUB_OFFLINE=1 takes one that was loaded before without asking the hub."
-        ) from error
-    return dict(data) if isinstance(data, dict) else {"all": data}
+
+def repair_encoding(text: str) -> str:
+    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine signs stay."""
+    return fix_encoding(text, _MISREAD_ONLY)
+
+
+# -- objects, one on each line -------------------------------------------------------------------------------------
 
 
 def _has_key(text: str, *keys: str) -> bool:
@@ -314,99 +513,104 @@ def _has_key(text: str, *keys: str) -> bool:
     return any(f'"{key}"' in first for key in keys)
 
 
-def _read_pairs(text: str, intake: Intake) -> Iterator[Vignette]:
+def _read_pairs(text: str, intake: _Intake) -> Iterator[Case]:
     """One case per line."""
-    for place, values, _ in _objects(text, intake, _PAIR_KEYS):
-        text_id = cell.required_text(place, "note_id", values["note_id"], "the pair's id, such as ms-train-0")
-        place = place.of(text_id)
-        intake.claim(place)
-        yield Vignette(
-            vignette_id=text_id,
-            error_note=_note(place, "incorrect_note", values),
-            clean_note=_note(place, "correct_note", values),
-            error_sentence=cell.optional_text(place, "error_sentence", values["error_sentence"]),
-            corrected_sentence=cell.optional_text(place, "corrected_sentence", values["corrected_sentence"]),
-            error_type=cell.error_type(place, "error_type", values["error_type"]),
+    cases: list[Case] = []
+    for _, cells, _ in _objects(text, intake, _PAIR_KEYS):
+        case = Case(
+            case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
+            error_note=cells.note("incorrect_note"),
+            clean_note=cells.note("correct_note"),
+            error_sentence=cells.text("error_sentence"),
+            corrected_sentence=cells.text("corrected_sentence"),
+            error_type=cells.error_type("error_type"),
             source_sha256=intake.report.sha256,
         )
+        if intake.takes(cells, case.case_id):
+            cases.append(case)
+    return iter(intake.consistent(cases))
 
 
-def _read_openrlhf_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> Iterator[Vignette]:
+def _read_openrlhf_rows(path: Path, text: str, intake: _Intake, join: NoteJoin | None) -> Iterator[Case]:
     """Every row with the case that its note belongs to."""
-    joined: dict[str, Vignette] = {}
-    alone: dict[tuple[str | int, ...], Vignette] = {}
+    joined: dict[str, Case] = {}
+    alone: dict[tuple[str | int, ...], Case] = {}
     asked: defaultdict[str, set[Category]] = defaultdict(set)
     stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "openrlhf"
     of_file = _COLLECTION.findall(f"{path.absolute().parent.name}/{path.name}")
-    for place, values, others in _objects(text, intake, _OPENRLHF_KEYS):
-        category, error, clean = _category_and_notes(place, values)
-        case = _case((error if category.seed_label is Label.HARMFUL else clean) or "", category, join)
+    for row, cells, others in _objects(text, intake, _OPENRLHF_KEYS):
+        category, error, clean = _category_and_notes(cells)
+        if category is None:
+            intake.takes(cells, "")
+            continue
+        case = _case(category, error, clean, join)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
-        # The collection is the beginning of an id: see Vignette.subset. In doubt it is the one with a licence.
+        # The collection is the beginning of an id: see Case.subset. In doubt it is the one with a licence.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
-        if isinstance(case, Vignette):
+        if isinstance(case, Case):
             if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
                 intake.report.unknown_origin += not named
-                case = replace(case, vignette_id="_".join([*named, case.vignette_id]))
-            intake.claim(place.of(f"{case.vignette_id}/{category.value}"))
-            intake.report.joined += 1
-            joined[case.vignette_id] = case
+                case = replace(case, case_id="_".join([*named, case.case_id]))
+            if intake.takes(cells, f"{case.case_id}/{category.value}"):
+                intake.report.joined += 1
+                joined[case.case_id] = case
         else:
-            intake.report.unknown_origin += not named
-            name = f"{'_'.join([*named, stem])}-{place.row}"
-            intake.claim(place.of(name))
+            name = f"{'_'.join([*named, stem])}-{row}"
+            new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
+            intake.report.unknown_origin += not named and new.subset != MEDEC_UW
+            intake.takes(cells, name)
             intake.report.not_joined.append((name, case))
-            kind = "" if values["error_type"].lower() in _NO_TYPE else values["error_type"]
-            error_type = cell.error_type(place, "error_type", kind)
-            key = (one_line(error), one_line(clean)) if error and clean else (place.row,)
-            case = alone.setdefault(key, Vignette(name, error, clean, intake.report.sha256, error_type=error_type))
-        asked[case.vignette_id].add(category)
+            key = (one_line(error), one_line(clean)) if error and clean else (row,)
+            case = alone.setdefault(key, new)
+        asked[case.case_id].add(category)
     for case in (*joined.values(), *_paired(list(alone.values()))):
         wanted = set[Category]().union(*(asked[text_id] for text_id in case.text_ids))
         in_order = tuple(category for category in Category if category in wanted)
         yield replace(case, categories=in_order, source_sha256=intake.report.sha256)
 
 
-def _category_and_notes(place: RowPlace, values: dict[str, str]) -> tuple[Category, str | None, str | None]:
-    """What a row asks for, its error note and its clean note."""
+def _category_and_notes(cells: _Cells) -> tuple[Category | None, str | None, str | None]:
+    """What a row asks for, its error note and its clean note; no category if it is wrong."""
+    values = cells.values
     key = "game_category" if values["game_category"] else "data_type"
     known = [category.value for category in Category]
     if values[key] not in known:
-        raise place.error(key, values[key], f"write one of {', '.join(known)}")
+        cells.refuse(key, f"write one of {', '.join(known)}")
+        return None, None, None
     category = Category(values[key])
     harmful = category.seed_label is Label.HARMFUL
-    if key == "game_category":
-        _note(place, "error_note" if harmful else "clean_note", values)
-        notes = {name: cell.optional_text(place, name, values[name]) for name in ("error_note", "clean_note")}
-        return category, notes["error_note"], notes["clean_note"]
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
-    if values["completion"].strip() not in ("", expected):
-        instead = f"the completion of a {category.value} row is {expected!r}"
-        raise place.error("completion", values["completion"], instead)
-    if values["prompt"]:
-        note = _note(place, "prompt", values)
+    if key == "game_category":
+        needed = "the text of the note"
+        notes = cells.text("error_note", needed * harmful), cells.text("clean_note", needed * (not harmful))
     else:
-        key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
-        if values[other].strip():
-            raise place.error(other, values[other], f"a {category.value} row has its note under {key!r} alone")
-        note = _note(place, key, values)
-    return (category, note, None) if harmful else (category, None, note)
+        key, other = "prompt", ""
+        if not values["prompt"]:
+            key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
+        if other and values[other].strip():
+            cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
+        elif values["completion"].strip() not in ("", expected):
+            cells.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
+        note = cells.note(key)
+        notes = (note, None) if harmful else (None, note)
+    return None if cells.problems else category, *notes
 
 
-def _case(note: str, category: Category, join: NoteJoin | None) -> Vignette | str:
+def _case(category: Category, error: str | None, clean: str | None, join: NoteJoin | None) -> Case | str:
     """The row's case in ``join``, or the reason why there is none."""
     if join is None:
         return "no --join file was given"
-    case = join.get(one_line(note))
+    harmful = category.seed_label is Label.HARMFUL
+    note = one_line((error if harmful else clean) or "")
+    case = join.get(note)
     if case is None:
         return "its note is in no --join file"
-    seed = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
-    if seed is None or one_line(seed) != one_line(note):
-        return f"{category.value} does not start from this note of {case.vignette_id}"
+    if one_line((case.error_note if harmful else case.clean_note) or "") != note:
+        return f"{category.value} does not start from this note of {case.case_id}"
     return case
 
 
-def _paired(cases: list[Vignette]) -> Iterator[Vignette]:
+def _paired(cases: list[Case]) -> Iterator[Case]:
     """The cases; an error note without a clean one gets the most similar clean note that has no error note.
 
     Without ids this is how the two rows of a case are known, which must not stand in two splits.
@@ -414,51 +618,50 @@ def _paired(cases: list[Vignette]) -> Iterator[Vignette]:
     wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
     index = NearDuplicateIndex(case.error_note or "" for case in wrong)
     matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]
-    twin_of: dict[str, Vignette] = {}
+    twin_of: dict[str, Case] = {}
     taken: set[str] = set()
     for _, number, at in sorted(matches):
-        if wrong[number].vignette_id not in twin_of and right[at].vignette_id not in taken:
-            twin_of[wrong[number].vignette_id] = right[at]
-            taken.add(right[at].vignette_id)
+        if wrong[number].case_id not in twin_of and right[at].case_id not in taken:
+            twin_of[wrong[number].case_id] = right[at]
+            taken.add(right[at].case_id)
     for case in cases:
-        if twin := twin_of.get(case.vignette_id):
-            case = replace(case, clean_note=twin.clean_note, twin_text_id=twin.vignette_id, clean_from_twin=True)
-        if case.vignette_id not in taken:
+        if twin := twin_of.get(case.case_id):
+            case = replace(case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True)
+        if case.case_id not in taken:
             yield case
 
 
-def _objects(text: str, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[RowPlace, dict[str, str], list[str]]]:
-    """The texts of every line's object, absent ones as ``""``, and those of other keys; passes over blank lines."""
+def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tuple[int, _Cells, list[str]]]:
+    """Every line's number, the texts of its object, absent ones as ``""``, and those of other keys."""
     # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
     for row, line in enumerate(io.StringIO(text, newline="\n"), start=1):
-        place = RowPlace(intake.report.file, row)
+        place = f"{intake.report.file}, row {row}"
         if not line.strip():
             intake.drop_empty()
             continue
         try:
             values = json.loads(line, object_pairs_hook=_once)
         except MedecFormatError as error:
-            raise MedecFormatError(f"{place}: {error}") from error
+            intake.problems.append(f"{place}: {error}")
+            continue
         except (ValueError, RecursionError) as error:
-            raise MedecFormatError(f"{place}: not valid JSON ({error}); write one object per line.") from error
+            intake.problems.append(f"{place}: not valid JSON ({error}); write one object per line.")
+            continue
         if not isinstance(values, dict):
-            raise MedecFormatError(
-                f"{place}: found a JSON {type(values).__name__}; write an object with the keys {', '.join(keys)}."
-            )
+            kind = type(values).__name__
+            intake.problems.append(f"{place}: found a JSON {kind}; write an object with the keys {', '.join(keys)}.")
+            continue
+        texts = {key: "" if values.get(key) is None else str(values[key]) for key in keys}
+        cells = intake.cells(place, texts)
         for key in keys:
             if not isinstance(values.get(key), str | None):
-                raise place.error(key, str(values[key]), "write a JSON string")
-        others = [value for key, value in values.items() if key not in keys and isinstance(value, str)]
-        yield place, intake.text_of({key: values.get(key) or "" for key in keys}), others
+                cells.refuse(key, "write a JSON string")
+        yield row, cells, [value for key, value in values.items() if key not in keys and isinstance(value, str)]
 
 
 def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(items)
     if len(values) < len(items):  # json would keep the last value
         key = Counter(key for key, _ in items).most_common(1)[0][0]
-        raise MedecFormatError(f"key {cell.shown(key)} occurs twice; write every key of an object once.")
+        raise MedecFormatError(f"key {shown(key)} occurs twice; write every key of an object once.")
     return values
-
-
-def _note(place: RowPlace, key: str, values: dict[str, str]) -> str:
-    return cell.required_text(place, key, values[key], "the text of the note")

@@ -1,43 +1,79 @@
-"""Cases -> the rows of ``train.parquet`` and ``val.parquet``; official sets -> evaluation rows.
+"""Cases -> the rows of ``train.parquet`` and ``val.parquet``, and these files; official sets -> evaluation rows.
 
-Called by the ``medserl data`` commands, evaluation rows also by scoring. Everything here is a function of the
-cases and the plan: the same ones give the same rows in the same order.
+Called by the ``medserl data`` commands, evaluation rows also by scoring. All rows are a function of the cases and the
+plan: the same ones give the same rows in the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import platform
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
+from importlib.metadata import version
+from itertools import product
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
-from medserl_agentloop.data.cases import EditTag, MedecFormatError, RowPlace, Vignette, read_text
-from medserl_agentloop.data.reader import ReadResult, case_of_row, csv_records, read_files
+from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, near_duplicates
+from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Label, Role, VanillaAttacker
+from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
 DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"
 AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: every row is kept
-NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
-INPUTS = "MEDEC's CSV, a .jsonl of pairs or OpenRLHF rows, or a data set: a folder or hf:NAME. Repeatable."
+INPUTS = "MEDEC's CSV, or a .jsonl of pairs or OpenRLHF rows. Repeatable."
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
 NOT_UW = "State that no OpenRLHF row of unknown origin is from MEDEC-UW."
 PROFILE = "Prompt profile: a name, or the path of a folder."
+_NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
+_PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
+_ROW_GROUP = 2000
 
-Row = dict[str, Any]  # one parquet row, as ``conversion.SCHEMA`` declares it
+
+def _texts(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "string")
+
+
+# Declared, not inferred: inference gives a column that is empty in one file the null type, and files
+# whose types differ cannot be concatenated.
+MESSAGES = pa.list_(pa.struct(_texts("role", "content")))
+_FACTS = {
+    "index": "int64",
+    **_texts("split", "subset", "text_id", "vignette_id", "category", "target_label", "seed_note"),
+    **_texts("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"),
+    "error_sentence_id": "int64",
+    "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
+    **_texts("pair_source", "edit_tag", "source_sha256"),
+}
+SCHEMA: Any = pa.schema(
+    {
+        **_texts("data_source", "agent_name"),
+        "prompt": MESSAGES,
+        "ability": "string",
+        "reward_model": pa.struct(_texts("style", "ground_truth")),
+        "extra_info": pa.struct(_FACTS),
+    }
+)
+
+Row = dict[str, Any]  # one parquet row, as ``SCHEMA`` declares it
 Mix = Mapping[Category, int]  # shares in the smallest whole numbers
 Exclusions = defaultdict[str, list[tuple[str, str | None]]]
 """What gives no row, or not every row it could: reason -> id and detail of each."""
@@ -80,7 +116,7 @@ class RowPlan(BaseModel):
         """Share of cases that goes to the validation split."""
         return 0.1 if self.val_fraction is None else self.val_fraction
 
-    def shares(self, cases: Iterable[Vignette]) -> Mix:
+    def shares(self, cases: Iterable[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
         if not self.keeps_all:
             return parse_mix(self.mix)
@@ -94,9 +130,9 @@ class RowPlan(BaseModel):
 class ConvertOptions(RowPlan):
     """What ``medserl data convert`` is asked for: its options by name."""
 
-    input: list[str] = Field(min_length=1, description=INPUTS)
+    input: list[Path] = Field(min_length=1, description=INPUTS)
     output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
-    val_input: list[str] | None = Field(None, description="Input whose cases all go to the validation split.")
+    val_input: list[Path] | None = Field(None, description="Input whose cases all go to the validation split.")
     join: list[Path] | None = Field(None, description="File to look up the cases of OpenRLHF rows in. Repeatable.")
     exclude_near_duplicates_of: list[Path] | None = Field(
         None, description="Leave out cases that are nearly the same as one of this file. Repeatable."
@@ -104,11 +140,13 @@ class ConvertOptions(RowPlan):
     repair_encoding: bool = Field(
         False, description="Put right UTF-8 that was read as another encoding, in all fields."
     )
-    max_prompt_tokens: int | None = Field(None, ge=1, description="Longest first prompt, in tokens.")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Leave out, and name, cases with a first prompt of more tokens."
+    )
     tokenizer: str | None = Field(None, description="Name or folder of the tokenizer that counts.")
-    on_overlong: Literal["error", "exclude"] = Field("error", description="What to do with longer prompts.")
     dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
+    drop_medec_uw: bool = Field(False, description="Leave out MEDEC-UW rows, and count them.")
     not_medec_uw: bool = Field(False, description=NOT_UW)
 
 
@@ -122,7 +160,7 @@ class SplitRows:
     # By split, for the manifest: its cases, those without a row, those that can serve a category, rows made of it.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     sharing_a_note: int = 0  # cases that share a note with another one; they went to one split together
-    no_validation: bool = False  # all cases are for training, because those for validation are too few for the mix
+    off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix: each category has fewer
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -157,7 +195,7 @@ def parse_mix(text: str) -> dict[Category, int]:
     return {category: int(shares[category.value] * scale) for category in Category if shares.get(category.value)}
 
 
-def mix_of(cases: Iterable[Vignette]) -> dict[Category, int]:
+def mix_of(cases: Iterable[Case]) -> dict[Category, int]:
     """The shares that the categories have in rows that name them; empty where none does."""
     named = Counter(category for case in cases for category in case.categories or ())
     scale = gcd(*named.values())
@@ -169,68 +207,194 @@ def format_mix(mix: Mix) -> str:
     return ",".join(f"{category.value}={share}" for category, share in mix.items())
 
 
+def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
+    """Read the input, make the rows of both splits, and write them unless it is a dry run.
+
+    A ValueError says what is not right: an option, a file with its row, or that the mix cannot be met.
+    """
+    if options.val_input and options.val_fraction is not None:
+        raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
+    inputs = [*options.input, *(options.val_input or ())]
+    reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
+    read = reading(inputs)
+    exclusions: Exclusions = defaultdict(list)
+    cases = read.cases
+    if options.drop_medec_uw:
+        dropped = [case for case in cases if case.subset == MEDEC_UW]
+        exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [(case.case_id, None) for case in dropped]
+        cases = [case for case in cases if case.subset != MEDEC_UW]
+    refuse_uw(read._replace(cases=cases), options.i_have_the_uw_agreement, options.not_medec_uw)
+    val_files = {report.sha256 for report in read.reports[len(options.input) :]}
+    val_ids = {case.case_id for case in cases if case.source_sha256 in val_files} if options.val_input else None
+    if options.exclude_near_duplicates_of:
+        others = reading(options.exclude_near_duplicates_of)
+        cases = _without_near_duplicates(cases, others.cases, exclusions)
+    if options.max_prompt_tokens is not None:
+        cases = _without_overlong(cases, options, options.max_prompt_tokens, exclusions)
+    try:
+        made = build_rows(cases, options, exclusions, val_ids)
+    except ValueError as error:
+        hint = f" Or give --mix {AS_GIVEN}: every row in its own category." if mix_of(cases) else ""
+        if overlap := exclusions[_NOT_FOR_TRAINING]:
+            hint = (
+                f" {len(overlap)} cases share a note with a case of --val-input, so they cannot be trained on as well "
+                f"({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, or give it a file of other cases."
+            )
+        raise ValueError(f"{error}{hint}") from error
+    if not options.dry_run:
+        _write(options, made, read.reports)
+    return read, made
+
+
+def refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
+    """Raise ValueError for rows of MEDEC-UW, or of an origin that nobody stated, without the agreement."""
+    of_uw = [case for case in read.cases if case.subset == MEDEC_UW]
+    if of_uw and not agreed:
+        rows = len({text_id for case in of_uw for text_id in case.text_ids})
+        raise ValueError(
+            f"the input has {rows} MEDEC-UW rows of {len({case.case_id for case in of_uw})} cases, by their ids, their "
+            "file's name or marks such as <NAME/>. They may be used only under a signed agreement: if you have signed "
+            "it, add --i-have-the-uw-agreement; medserl data convert leaves them out with --drop-medec-uw."
+        )
+    unknown = sum(report.unknown_origin for report in read.reports)
+    if unknown and not (agreed or not_uw):
+        files = ", ".join(report.file for report in read.reports if report.unknown_origin)
+        raise ValueError(
+            f"{files}: {unknown} rows without an id, and neither a name (ms, uw) nor --join says which collection they "
+            "are from; add --not-medec-uw if none is from MEDEC-UW, or --i-have-the-uw-agreement if you have signed it."
+        )
+
+
+def _without_near_duplicates(cases: Sequence[Case], others: Sequence[Case], exclusions: Exclusions) -> list[Case]:
+    """The cases none of whose notes is a near-duplicate of a note of ``others``."""
+    notes, of_others = ([(case.case_id, note) for case in each for note in case.notes] for each in (cases, others))
+    likest: dict[str, tuple[float, str]] = {}
+    for case_id, other, similarity in near_duplicates(notes, of_others):
+        if similarity > likest.get(case_id, (0.0, ""))[0]:
+            likest[case_id] = similarity, f"{other} (4-gram Jaccard {similarity:.2f})"
+    exclusions["near-duplicate of a case to stay clear of"] += [(case_id, why) for case_id, (_, why) in likest.items()]
+    return [case for case in cases if case.case_id not in likest]
+
+
+def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int, exclusions: Exclusions) -> list[Case]:
+    """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
+    if options.tokenizer is None:
+        raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
+    encoder = ProfileEncoder(load_tokenizer(options.tokenizer), load_profile(options.profile))
+    overlong: dict[str, str] = {}
+    for case, category in product(cases, options.shares(cases)):
+        if note := seed_note(case, category):
+            length = len(encoder.of(category.first_role(options.vanilla_attacker), category, note).ids)
+            if length > limit:
+                overlong[case.case_id] = f"{category.value}: {length} tokens, limit {limit}"
+    exclusions["overlong prompt"] += overlong.items()
+    return [case for case in cases if case.case_id not in overlong]
+
+
+def load_tokenizer(path: str) -> Any:
+    """A model's tokenizer; a ValueError if it cannot be loaded, or has no chat template."""
+    # Imported here: it takes seconds, and conversion needs it for --max-prompt-tokens alone.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # the library's errors have no common base
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"tokenizer {path}: cannot be loaded ({reason}); give --tokenizer the folder or name of the model to train."
+        ) from error
+    if not tokenizer.chat_template:
+        raise ValueError(f"tokenizer {path}: it has no chat template; give --tokenizer that of an instruct model.")
+    return tokenizer
+
+
+def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
+    """Write rows; no rows give a file with the columns alone."""
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
+
+
+def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadReport]) -> None:
+    """Write all three files into the output folder, or none; the same data set gives the same bytes."""
+    for row in (*made.train, *made.val):
+        # A profile that forgets the note would train on nothing.
+        if row["extra_info"]["seed_note"] not in row["prompt"][-1]["content"]:
+            raise ValueError(
+                f"the prompt of {row['extra_info']['text_id']} does not contain its note; "
+                "write {{ note }} in every template of the profile."
+            )
+    with all_or_none(options.output) as place:
+        outputs = {}
+        for split, rows in (("train", made.train), ("val", made.val)):
+            path = place / f"{split}.parquet"
+            write_parquet(rows, path)
+            outputs[path.name] = {"rows": len(rows), "labels": labels_of(rows), "sha256": sha256_of(path)}
+        account = {
+            "format": 1,
+            "options": {f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()},
+            "versions": {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}},
+            "sources": [asdict(source) for source in sources],
+            "outputs": outputs,
+            "splits": made.reports,
+            "exclusions": [
+                {"reason": reason, "count": len(rows), "rows": [{"id": i, "detail": d} for i, d in rows]}
+                for reason, rows in made.exclusions.items()
+            ],
+        }
+        text = json.dumps(account, ensure_ascii=False, default=str, indent=1)
+        (place / MANIFEST).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
 def build_rows(
-    cases: Sequence[Vignette],
+    cases: Sequence[Case],
     plan: RowPlan,
     exclusions: Exclusions | None = None,
-    val_ids: Iterable[str] | None = None,
+    val_ids: set[str] | None = None,
 ) -> SplitRows:
     """Split the cases, choose those that serve each category, and make their rows.
 
     ``exclusions`` are those of cases that were left out before; more are added. ``val_ids`` are the cases that were
-    given for validation: they are the validation split, whatever the plan's fraction. If the plan cannot be met
-    exactly, a ValueError says what to change.
+    given for validation: they are the validation split, whatever the plan's fraction. If the plan cannot be met,
+    a ValueError says what to change.
     """
     mix, profile = plan.shares(cases), load_profile(plan.profile)
     exclusions = defaultdict(list) if exclusions is None else exclusions
-    usable = _usable(cases, mix, exclusions)
-    splits, sharing = _split(usable, plan, None if val_ids is None else set(val_ids), exclusions)
-    no_validation = False
-    if val_ids is None and 0 < plan.fraction < 1 and plan.rows is None:
-        few = _eligible(splits["val"], mix)
-        no_validation = any(few[category] < (1 if plan.keeps_all else share) for category, share in mix.items())
-    if no_validation:
-        splits = {"train": splits["train"] + splits["val"], "val": []}
+    splits, sharing = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
     total = sum(map(len, splits.values()))
     val_share = plan.fraction if val_ids is None else len(splits["val"]) / max(1, total)
     val_rows = int((plan.rows or 0) * val_share + 0.5)
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, dict[str, Any]] = {}
+    off_mix = []
     for name, members in splits.items():
         eligible = _eligible(members, mix)
-        asked_empty = val_ids is None and plan.fraction == (0 if name == "val" else 1)
-        if asked_empty or (no_validation and name == "val"):
-            counts = dict.fromkeys(mix, 0)
-        elif plan.keeps_all:
-            counts = eligible
-        else:
+        counts = eligible
+        if not plan.keeps_all:
             counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
+            off_mix += [name] if members and plan.rows is None and any(counts[c] < mix[c] for c in mix) else []
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
-        used = {case.vignette_id for case, _ in chosen}
-        unused = sorted(case.vignette_id for case in members if case.vignette_id not in used)
+        used = {case.case_id for case, _ in chosen}
+        unused = sorted(case.case_id for case in members if case.case_id not in used)
         if unused:
             reason = f"without any row in {name}: the mix has no place for it"
             exclusions[reason] += [(case_id, None) for case_id in unused]
-        reports[name] = {
-            "vignettes": len(members),
-            "unused_vignettes": len(unused),
-            "eligible": eligible,
-            "rows": counts,
-        }
+        reports[name] = {"cases": len(members), "unused_cases": len(unused), "eligible": eligible, "rows": counts}
         for case, category in chosen:
             role, note = category.first_role(plan.vanilla_attacker), seed_note(case, category) or ""
             index = len(made["train"]) + len(made["val"])
             made[name].append(_parquet_row(case, category, role, note, name, index, profile))
-    return SplitRows(made["train"], made["val"], exclusions, reports, sharing, no_validation)
+    main = "val" if plan.fraction == 1 and val_ids is None else "train"
+    if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
+        raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
+    return SplitRows(made["train"], made["val"], exclusions, reports, sharing, off_mix)
 
 
-def _eligible(cases: Iterable[Vignette], mix: Mix) -> dict[Category, int]:
+def _eligible(cases: Iterable[Case], mix: Mix) -> dict[Category, int]:
     """How many cases can serve each category."""
     return {category: sum(seed_note(case, category) is not None for case in cases) for category in mix}
 
 
-def seed_note(case: Vignette, category: Category) -> str | None:
+def seed_note(case: Case, category: Category) -> str | None:
     """The note that a game of ``category`` starts from; None if the case cannot serve it."""
     if case.categories is not None and category not in case.categories:
         return None
@@ -241,7 +405,7 @@ def seed_note(case: Vignette, category: Category) -> str | None:
 
 
 def _parquet_row(
-    case: Vignette, category: Category, role: Role, note: str, split: str, index: int, profile: PromptProfile
+    case: Case, category: Category, role: Role, note: str, split: str, index: int, profile: PromptProfile
 ) -> Row:
     """The row of a game that starts from ``note``, with ``role``'s turn first."""
     from_twin = case.clean_from_twin and category.seed_label is Label.SAFE
@@ -256,18 +420,18 @@ def _parquet_row(
             "index": index,
             "split": split,
             "subset": case.subset,
-            "text_id": case.twin_text_id if from_twin else case.vignette_id,
-            "vignette_id": case.vignette_id,
+            "text_id": case.twin_text_id if from_twin else case.case_id,
+            "vignette_id": case.case_id,
             "category": category.value,
             "target_label": label,
             "seed_note": note,
             "error_note": case.error_note,
             "clean_note": case.clean_note,
-            "error_type": case.error_type.value if case.error_type else None,
+            "error_type": case.error_type,
             "error_sentence": case.error_sentence,
             "corrected_sentence": case.corrected_sentence,
             "error_sentence_id": case.error_sentence_id,
-            "sentences": [{"id": s.id, "text": s.text} for s in case.sentences],
+            "sentences": [{"id": number, "text": text} for number, text in case.sentences.items()],
             "pair_source": case.pair_source,
             "edit_tag": case.edit_tag.value,
             "source_sha256": case.source_sha256,
@@ -275,7 +439,7 @@ def _parquet_row(
     }
 
 
-def _usable(cases: Sequence[Vignette], mix: Mix, exclusions: Exclusions) -> list[Vignette]:
+def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Case]:
     """The cases in an order that does not depend on that of the input; notes what they cannot serve."""
     labels = {category.seed_label for category in mix}
     for case in cases:
@@ -291,14 +455,14 @@ def _usable(cases: Sequence[Vignette], mix: Mix, exclusions: Exclusions) -> list
         }
         for reason, holds in cannot_serve.items():
             if holds:
-                exclusions[reason].append((case.vignette_id, None))
+                exclusions[reason].append((case.case_id, None))
     # The digest as a little-endian number.
-    return sorted(cases, key=lambda case: hashlib.blake2b(case.vignette_id.encode(), digest_size=8).digest()[::-1])
+    return sorted(cases, key=lambda case: hashlib.blake2b(case.case_id.encode(), digest_size=8).digest()[::-1])
 
 
 def _split(
-    cases: list[Vignette], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions
-) -> tuple[dict[str, list[Vignette]], int]:
+    cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions
+) -> tuple[dict[str, list[Case]], int]:
     """The cases of ``train`` and ``val``, and how many share a note with another.
 
     Where validation input was given, training cases that share a note with it are left out.
@@ -308,7 +472,8 @@ def _split(
     val, left_out = set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
-        wanted = int(len(cases) * plan.fraction + 0.5)
+        # A small input has a case to validate on as well.
+        wanted = max(int(len(cases) * plan.fraction + 0.5), int(0 < plan.fraction < 1 < len(groups)))
         for group in groups:
             if len(val) + len(group) <= wanted:
                 val.update(group)
@@ -316,16 +481,16 @@ def _split(
         for group in several:
             validation = [case_id for case_id in group if case_id in val]
             barred = [case_id for case_id in group if validation and case_id not in val]
-            exclusions[NOT_FOR_TRAINING] += [(case_id, validation[0]) for case_id in barred]
+            exclusions[_NOT_FOR_TRAINING] += [(case_id, validation[0]) for case_id in barred]
             left_out.update(barred)
     splits = {
-        "train": [case for case in cases if case.vignette_id not in val | left_out],
-        "val": [case for case in cases if case.vignette_id in val],
+        "train": [case for case in cases if case.case_id not in val | left_out],
+        "val": [case for case in cases if case.case_id in val],
     }
     return splits, sum(map(len, several))
 
 
-def _sharing_a_note(cases: list[Vignette]) -> list[list[str]]:
+def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
     """Ids of the cases that share a note, directly or through others; most cases are a group of their own.
 
     Two ids with one note would otherwise carry it from the training into the validation split.
@@ -337,24 +502,23 @@ def _sharing_a_note(cases: list[Vignette]) -> list[list[str]]:
         for member in group:
             group_of |= dict.fromkeys(notes[member], group)
     groups = {group[0]: group for group in group_of.values()}
-    return [[cases[at].vignette_id for at in groups[first]] for first in sorted(groups)]
+    return [[cases[at].case_id for at in groups[first]] for first in sorted(groups)]
 
 
 def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:
     """How many rows of each category a split gets; ``capacity`` is how many cases can serve a category.
 
-    Without ``rows`` the most that capacity allows at this very mix; else exactly ``rows``, each category
-    within one row of its share (largest remainders).
+    Without ``rows`` the most that capacity allows at this very mix, or up to its shares where that is too few for it;
+    else exactly ``rows``, each category within one row of its share (largest remainders).
     """
     total = sum(mix.values())
     if rows is None:
-        times = max(1, min(capacity[category] // share for category, share in mix.items()))
-        counts = {category: times * share for category, share in mix.items()}
-    else:
-        counts = {category: rows * share // total for category, share in mix.items()}
-        by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
-        for category in by_remainder[: rows - sum(counts.values())]:
-            counts[category] += 1
+        times = min(capacity[category] // share for category, share in mix.items())
+        return {category: times * share or min(share, capacity[category]) for category, share in mix.items()}
+    counts = {category: rows * share // total for category, share in mix.items()}
+    by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
+    for category in by_remainder[: rows - sum(counts.values())]:
+        counts[category] += 1
     for category, count in counts.items():
         if count > capacity[category]:
             possible = min(capacity[category] * total // share for category, share in mix.items())
@@ -366,19 +530,17 @@ def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | 
     return counts
 
 
-def _choose(
-    members: list[Vignette], counts: dict[Category, int], rng: random.Random
-) -> list[tuple[Vignette, Category]]:
+def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random) -> list[tuple[Case, Category]]:
     """Seeded choice that takes cases not used yet first, so that as many as possible serve."""
     order = list(members)
     rng.shuffle(order)
     times_used: Counter[str] = Counter()
-    chosen: list[tuple[Vignette, Category]] = []
+    chosen: list[tuple[Case, Category]] = []
     for category, count in counts.items():
         eligible = [case for case in order if seed_note(case, category) is not None]
-        taken = sorted(eligible, key=lambda case: times_used[case.vignette_id])[:count]
+        taken = sorted(eligible, key=lambda case: times_used[case.case_id])[:count]
         chosen += [(case, category) for case in taken]
-        times_used.update(case.vignette_id for case in taken)
+        times_used.update(case.case_id for case in taken)
     rng.shuffle(chosen)  # order in the source goes with the label
     return chosen
 
@@ -400,32 +562,12 @@ def build_eval_rows(
     for path in paths:
         if path.suffix.lower() != ".csv":
             raise MedecFormatError(f"{path}: evaluation rows are made from MEDEC's .csv files; give such a file.")
-    # The reader refuses whatever is wrong and knows which rows are one case, but it cleans the text.
-    read = read_files(paths)
-    case_of = {text_id: case.vignette_id for case in read.vignettes for text_id in case.text_ids}
+    read = read_files(paths, as_published=True)
     rows: list[Row] = []
-    for path in paths:
-        text, sha256 = read_text(path)
-        for place, cells in csv_records(path.name, text):
-            if cells:
-                published = _as_published(place, cells, sha256)
-                category = Category.VANILLA_BENIGN if published.error_note is None else Category.VANILLA_HARMFUL
-                index = first_index + len(rows)
-                row = _parquet_row(published, category, Role.ASSESSOR, cells["Text"], EVAL_SPLIT, index, prompts)
-                row["data_source"] = f"{name or published.subset}_eval/{category.value}"
-                row["extra_info"]["vignette_id"] = case_of[published.vignette_id]
-                rows.append(row)
+    for index, case in enumerate(read.cases, start=first_index):
+        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
+        note = case.error_note or case.clean_note or ""
+        row = _parquet_row(case, category, Role.ASSESSOR, note, EVAL_SPLIT, index, prompts)
+        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
+        rows.append(row)
     return rows, read
-
-
-def _as_published(place: RowPlace, cells: Mapping[str, str], sha256: str) -> Vignette:
-    """The row as a case of its own, with its texts exactly as they stand in the file."""
-    cleaned = case_of_row(place, cells, sha256)
-    columns = {
-        "error_note": "Text",
-        "clean_note": "Text" if cleaned.error_note is None else "Corrected Text",
-        "error_sentence": "Error Sentence",
-        "corrected_sentence": "Corrected Sentence",
-    }
-    raw = {name: cells[column] for name, column in columns.items() if getattr(cleaned, name) is not None}
-    return replace(cleaned, **raw)  # type: ignore[arg-type]

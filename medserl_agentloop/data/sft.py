@@ -23,18 +23,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from medserl_agentloop.data.cases import EditTag, Vignette
-from medserl_agentloop.data.conversion import MESSAGES
-from medserl_agentloop.data.rows import Exclusions, Row, RowPlan, SplitRows, build_rows
-from medserl_agentloop.games.medical.edits import one_line, same_sentence
+from medserl_agentloop.data.cases import Case, EditTag
+from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
+from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
-from medserl_agentloop.paths import DIFFERS, differs_from_manifest
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 WRONG = "turns of games that were lost, void or never finished"
 BAD_FORM = "turns that depart from the output format or were cut off"
@@ -47,7 +45,7 @@ SFT_SCHEMA: Any = pa.schema({"messages": MESSAGES, **dict.fromkeys(_TEXTS, "stri
 
 
 def build_sft_rows(
-    vignettes: Sequence[Vignette],
+    cases: Sequence[Case],
     *,
     val_fraction: float = 0.1,
     seed: int = 42,
@@ -63,13 +61,13 @@ def build_sft_rows(
     """
     prompts = load_profile(profile)
     exclusions: Exclusions = defaultdict(list)
-    cases = []
-    for case in vignettes:
+    taught = []
+    for case in cases:
         if why := _why_not(case):
-            exclusions[why].append((case.vignette_id, None))
+            exclusions[why].append((case.case_id, None))
         else:
-            cases.append(case)
-    if not cases:
+            taught.append(case)
+    if not taught:
         raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
     why = "cases that are in neither file of --splits-of"
     if split_of is None:
@@ -77,28 +75,28 @@ def build_sft_rows(
         # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
         # benign row for every case with a clean note and leaves none out.
         plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed, profile=profile)
-        games = build_rows(vignettes, plan)
+        games = build_rows(cases, plan)
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: list[Row] = []
-    for case in cases:
-        if case.vignette_id not in split_of:
-            exclusions[why].append((case.vignette_id, None))
+    for case in taught:
+        if case.case_id not in split_of:
+            exclusions[why].append((case.case_id, None))
             continue
         answers = _answers(case, prompts)
         if Category.ADVERSARIAL_BENIGN not in answers:
-            exclusions["attacks that change more than the game's limits allow"].append((case.vignette_id, None))
+            exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
         for category, answer in answers.items():
             note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
             messages = prompts.messages(category.first_role(), category, note or "")
             source = f"{case.subset}_sft/{category.value}"
-            rows.append(_row(source, category.first_role(), category, case.vignette_id, messages, answer))
+            rows.append(_row(source, category.first_role(), category, case.case_id, messages, answer))
     if not rows:
         raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
     return _in_splits(rows, split_of, seed, exclusions)
 
 
 def read_splits(folder: Path) -> dict[str, str]:
-    """Case id -> ``train`` or ``val``, as the files of a ``medec_to_parquet.py`` folder have it.
+    """Case id -> ``train`` or ``val``, as the files of a folder of ``medserl data convert`` have it.
 
     A ValueError names a file that is missing, is not such a file, or is from another run than the manifest.
     """
@@ -108,7 +106,7 @@ def read_splits(folder: Path) -> dict[str, str]:
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
     """The rows of a self-play file whose cases are not taught, and so do not come back in self-play.
 
-    A ValueError says that the file is not one of ``medec_to_parquet.py``, or that no row is left.
+    A ValueError says that the file is not one of ``medserl data convert``, or that no row is left.
     """
     table, cases = _table(file), {row["vignette_id"] for row in taught}
     rest = table.filter(pa.array([case not in cases for case in _cases(table)]))
@@ -121,12 +119,12 @@ def _table(path: Path) -> pa.Table:
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
     try:
-        table = pq.read_table(path)
+        table = read_parquet(path)
         _cases(table)
     except (OSError, KeyError, pa.ArrowException) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
-            f"{path}: not a file of rows for self-play ({reason}); give what medec_to_parquet.py wrote."
+            f"{path}: not a file of rows for self-play ({reason}); give what medserl data convert wrote."
         ) from error
     return table
 
@@ -136,22 +134,21 @@ def _cases(table: pa.Table) -> list[str]:
     return ids
 
 
-def _why_not(case: Vignette) -> str:
+def _why_not(case: Case) -> str:
     """Why the case cannot be taught; empty if it can."""
     if case.error_note is None or case.clean_note is None:
         return "cases with only one note"
     if case.edit_tag is EditTag.NO_OP:
         return "cases whose two notes differ in letter case or white space only"
-    if case.error_type is None or not case.error_sentence or not case.corrected_sentence:
-        return "cases without an error type or without the two sentences"
-    if one_line(case.error_sentence) not in one_line(case.error_note):
-        return "cases whose error sentence is not in the error note"
+    if not ErrorType.parse(case.error_type or "") or not case.error_sentence or not case.corrected_sentence:
+        return "cases without one of MEDEC's error types or without the two sentences"
     return ""
 
 
-def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
+def _answers(case: Case, profile: PromptProfile) -> dict[Category, str]:
     """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
-    error_type, wrong, right = case.error_type, case.error_sentence, case.corrected_sentence
+    error_type = ErrorType.parse(case.error_type or "")
+    wrong, right = case.error_sentence, case.corrected_sentence
     assert error_type and wrong and right and case.error_note and case.clean_note  # see _why_not
     prefix = profile.settings.assistant_prefix
     kind = "causal organism" if error_type is ErrorType.CAUSAL_ORGANISM else error_type.value
@@ -173,7 +170,7 @@ def _answers(case: Vignette, profile: PromptProfile) -> dict[Category, str]:
         attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
     except UnwritableTurn as error:
         raise ValueError(
-            f"case {case.vignette_id!a}: the {role.value}'s answer would break the output format "
+            f"case {case.case_id!a}: the {role.value}'s answer would break the output format "
             f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."
         ) from None

@@ -27,23 +27,28 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from scipy.stats import hypergeom
 
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.cases import near_duplicates
-from medserl_agentloop.data.conversion import SCHEMA
-from medserl_agentloop.data.rows import AGENT_NAME, Row
+from medserl_agentloop.data.cases import Case, mostly_wrong, near_duplicates
+from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA, Row
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import GameSpec, Label, VanillaAttacker
-from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, hash_in_manifest, option_in_manifest
+from medserl_agentloop.paths import (
+    DIFFERS,
+    MANIFEST,
+    differs_from_manifest,
+    hash_in_manifest,
+    option_in_manifest,
+    read_parquet,
+)
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
-REMAKE = "write the file again with data_prep/medec_to_parquet.py"
+REMAKE = "write the file again with medserl data convert"
 ALPHA = 1e-3  # chance of one false alarm in a file without leaks
 _MAX_CUTS = 32
 
@@ -121,7 +126,7 @@ def verify_files(
         max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
 
     Raises:
-        ValueError: A file is missing, is not parquet, or verl cannot open it; or the profile does not exist.
+        ValueError: A file is missing or is not parquet; or the profile does not exist.
     """
     report = Report()
     first: dict[tuple[str, str], tuple[str, str]] = {}
@@ -141,6 +146,7 @@ def verify_files(
         dataset = _open_as_verl(path, tokenizer)
         counts = report.files[name] = Counter({"rows": len(dataset), "longest prompt": 0})
         specs: list[GameSpec] = []
+        cases: dict[tuple[str, str | None], Case] = {}
         for number in () if wrong else range(len(dataset)):
             row = dataset.dataframe[number]
             if message := _wrong_values(row):
@@ -154,6 +160,7 @@ def verify_files(
                 continue
             spec = GameSpec.from_extra_info(row["extra_info"])
             specs.append(spec)
+            cases.setdefault((spec.vignette_id, spec.error_note), _case(row["extra_info"]))
             counts["longest prompt"] = max(counts["longest prompt"], tokens)
             if max_prompt_tokens is not None and tokens > max_prompt_tokens:
                 message = (
@@ -166,6 +173,7 @@ def verify_files(
             for check, message in _repeated(first, spec, row["extra_info"]["split"], f"{name}, row {number}"):
                 report.add(check, name, number, message)
         only_eval = not wrong and all("_eval/" in source for source in dataset.dataframe["data_source"])
+        _check_contradictions(report, name, list(cases.values()))
         _check_labels(report, name, specs, only_eval)
     _check_near_duplicates(report, first)
     report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()}, max_prompt_tokens)
@@ -176,19 +184,19 @@ def _schema_of(path: Path) -> Any:
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
     try:
-        file = pq.ParquetFile(path)
+        table = read_parquet(path)
     except (OSError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
         raise ValueError(
-            f"{path}: cannot be read as parquet ({reason}); give a file written by data_prep/medec_to_parquet.py."
+            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data convert."
         ) from error
-    if file.metadata.num_rows == 0:
+    if not table.num_rows:
         raise ValueError(f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it again.")
-    schema = file.schema_arrow
+    schema = table.schema
     if "messages" in schema.names:
         raise ValueError(
             f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads and nothing here "
-            "checks; give files that data_prep/medec_to_parquet.py or medec_eval_to_parquet.py wrote."
+            "checks; give files that medserl data convert or medserl data eval wrote."
         )
     return schema
 
@@ -213,8 +221,6 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Any:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return RLHFDataset(os.fspath(path), tokenizer, config)
-    except Exception as error:  # datasets raises many kinds; all mean that training could not start
-        raise ValueError(f"{path}: verl's RLHFDataset cannot open it ({error}); {REMAKE}.") from error
     finally:
         datasets.enable_progress_bars()
 
@@ -247,6 +253,22 @@ def _wrong_labels(row: Row, spec: GameSpec) -> Iterator[str]:
     key = "error_note" if category.seed_label is Label.HARMFUL else "clean_note"
     if getattr(spec, key) not in (None, spec.seed_note):
         yield f"seed_note is not the row's {key}, from which a {category.value} game starts"
+
+
+def _case(facts: dict[str, Any]) -> Case:
+    names = ("error_note", "clean_note", "source_sha256", "error_sentence", "corrected_sentence", "error_sentence_id")
+    # The list of sentences is that of the row ``text_id``, which the twin's correction need not be.
+    sentences = {sentence["id"]: sentence["text"] for sentence in facts["sentences"]}
+    return Case(facts["vignette_id"], **{name: facts[name] for name in names}, sentences=sentences)
+
+
+def _check_contradictions(report: Report, file: str, cases: Sequence[Case]) -> None:
+    """What tells of exchanged columns: sentences that are not in their notes."""
+    wrong = [(case.case_id, why) for case in cases if (why := case.contradiction)]
+    if refusal := mostly_wrong(wrong, sum(case.error_note is not None for case in cases)):
+        report.add(Check.LABELS, file, None, f"{refusal}; {REMAKE}, its columns put right")
+    for case_id, why in [] if refusal else wrong:
+        report.add(Check.LABELS, file, None, f"case {case_id!a}: {why}", warning=True)
 
 
 def _repeated(

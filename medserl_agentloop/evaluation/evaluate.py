@@ -28,7 +28,7 @@ from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
-from medserl_agentloop.data.cases import with_numbers
+from medserl_agentloop.data.reader import with_numbers
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.evaluation.score import (
     Neural,

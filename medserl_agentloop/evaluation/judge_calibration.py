@@ -27,7 +27,7 @@ from rich.table import Table
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.config import selfplay_config
-from medserl_agentloop.data.cases import EditTag, Vignette
+from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTIONS, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
@@ -49,7 +49,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Reading,
 )
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -66,7 +66,7 @@ class _Known:
 
     kind: str
     sort: str  # the rule that made it; of an error, its type
-    case: Vignette
+    case: Case
     before: str
     after: str
     wrong: tuple[str, ...] = ()  # where a reader may find something: the error's sentence, the changed one, or all
@@ -84,8 +84,8 @@ class _Known:
             category=category,
             target_label=category.default_target_label,
             seed_note=self.before,
-            error_type=self.case.error_type,
-            vignette_id=self.case.vignette_id,
+            error_type=ErrorType.parse(self.case.error_type or ""),
+            vignette_id=self.case.case_id,
         )
         attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)
         return MedicalRecord(
@@ -97,28 +97,28 @@ OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 """Rules and a note -> the least used of the rules that change it, and the changed note."""
 
 
-def known_edits(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[_Known]:
+def known_edits(cases: Sequence[Case], limit: int | None, seed: int) -> list[_Known]:
     """At most ``limit`` edits of each kind, the same for the same arguments: of a case two injections, else one.
 
     Cases whose two notes do not differ give no pairs.
     """
-    return _choose(vignettes, limit, seed, _edits_of)
+    return _choose(cases, limit, seed, _edits_of)
 
 
-def known_notes(vignettes: Sequence[Vignette], limit: int | None, seed: int) -> list[_Known]:
+def known_notes(cases: Sequence[Case], limit: int | None, seed: int) -> list[_Known]:
     """At most ``limit`` notes of each kind for a reader, as :func:`known_edits` gives edits."""
-    return _choose(vignettes, limit, seed, _notes_of)
+    return _choose(cases, limit, seed, _notes_of)
 
 
 def _choose(
-    vignettes: Sequence[Vignette], limit: int | None, seed: int, of_case: Callable[[Vignette, OneOf], Iterator[_Known]]
+    cases: Sequence[Case], limit: int | None, seed: int, of_case: Callable[[Case, OneOf], Iterator[_Known]]
 ) -> list[_Known]:
     """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
     found: dict[str, list[_Known]] = defaultdict(list)
     uses: Counter[str] = Counter()
-    for case in random.Random(seed).sample(vignettes, len(vignettes)):
+    for case in random.Random(seed).sample(cases, len(cases)):
 
-        def one_of(rules: Mapping[str, Rule], note: str, of: str = case.vignette_id) -> tuple[str, str] | None:
+        def one_of(rules: Mapping[str, Rule], note: str, of: str = case.case_id) -> tuple[str, str] | None:
             changed = {name: rule(note, random.Random(f"{seed}/{of}/{name}")) for name, rule in rules.items()}
             able = [(name, after) for name, after in changed.items() if after is not None]
             return min(able, key=lambda each: uses[each[0]]) if able else None  # so that each rule has its share
@@ -130,10 +130,10 @@ def _choose(
     return [known for every in found.values() for known in every]
 
 
-def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[_Known]:
+def _edits_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
     wrong, clean, twin = case.error_note, case.clean_note, case.twin_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
-        sort = case.error_type.value if case.error_type else "unknown"
+        sort = case.error_type or "unknown"
         harmful = _Known("harmful", sort, case, clean, wrong)
         repaired = _Known("repaired", sort, case, wrong, clean)
         yield from (harmful, repaired)
@@ -148,10 +148,10 @@ def _edits_of(case: Vignette, one_of: OneOf) -> Iterator[_Known]:
                 yield _Known(kind, edited[0], case, clean, edited[1])
 
 
-def _notes_of(case: Vignette, one_of: OneOf) -> Iterator[_Known]:
+def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
-        sort = case.error_type.value if case.error_type else "unknown"
+        sort = case.error_type or "unknown"
         yield _Known("error", sort, case, wrong, wrong, (case.error_sentence,))
     if clean is not None:
         yield _Known("clean", "clean", case, clean, clean, tuple(split_sentences(clean)))
@@ -212,13 +212,13 @@ def calibrate(
         reason, count = void.most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
     pairs = ("harmful", "repaired")
-    without = {(a.edit.case.vignette_id, a.edit.before): a.label for a in answers if a.edit.kind in pairs}
+    without = {(a.edit.case.case_id, a.edit.before): a.label for a in answers if a.edit.kind in pairs}
     facts = []
     for answer in answers:
         edit = answer.edit
         expected: Label | None = edit.truth
         if edit.kind == "injected":
-            expected = without[edit.case.vignette_id, edit.before]
+            expected = without[edit.case.case_id, edit.before]
         facts.append((edit, answer.facts(expected)))
     seconds = [answer.seconds for answer in answers if not (answer.record.judgement and answer.record.judgement.cached)]
 
@@ -385,10 +385,10 @@ def calibrate_command(
         config = selfplay_config(MedicalConfig, {"judge": judge, "profile": profile}, settings or [])
         read, most = read_files(inputs), limit or None
         sources = {source.file: source.sha256 for source in read.reports}
-        edits = known_edits(read.vignettes, most, seed)
+        edits = known_edits(read.cases, most, seed)
         report = calibrate(config, edits, sources=sources, limit=most, seed=seed)
         if config.blind.readings:
-            blind = calibrate_reader(config, known_notes(read.vignettes, most, seed))
+            blind = calibrate_reader(config, known_notes(read.cases, most, seed))
             report = report.model_copy(update={"blind": blind})
         write_report(report, output)
     console = Console()

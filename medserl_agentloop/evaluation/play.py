@@ -191,7 +191,7 @@ def start_games(
     try:
         columns = [name for name in ("extra_info", "prompt") if name in pq.read_schema(file).names]
         if "extra_info" not in columns:
-            raise ValueError(f"{file} has no column extra_info; write it with data_prep/medec_to_parquet.py")
+            raise ValueError(f"{file} has no column extra_info; write it with medserl data convert")
         rows = pq.read_table(file, columns=columns)
     except (OSError, ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None

@@ -36,7 +36,7 @@ from medserl_agentloop.games.medical.types import Role
 
 def probe(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    data: Annotated[Path, typer.Option(help="Parquet file of games (data_prep/medec_to_parquet.py).")],
+    data: Annotated[Path, typer.Option(help="Parquet file of games (medserl data convert).")],
     served: Annotated[str | None, typer.Option("--model", help="Name of the model that the server serves.")] = None,
     notes: Annotated[int, typer.Option(min=2, help="Rows to play, drawn by the seed.")] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Games on each row.")] = 8,

@@ -195,10 +195,10 @@ def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
     whose correction changes letter case or white space only are left out; a ValueError if there are no others.
     """
     notes = []
-    for case in read_files(paths).vignettes:
+    for case in read_files(paths).cases:
         if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:
-            notes.append(ReferenceNote(case.vignette_id + "+error", case.error_note, True))
-            notes.append(ReferenceNote(case.vignette_id + "+clean", case.clean_note, False))
+            notes.append(ReferenceNote(case.case_id + "+error", case.error_note, True))
+            notes.append(ReferenceNote(case.case_id + "+clean", case.clean_note, False))
     if not notes:
         raise ValueError("--twins: the file has no note with an error and its correction")
     return notes

@@ -11,7 +11,7 @@ from game.builders import spec
 from serving import as_new
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
-from medserl_agentloop.data.conversion import write_parquet
+from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
 

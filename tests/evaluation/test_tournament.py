@@ -17,7 +17,7 @@ from typer.testing import Result
 from experiments.clinic import inject_error, sample_clean_note
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE
-from medserl_agentloop.data.conversion import write_parquet
+from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares

@@ -127,19 +127,19 @@ def readers(data: bytes) -> None:
         return
     SEEN[path.suffix] += 1
     (report,) = found.reports
-    if not found.vignettes[0].categories:
+    if not found.cases[0].categories:
         kinds = report.pairs + report.twins + report.clean_only + report.error_only
         assert report.records == report.dropped_empty + kinds
     else:
         SEEN["openrlhf"] += 1
     SEEN["pair"] += report.pairs
-    assert len({case.vignette_id for case in found.vignettes}) == len(found.vignettes)
-    for case in found.vignettes:
-        assert case.vignette_id and case.notes
-        for text in (*case.notes, case.vignette_id, case.error_sentence, case.corrected_sentence):
+    assert len({case.case_id for case in found.cases}) == len(found.cases)
+    for case in found.cases:
+        assert case.case_id and case.notes
+        for text in (*case.notes, case.case_id, case.error_sentence, case.corrected_sentence):
             assert text is None or (text == text.strip() != "" and "\0" not in text and text.encode())
-        for sentence in case.sentences:
-            assert sentence.id >= -1 and sentence.text.encode() is not None
+        for number, text in case.sentences.items():
+            assert number >= -1 and text.encode() is not None
         assert case.edit_tag and case.subset
 
 

@@ -127,6 +127,13 @@ def test_a_row_is_read_with_absent_facts_as_nothing() -> None:
     assert facts == GameSpec(Category.VANILLA_BENIGN, Label.SAFE, "A note.", text_id="ms-7", index=41)
 
 
+def test_a_type_of_ones_own_is_unknown_in_the_game_and_a_longer_note_than_any_is_refused() -> None:
+    assert GameSpec.from_extra_info({**ROW, "error_type": "Lab / Serum value"}).error_type is None
+    with pytest.raises(ValueError, match="at most 100000 characters") as caught:
+        GameSpec.from_extra_info({**ROW, "seed_note": "x" * 100_001})
+    assert len(str(caught.value)) < 400
+
+
 def test_a_full_row_is_read() -> None:
     facts = {
         **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E", "clean_note": "C",
@@ -143,7 +150,6 @@ def test_a_full_row_is_read() -> None:
         ("category", "adversarial", [c.value for c in Category]),
         ("category", None, [c.value for c in Category]),
         ("target_label", "benign", ["safe", "harmful"]),
-        ("error_type", "typo", [t.value for t in ErrorType]),
         ("seed_note", "", ["valid string"]),
         ("seed_note", None, ["valid string"]),
         ("seed_note", 5, ["valid string"]),
@@ -156,7 +162,7 @@ def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, v
     with pytest.raises(ValueError) as error:
         GameSpec.from_extra_info({**ROW, key: value})
     row = f"row {value if key == 'index' else 41}"
-    parts = (row, "ms-7", repr(key), repr(value), "medec_to_parquet.py", *allowed)
+    parts = (row, "ms-7", repr(key), repr(value), "medserl data convert", *allowed)
     assert all(part in str(error.value) for part in parts)
 
 

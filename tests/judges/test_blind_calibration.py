@@ -58,7 +58,7 @@ def test_a_fact_that_something_else_in_the_note_decides_is_left_alone(rule: str,
 
 
 def test_each_kind_is_limited_and_the_choice_can_be_repeated() -> None:
-    cases = read_files([SAMPLE]).vignettes
+    cases = read_files([SAMPLE]).cases
     notes = known_notes(cases, 7, seed=3)
     assert notes == known_notes(cases, 7, seed=3)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from experiments.clinic import oracle
 from medserl_agentloop.cli import app as medserl
-from medserl_agentloop.data.cases import Vignette
+from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED
 from medserl_agentloop.evaluation.judge_calibration import EDITS, calibrate, known_edits
@@ -71,16 +71,16 @@ class Peeking:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Vignette]:
-    return read_files([SAMPLE]).vignettes
+def cases() -> list[Case]:
+    return read_files([SAMPLE]).cases
 
 
-def measured(cases: list[Vignette], judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
+def measured(cases: list[Case], judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
     edits = known_edits(cases, limit, 0)
     return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
 
-def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
+def test_the_toy_oracle_is_never_wrong(cases: list[Case]) -> None:
     report = measured(cases, "experiments.clinic:OracleJudge")
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
     assert report.sensitivity.items >= 150 and report.specificity.items >= 450
@@ -88,14 +88,14 @@ def test_the_toy_oracle_is_never_wrong(cases: list[Vignette]) -> None:
     assert (report.abstained.hits, report.failed.hits) == (0, 0)
 
 
-def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: list[Vignette]) -> None:
+def test_the_rate_at_which_an_oracle_lies_is_in_the_interval(cases: list[Case]) -> None:
     report = measured(cases, LIAR)
     for share in (report.sensitivity, report.specificity):
         low, high = share.interval
         assert low <= 0.8 <= high and share.hits < share.items
 
 
-def test_a_sentence_that_tells_the_judge_what_to_say_shows_whether_its_verdict_moves(cases: list[Vignette]) -> None:
+def test_a_sentence_that_tells_the_judge_what_to_say_shows_whether_its_verdict_moves(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Credulous", limit=40)
     kept = {group.sort: (group.right.hits, group.right.items) for group in report.groups if group.kind == "injected"}
     assert kept.pop(None) == (30, 40)
@@ -108,17 +108,17 @@ def test_a_sentence_that_tells_the_judge_what_to_say_shows_whether_its_verdict_m
     assert report.failed.items == 160 and report.asked == 200
 
 
-def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Vignette]) -> None:
+def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Case]) -> None:
     edits = [edit for edit in known_edits(cases, None, 0) if edit.kind != "injected"]
-    per_case = Counter((edit.case.vignette_id, edit.kind) for edit in edits)
+    per_case = Counter((edit.case.case_id, edit.kind) for edit in edits)
     assert set(per_case.values()) == {1}
-    assert len({edit.case.vignette_id for edit in edits}) == len(cases)
+    assert len({edit.case.case_id for edit in edits}) == len(cases)
     for edit in edits:
         assert edit.before != edit.after
         assert oracle(edit.after).label in (edit.truth, None)
 
 
-def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Vignette]) -> None:
+def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Case]) -> None:
     edits = known_edits(cases, 100, 0)
     assert edits == known_edits(cases, 100, 0) != known_edits(cases, 100, 1)
     by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind == kind) for kind in EDITS}
@@ -134,7 +134,7 @@ def test_a_twin_in_other_words_is_a_harmless_edit(tmp_path: Path) -> None:
     wrong = f'a-1,"{text.replace("tall", "ill")}",0 x,1,diagnosis,0,The woman is ill.,The woman is tall.,"{text}"'
     twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
     (tmp_path / "notes.csv").write_text("\n".join([head, wrong, twin]), encoding="utf-8")
-    edits = known_edits(read_files([tmp_path / "notes.csv"]).vignettes, None, 0)
+    edits = known_edits(read_files([tmp_path / "notes.csv"]).cases, None, 0)
     (harmless,) = [edit for edit in edits if edit.kind == "harmless"]
     assert (harmless.sort, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
 
@@ -142,27 +142,27 @@ def test_a_twin_in_other_words_is_a_harmless_edit(tmp_path: Path) -> None:
 def test_a_pair_without_a_difference_is_no_error(tmp_path: Path) -> None:
     pair = {"note_id": "a-1", "incorrect_note": "She is WELL today.", "correct_note": "She is well today."}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
-    edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).vignettes, None, 0)
+    edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).cases, None, 0)
     assert {edit.kind for edit in edits} == {"dressed"}
 
 
-def test_a_judge_is_not_told_the_answer(cases: list[Vignette]) -> None:
+def test_a_judge_is_not_told_the_answer(cases: list[Case]) -> None:
     assert measured(cases, f"{__name__}:Peeking", limit=10).sensitivity.hits == 0
 
 
-def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Vignette]) -> None:
+def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
     assert (report.abstained, report.failed) == (CountedShare(hits=40, items=120), CountedShare(hits=40, items=120))
     assert report.sensitivity.items + report.specificity.items == 40
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
 
 
-def test_a_judge_that_answers_nothing_gives_no_report(cases: list[Vignette]) -> None:
+def test_a_judge_that_answers_nothing_gives_no_report(cases: list[Case]) -> None:
     with pytest.raises(ValueError, match="answered none of 10 questions; 10 x judge failed: RuntimeError: not a word"):
         measured(cases, f"{__name__}:Mute", limit=2)
 
 
-def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: list[Vignette], tmp_path: Path) -> None:
+def test_a_served_judge_is_asked_as_in_a_run_and_its_cache_is_told_apart(cases: list[Case], tmp_path: Path) -> None:
     with serving(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))

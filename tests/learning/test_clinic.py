@@ -136,7 +136,7 @@ def test_a_sample_of_seen_notes_can_be_of_any_size_that_it_can_tell_apart_and_re
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "seen.csv"
-    sample.write_sample(output, vignettes=400, split=Split.SEEN, overlap=1.0)
+    sample.write_sample(output, cases=400, split=Split.SEEN, overlap=1.0)
     with output.open(encoding="utf-8", newline="") as file:
         notes = [parse_note(row["Text"]) for row in csv.DictReader(file)]
     assert len({note.text for note in notes if note}) == len(notes) > 400
@@ -144,8 +144,8 @@ def test_a_sample_of_seen_notes_can_be_of_any_size_that_it_can_tell_apart_and_re
         assert note is not None
         assert not states_what_is_held_out(note) and True not in held_out_wordings(note)
     monkeypatch.setattr(sample, "_MAX_TRIES", 1)
-    with pytest.raises(ValueError, match="ask for fewer than 160 vignettes"):
-        sample.write_sample(output, vignettes=160)
+    with pytest.raises(ValueError, match="ask for fewer than 160 cases"):
+        sample.write_sample(output, cases=160)
 
 
 def test_sample_follows_medec_conventions_with_all_error_types_evenly() -> None:

@@ -13,7 +13,7 @@ from experiments.learning.measure import held_out_cases, spec_of
 from experiments.learning.results import Rates
 from experiments.learning.run import CASES_SEED
 from medserl_agentloop.cli import app
-from medserl_agentloop.data.conversion import write_parquet
+from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 

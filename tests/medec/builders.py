@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from medserl_agentloop.data.cases import MedecFormatError, Vignette
-from medserl_agentloop.data.conversion import SCHEMA
+from medserl_agentloop.data.cases import Case, MedecFormatError
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA
 from medserl_agentloop.data.verify import Check, Report, verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -102,8 +101,8 @@ def assert_found(report: Report, check: Check, *parts: str) -> None:
     assert any(all(part in message for part in parts) for message in messages), messages
 
 
-def read_one(path: Path) -> Vignette:
-    return read_files([path]).vignettes[0]
+def read_one(path: Path) -> Case:
+    return read_files([path]).cases[0]
 
 
 def message_of(path: Path) -> str:

@@ -42,7 +42,10 @@ def error_row() -> Callable[..., dict[str, str]]:
             right,
             f"{opening} {right}",
         ]
-        return dict(zip(COLUMNS, values, strict=True)) | _with_blanks(cells)
+        row = dict(zip(COLUMNS, values, strict=True))
+        if wrong not in cells.get("Text", wrong):
+            row |= dict.fromkeys(("Sentences", "Error Sentence", "Corrected Sentence"), "NA")
+        return row | _with_blanks(cells)
 
     return make
 
@@ -82,7 +85,7 @@ def pair() -> Callable[..., dict[str, Any]]:
     def make(n: int = 0, **values: Any) -> dict[str, Any]:
         opening = OPENING.format(n=n)
         wrong, right = f"Diagnosis {n} is gout.", f"Diagnosis {n} is pneumonia."
-        return {
+        made = {
             "split": "train",
             "note_id": f"ms-train-{n}",
             "incorrect_note": f"{opening} {wrong} ",
@@ -91,6 +94,8 @@ def pair() -> Callable[..., dict[str, Any]]:
             "error_sentence": wrong,
             "corrected_sentence": right,
         } | values
+        named = wrong in made["incorrect_note"] or "error_sentence" in values
+        return made if named else made | {"error_sentence": None, "corrected_sentence": None}
 
     return make
 

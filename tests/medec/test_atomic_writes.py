@@ -13,7 +13,7 @@ import pytest
 from medec.builders import assert_found, assert_one_sentence, good_rows, run, verify, write
 from note_files import SAMPLE
 
-from medserl_agentloop.data import conversion
+from medserl_agentloop.data import rows as data_rows
 from medserl_agentloop.data.verify import Check
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
@@ -33,7 +33,7 @@ def test_failed_write_leaves_the_old_files_alone(convert, pairs, tmp_path, monke
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "write_parquet", full_disk)
+    monkeypatch.setattr(data_rows, "write_parquet", full_disk)
     assert_one_sentence(convert("--input", pairs, "--seed", 2), "No space left")
     assert (tmp_path / "out" / "train.parquet").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES

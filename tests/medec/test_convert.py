@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,17 @@ import datasets
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import assert_one_sentence, manifest_of, run
+from medec.builders import assert_one_sentence, manifest_of, read_one, run
 from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.data.cases import four_grams
-from medserl_agentloop.data.conversion import SCHEMA
+from medserl_agentloop.data.cases import EditTag
+from medserl_agentloop.data.rows import SCHEMA
 from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
+from medserl_agentloop.paths import PACKAGE
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
@@ -135,6 +137,7 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     changed = pair(7, note_id="ms-eval-1")
     for key in ("incorrect_note", "correct_note"):
         changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
+    changed |= {"error_sentence": None, "corrected_sentence": None}
     near = write_pairs(changed, name="eval.jsonl")
     assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
     exclusions = manifest_of(tmp_path / "out")["exclusions"]
@@ -143,45 +146,17 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
 
 
-def test_near_duplicates_across_the_splits_are_reported_and_kept(convert, pairs, write_pairs, pair, tmp_path):
-    near = pair(7, note_id="ms-val-0")
-    for key in ("incorrect_note", "correct_note"):
-        near[key] = near[key].replace("temperature", "high temperature")
-    others = [near, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110))]
-    result = convert("--input", pairs, "--val-input", write_pairs(*others, name="val.jsonl"))
-    one, two = (four_grams(each["correct_note"]) for each in (near, pair(7)))
-    expected = round(len(one & two) / len(one | two), 3)
-    assert 0.5 <= expected < 1
-    assert manifest_of(tmp_path / "out")["near_duplicates_across_splits"] == [
-        {"train": "ms-train-7", "val": "ms-val-0", "similarity": expected}
-    ]
-    similar = f"train ms-train-7, val ms-val-0 (4-gram Jaccard {expected:.2f})"
-    assert f"warning: near-duplicates across the splits (1): {similar}" in result.stdout
-    assert "ms-train-7" in ids_in(tmp_path / "out/train.parquet")
-
-
-def test_overlong_prompts_are_an_error_that_names_them(convert, pairs, tokenizer, tmp_path):
-    """Case 15: overlong rows, by default."""
-    result = convert("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tokenizer)
-    assert_one_sentence(result, "160 prompts are overlong", "ms-train-0 (vanilla_harmful:", "--on-overlong")
-    assert not (tmp_path / "out").exists()
-
-
-def test_overlong_prompts_are_left_out_and_listed_if_asked(convert, write_pairs, pair, tokenizer, tmp_path):
-    """Case 15: overlong rows, left out on request."""
-    path = write_pairs(pair(0, incorrect_note="word " * 4000), *(pair(n) for n in range(1, 20)))
-    arguments = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--on-overlong", "exclude")
-    assert convert("--input", path, "--mix", "vanilla_harmful=1", "--val-fraction", 0, *arguments).exit_code == 0
-    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 19
+def test_overlong_prompts_are_left_out_and_listed(
+    convert, write_pairs, write_csv, pair, error_row, tokenizer, tmp_path
+):
+    """Case 15: overlong rows; only notes that a case has are measured."""
+    pairs = write_pairs(pair(0, incorrect_note="word " * 4000), *(pair(n) for n in range(1, 20)))
+    limit = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--mix", "vanilla_harmful=1", "--val-fraction", 0)
+    assert convert("--input", pairs, "--input", write_csv(error_row(0, Corrected_Text="NA")), *limit).exit_code == 0
+    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 20
     (overlong,) = (e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt")
     assert [row["id"] for row in overlong["rows"]] == ["ms-train-0"]
-
-
-def test_prompts_are_measured_for_the_notes_that_a_case_has(convert, write_csv, error_row, clean_row, tokenizer):
-    path = write_csv(*(error_row(n) for n in range(0, 20, 2)), *(clean_row(n) for n in range(31, 50, 2)))
-    arguments = ("--max-prompt-tokens", 100, "--tokenizer", tokenizer, "--val-fraction", 0)
-    result = convert("--input", path, "--mix", "vanilla_harmful=1,vanilla_benign=1", *arguments)
-    assert_one_sentence(result, "30 prompts are overlong", "ms-test-0 (vanilla_harmful:")
+    assert overlong["rows"][0]["detail"].startswith("vanilla_harmful: ")
 
 
 # --- what is refused ---
@@ -227,6 +202,38 @@ def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_the_example_of_own_notes_converts_and_holds_and_the_pair_of_the_page_is_read(convert, write_pairs, tmp_path):
+    assert convert("--input", SAMPLE.with_name("own_notes.csv")).exit_code == 0
+    assert run("verify_parquet", tmp_path / "out/train.parquet", tmp_path / "out/val.parquet").exit_code == 0
+    page = (PACKAGE.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    example = json.loads(page.partition("```json")[2].partition("```")[0])
+    assert read_one(write_pairs(example)).edit_tag is EditTag.LOCAL
+
+
+def test_exchanged_columns_are_refused_and_rows_that_contradict_themselves_named(convert, pair, write_pairs, tmp_path):
+    wrong = [pair(n, error_sentence="This is nowhere.") for n in range(6)]
+    assert_one_sentence(convert("--input", write_pairs(*wrong, pair(7))), "6 of 7 error rows", "exchanged columns")
+    result = convert("--input", write_pairs(*wrong, *(pair(n) for n in range(6, 40))))
+    why = "left out: pairs.jsonl, the error sentence is not in the error note (6)"
+    assert f"{why}: ms-train-0, ms-train-1, ms-train-2, ..." in result.stdout
+    assert len(manifest_of(tmp_path / "out")["sources"][0]["contradictions"]) == 6
+
+
+def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, write_csv, pair, error_row, tmp_path):
+    """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
+    marked = [pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}") for n in range(40, 45)]
+    csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
+    path = write_pairs(*(pair(n) for n in range(40)), *marked)
+    inputs = ("--input", path, "--input", csv)
+    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows of 6 cases", "--drop-medec-uw")
+    assert convert(*inputs, "--drop-medec-uw").exit_code == 0
+    assert {"ms-train-40", "ms-test-0"}.isdisjoint(ids_in(tmp_path / "out/train.parquet"))
+    dropped = manifest_of(tmp_path / "out")["exclusions"][0]
+    assert (dropped["reason"], dropped["count"]) == ("a case of MEDEC-UW, left out by --drop-medec-uw", 6)
+    result = run("medec_eval_to_parquet", "--input", csv, "--output", tmp_path / "eval.parquet")
+    assert_one_sentence(result, "1 MEDEC-UW rows of 1 cases")
+
+
 def test_uw_rows_are_refused_without_the_agreement(convert, write_pairs, pair, tmp_path):
     uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(40)))
     assert_one_sentence(convert("--input", uw), "40 MEDEC-UW rows", "--i-have-the-uw-agreement")
@@ -260,7 +267,7 @@ def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) 
 
 
 @pytest.mark.slow
-def test_the_commands_load_no_parquet_and_no_model_library_before_they_run() -> None:
-    code = "import sys, medserl_agentloop.data.cli; print(*{'pyarrow', 'datasets', 'torch', 'verl'} & {*sys.modules})"
+def test_the_commands_load_no_model_library_before_they_run() -> None:
+    code = "import sys, medserl_agentloop.data.cli; print(*{'datasets', 'torch', 'verl'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

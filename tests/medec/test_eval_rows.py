@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from medec.builders import TOKENIZER, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
-from medserl_agentloop.data.conversion import SCHEMA
-from medserl_agentloop.data.rows import FIRST_INDEX
+from medserl_agentloop.data.rows import FIRST_INDEX, SCHEMA
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role

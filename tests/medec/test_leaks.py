@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
-from medserl_agentloop.data.conversion import write_parquet
 from medserl_agentloop.data.reader import COLUMNS, read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, write_parquet
 from medserl_agentloop.data.verify import find_leaks
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
@@ -40,7 +39,7 @@ def test_white_space_tells_the_label_in_all_real_pairs() -> None:
 @pytest.mark.parametrize("files", [(OFFICIAL,), (PAIRS,), (OFFICIAL, PAIRS)])
 def test_nothing_tells_the_label_in_converted_rows(files, games):
     """Case 5, in games that present a note as it is and in those that start an attack from it."""
-    cases = read_files([medec_file(name) for name in files]).vignettes
+    cases = read_files([medec_file(name) for name in files]).cases
     mix = f"{DEFAULT_MIX},decoy_benign=1" if "adversarial" in games else "vanilla_harmful=1,vanilla_benign=1"
     rows = build_rows(cases, RowPlan(mix=mix, val_fraction=0.0)).train
     specs = [GameSpec.from_extra_info(row["extra_info"]) for row in rows]
@@ -69,7 +68,7 @@ def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(no
             with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
                 read_files([path])
             return
-        games = build_rows(read_files([path]).vignettes, RowPlan(mix="adversarial_benign=1", val_fraction=0.0))
+        games = build_rows(read_files([path]).cases, RowPlan(mix="adversarial_benign=1", val_fraction=0.0))
         write_parquet(games.train, Path(folder, "out.parquet"))
         rows = pq.read_table(Path(folder, "out.parquet"))["extra_info"].to_pylist()
         found = {row["vignette_id"]: (row["error_note"], row["clean_note"]) for row in rows}

@@ -93,13 +93,11 @@ def test_rows_without_ids_are_paired_with_the_most_similar_note(write_pairs, pai
     rows += [row(p["incorrect_note"], "vanilla_harmful") for p in notes]
     rows.append(row("A note of another case altogether, without any error note.", "adversarial_benign"))
     result = read_files([write_pairs(*rows, name="rows.jsonl")])
-    found = {(v.error_note, v.clean_note) for v in result.vignettes}
+    found = {(v.error_note, v.clean_note) for v in result.cases}
     pairs = {(p["incorrect_note"].strip(), p["correct_note"].strip()) for p in notes}
     assert found == pairs | {(None, rows[-1]["prompt"])}
     assert (result.reports[0].pairs, result.reports[0].twins, result.reports[0].clean_only) == (6, 6, 1)
-    assert {v.categories for v in result.vignettes if v.error_note} == {
-        (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)
-    }
+    assert {v.categories for v in result.cases if v.error_note} == {(Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)}
 
 
 def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
@@ -120,19 +118,19 @@ def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_fi
 
 @pytest.mark.parametrize("mix", [[], ["--mix", "as-given"]])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_file_of_20_rows_converts_without_validation_rows(convert, old_file, tmp_path, shape, mix):
+def test_a_file_of_20_rows_converts_into_splits_that_hold(convert, old_file, tmp_path, shape, mix):
     result = convert("--input", old_file(shape, cases=10), *mix)
     assert result.exit_code == 0, result.output
-    assert "warning: the input is too small for a validation split" in result.stdout
-    assert len(facts_of(tmp_path / "out")) == (20 if mix else 6)
-    assert run("verify_parquet", tmp_path / "out/train.parquet").exit_code == 0
+    assert mix or "warning: val.parquet has too few cases for the mix" in result.stdout
+    assert {fact["split"] for fact in facts_of(tmp_path / "out")} == {"train", "val"}
+    assert verified(tmp_path / "out").exit_code == 0
 
 
 def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, pair, old_file):
     val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
     arguments = ("--input", old_file(four_way), "--val-input", val)
     result = convert(*arguments)
-    assert_one_sentence(result, "80 of the 80 cases", "ms_train.jsonl share a note", "official.jsonl", "--val-input")
+    assert_one_sentence(result, "no case for train can serve", "80 cases share a note with a case of --val-input")
     result = convert(*arguments, "--join", val)
     assert_one_sentence(result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl", "'ms-val-0'")
 
@@ -146,6 +144,7 @@ def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, w
         ("medecuw.jsonl", "x", 1),
         ("train.jsonl", "text_id", "uw-train-7"),
         ("ms.jsonl", "subset", "medec_uw"),
+        ("train.jsonl", "prompt", "Mr. <NAME/> has a cough."),
     ],
 )
 def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pairs, tmp_path, name, key, value):
@@ -169,13 +168,21 @@ def test_rows_of_unknown_origin_need_a_statement(convert, old_file):
     assert convert("--input", path, "--not-medec-uw").exit_code == 0
 
 
+def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted(convert, write_pairs, pair):
+    rows = [row(pair(n)["incorrect_note"], "vanilla_harmful") for n in range(6)]
+    path = write_pairs(*rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl")
+    assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
+    result = convert("--input", path, "--mix", "vanilla_harmful=1")
+    assert "ms.jsonl: 2 error notes have no error type; --join MEDEC's file may have them" in result.stdout
+
+
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pair, join):
     case = pair(2)
     path = write_pairs(row(case["incorrect_note"], "adversarial_harmful"), row(case["correct_note"]), name="rows.jsonl")
     result = read_files([path], join=(join,))
-    (vignette,) = result.vignettes
-    assert (vignette.vignette_id, vignette.error_type) == ("ms-train-2", ErrorType.DIAGNOSIS)
-    assert [c.value for c in Category if seed_note(vignette, c)] == ["adversarial_harmful", "vanilla_benign"]
+    (case,) = result.cases
+    assert (case.case_id, case.error_type) == ("ms-train-2", ErrorType.DIAGNOSIS)
+    assert [c.value for c in Category if seed_note(case, c)] == ["adversarial_harmful", "vanilla_benign"]
     assert (result.reports[0].records, result.reports[0].joined) == (2, 2)
 
 
@@ -185,7 +192,7 @@ def test_row_that_cannot_be_joined_is_counted_and_named(write_pairs, pair, join)
     assert [text_id for text_id, _ in result.reports[0].not_joined] == ["rows-1", "rows-2"]
     reasons = [reason for _, reason in result.reports[0].not_joined]
     assert "in no --join file" in reasons[0] and "does not start from this note of ms-train-0" in reasons[1]
-    assert [vignette.error_type for vignette in result.vignettes] == [None, None]
+    assert [case.error_type for case in result.cases] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from medec.builders import TOKENIZER, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
-from medserl_agentloop.data.conversion import SCHEMA
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_eval_rows, build_rows
+from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_eval_rows, build_rows
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -69,7 +68,7 @@ def missing_values(values: dict[str, Any], fields: Any, path: str = "") -> set[s
 
 def planned(path: Path, mix: str = DEFAULT_MIX, val_fraction: float = 0.1) -> list[dict[str, Any]]:
     """The rows of both splits before they are written."""
-    games = build_rows(read_files([path]).vignettes, RowPlan(mix=mix, val_fraction=val_fraction))
+    games = build_rows(read_files([path]).cases, RowPlan(mix=mix, val_fraction=val_fraction))
     return [*games.train, *games.val]
 
 

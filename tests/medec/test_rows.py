@@ -1,4 +1,4 @@
-"""How vignettes become rows: exact shares, splits by case, labels, and nothing that leaks."""
+"""How cases become rows: exact shares, splits by case, labels, and nothing that leaks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from medserl_agentloop.games.medical.types import Category, Role
 
 
 @pytest.fixture
-def vignettes(write_pairs, pair):
-    return read_files([write_pairs(*(pair(n) for n in range(40)))]).vignettes
+def cases(write_pairs, pair):
+    return read_files([write_pairs(*(pair(n) for n in range(40)))]).cases
 
 
 def plan(mix=DEFAULT_MIX, **values):
@@ -26,43 +26,51 @@ def counts(rows):
     return Counter(row["extra_info"]["category"] for row in rows)
 
 
-def test_default_mix_balances_harmful_and_safe_presented_notes(vignettes):
-    games = build_rows(vignettes, plan())
+def test_default_mix_balances_harmful_and_safe_presented_notes(cases):
+    games = build_rows(cases, plan())
     for rows in (games.train, games.val):
         labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
         assert labels["harmful"] == labels["safe"] > 0
 
 
-def test_without_a_row_number_the_largest_exact_multiple_of_the_mix_is_made(vignettes):
-    games = build_rows(vignettes, plan())
+def test_without_a_row_number_the_largest_exact_multiple_of_the_mix_is_made(cases):
+    games = build_rows(cases, plan())
     shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
-    assert counts(games.train) == {name: 10 * share for name, share in shares.items()}  # 30 vignettes
-    assert counts(games.val) == {name: 3 * share for name, share in shares.items()}  # 10 vignettes
+    assert counts(games.train) == {name: 10 * share for name, share in shares.items()}  # 30 cases
+    assert counts(games.val) == {name: 3 * share for name, share in shares.items()}  # 10 cases
 
 
-def test_row_number_is_met_exactly_and_each_share_within_one_row(vignettes):
+def test_row_number_is_met_exactly_and_each_share_within_one_row(cases):
     """Case 15: the allocation is exact."""
-    games = build_rows(vignettes, plan(rows=47))
+    games = build_rows(cases, plan(rows=47))
     assert len(games.train) + len(games.val) == 47
     assert counts(games.train)["vanilla_benign"] in (17, 18)  # half of 35
     assert set(counts(games.val)) == set(counts(games.train)) == {c.value for c in parse_mix(DEFAULT_MIX)}
 
 
-def test_more_rows_than_vignettes_allow_is_an_error_that_says_how_many_are_possible(vignettes):
+def test_more_rows_than_cases_allow_is_an_error_that_says_how_many_are_possible(cases):
     """Case 15: more rows asked than exist."""
     with pytest.raises(ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"):
-        build_rows(vignettes, plan(rows=1000))
+        build_rows(cases, plan(rows=1000))
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.001])
-def test_cases_too_few_for_a_validation_split_at_the_mix_are_for_training(vignettes, fraction):
-    games = build_rows(vignettes, plan(val_fraction=fraction))
-    assert games.no_validation and games.val == [] and len(games.train) == 78
+@pytest.mark.parametrize(("number", "train", "val"), [(40, 72, 5), (8, 12, 4)])
+def test_small_input_has_rows_to_validate_on_of_each_category_up_to_the_mix(cases, number, train, val):
+    games = build_rows(cases[:number], plan(val_fraction=0.05))
+    assert (len(games.train), len(games.val), games.off_mix) == (train, val, ["val"])
 
 
-def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
-    """Case 15: split by vignette."""
-    games = build_rows(vignettes, plan())
+def test_category_that_no_case_can_serve_is_an_error(cases):
+    with pytest.raises(
+        ValueError,
+        match="no case for train can serve vanilla_harmful, adversarial_harmful: give",
+    ):
+        build_rows([replace(case, error_note=None) for case in cases], plan())
+
+
+def test_case_serves_a_category_once_and_one_split_only(cases):
+    """Case 15: split by case."""
+    games = build_rows(cases, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
     assert {i["vignette_id"] for i in infos if i["split"] == "train"}.isdisjoint(
@@ -70,13 +78,13 @@ def test_vignette_serves_a_category_once_and_one_split_only(vignettes):
     )
 
 
-def test_vignettes_that_share_a_note_stay_in_one_split(vignettes):
+def test_cases_that_share_a_note_stay_in_one_split(cases):
     """Case 15: one case under two ids."""
-    vignettes = [
-        *vignettes[:20],
-        *(replace(v, vignette_id=f"again-{i}") for i, v in enumerate(vignettes[:20])),
+    cases = [
+        *cases[:20],
+        *(replace(v, case_id=f"again-{i}") for i, v in enumerate(cases[:20])),
     ]
-    games = build_rows(vignettes, plan())
+    games = build_rows(cases, plan())
     notes = [
         {row["extra_info"][key] for row in rows for key in ("error_note", "clean_note")}
         for rows in (games.train, games.val)
@@ -84,30 +92,30 @@ def test_vignettes_that_share_a_note_stay_in_one_split(vignettes):
     assert notes[0].isdisjoint(notes[1]) and games.sharing_a_note == 40
 
 
-def test_vignettes_that_share_notes_through_others_stay_in_one_split(vignettes):
+def test_cases_that_share_notes_through_others_stay_in_one_split(cases):
     """Case 15: the first and the last case have no note in common."""
-    chain = [replace(v, clean_note=vignettes[at + 1].error_note) for at, v in enumerate(vignettes[:8])]
+    chain = [replace(v, clean_note=cases[at + 1].error_note) for at, v in enumerate(cases[:8])]
     for seed in range(8):
-        games = build_rows([*chain[::2], *chain[1::2], *vignettes[20:]], plan(seed=seed, val_fraction=0.4))
-        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {v.vignette_id for v in chain}
+        games = build_rows([*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4))
+        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {v.case_id for v in chain}
         assert len(ids) in (0, 8) and games.sharing_a_note == 8
 
 
-def test_every_vignette_serves_where_the_mix_has_a_place_for_it(vignettes):
-    games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1"))
-    assert [report["unused_vignettes"] for report in games.reports.values()] == [0, 0]
-    games = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1", rows=20))
-    assert sum(r["unused_vignettes"] for r in games.reports.values()) == 20  # none serves twice
+def test_every_case_serves_where_the_mix_has_a_place_for_it(cases):
+    games = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1"))
+    assert [report["unused_cases"] for report in games.reports.values()] == [0, 0]
+    games = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1", rows=20))
+    assert sum(r["unused_cases"] for r in games.reports.values()) == 20  # none serves twice
 
 
-def test_same_seed_gives_the_same_rows_whatever_the_input_order(vignettes):
-    games, again = build_rows(vignettes, plan()), build_rows(vignettes[::-1], plan())
+def test_same_seed_gives_the_same_rows_whatever_the_input_order(cases):
+    games, again = build_rows(cases, plan()), build_rows(cases[::-1], plan())
     assert (games.train, games.val, games.reports) == (again.train, again.val, again.reports)
 
 
 @pytest.mark.parametrize("category", list(Category))
-def test_row_starts_from_the_categorys_note_with_its_role_prompt(vignettes, category):
-    row = build_rows(vignettes, plan(f"{category.value}=1")).train[0]
+def test_row_starts_from_the_categorys_note_with_its_role_prompt(cases, category):
+    row = build_rows(cases, plan(f"{category.value}=1")).train[0]
     info = row["extra_info"]
     note = info["error_note"] if category.value.endswith("harmful") else info["clean_note"]
     role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
@@ -118,8 +126,8 @@ def test_row_starts_from_the_categorys_note_with_its_role_prompt(vignettes, cate
     assert (info["target_label"], info["error_type"]) == (category.default_target_label.value, "diagnosis")
 
 
-def test_prompt_contains_no_id_and_no_error_type(vignettes):
-    for row in build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1")).train:
+def test_prompt_contains_no_id_and_no_error_type(cases):
+    for row in build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1")).train:
         content = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
         assert row["extra_info"]["text_id"] not in content
         assert "diagnosis" not in content and "medec" not in content.lower()
@@ -129,23 +137,23 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     """Case 8: the two notes differ in letter case only."""
     pairs = [pair(n) for n in range(12)]
     pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
-    vignettes = read_files([write_pairs(*pairs)]).vignettes
-    games = build_rows(vignettes, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
+    cases = read_files([write_pairs(*pairs)]).cases
+    games = build_rows(cases, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
     harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
     assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
     assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
 
 
 def test_text_id_is_that_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):
-    vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), clean_row(1))]).vignettes
-    rows = build_rows(vignettes, plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)).train
+    cases = read_files([write_csv(error_row(0, Corrected_Text="NA"), clean_row(1))]).cases
+    rows = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)).train
     ids = {row["extra_info"]["category"]: row["extra_info"]["text_id"] for row in rows}
     assert ids == {"vanilla_harmful": "ms-test-0", "vanilla_benign": "ms-test-1"}
 
 
 def test_data_source_of_other_collections_is_the_prefix_of_their_ids(write_pairs, pair):
-    vignettes = read_files([write_pairs(pair(0, note_id="toy-train-3"))]).vignettes
-    row = build_rows(vignettes, plan("vanilla_harmful=1", val_fraction=0)).train[0]
+    cases = read_files([write_pairs(pair(0, note_id="toy-train-3"))]).cases
+    row = build_rows(cases, plan("vanilla_harmful=1", val_fraction=0)).train[0]
     assert (row["data_source"], row["extra_info"]["subset"]) == ("toy/vanilla_harmful", "toy")
 
 
@@ -162,13 +170,13 @@ def test_mix_that_makes_no_sense_is_an_error(text):
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
-def test_val_fraction_outside_zero_to_one_is_an_error(vignettes, fraction):
+def test_val_fraction_outside_zero_to_one_is_an_error(cases, fraction):
     with pytest.raises(ValueError, match="--val-fraction is "):
-        build_rows(vignettes, plan(val_fraction=fraction))
+        build_rows(cases, plan(val_fraction=fraction))
 
 
 def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv, error_row):
-    vignettes = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).vignettes
-    games = build_rows(vignettes, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
+    cases = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).cases
+    games = build_rows(cases, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
     assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
     assert games.left_out == {"not a benign seed: it has no clean note": 1}

@@ -23,7 +23,7 @@ from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
 
 @pytest.fixture
 def made(write_pairs: Any, pair: Any) -> SplitRows:
-    return build_sft_rows(read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes)
+    return build_sft_rows(read_files([write_pairs(*(pair(n) for n in range(20)))]).cases)
 
 
 def by_category(rows: list[dict[str, Any]], vignette_id: str) -> dict[str, tuple[str, str]]:
@@ -96,9 +96,9 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
 
 
 def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
-    vignettes = read_files([write_pairs(*(pair(n) for n in range(5)))]).vignettes
+    cases = read_files([write_pairs(*(pair(n) for n in range(5)))]).cases
     with pytest.raises(ValueError, match="no case of the input is in the given splits"):
-        build_sft_rows(vignettes, split_of={"toy-train-0": "train"})
+        build_sft_rows(cases, split_of={"toy-train-0": "train"})
 
 
 def test_same_input_and_seed_give_identical_bytes(tmp_path: Path) -> None:
@@ -114,13 +114,11 @@ def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, pair: A
     opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
     odd = [
         pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
-        pair(2, error_sentence="This sentence is nowhere."),
         pair(3, correct_note=pair(3)["correct_note"] + " " + " ".join(f"Word {n}." for n in range(30))),
     ]
-    made = build_sft_rows(read_files([write_pairs(*odd, *(pair(n) for n in range(10, 30)))]).vignettes)
+    made = build_sft_rows(read_files([write_pairs(*odd, *(pair(n) for n in range(10, 30)))]).cases)
     assert made.left_out == {
         "cases whose two notes differ in letter case or white space only": 1,
-        "cases whose error sentence is not in the error note": 1,
         "attacks that change more than the game's limits allow": 1,
     }
     assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}
@@ -132,25 +130,25 @@ def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pai
         3, incorrect_note=f"Fever. {wrong}", error_sentence=wrong, correct_note="Fever. Diagnosis 3 is pneumonia."
     )
     with pytest.raises(match=r"case 'ms-train-3': the assessor's answer .* take the row out"):
-        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
+        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).cases)
     sentence = "Findings.\ncorrection: gout."
     bad = pair(4, incorrect_note=f"Fever. {sentence}", error_sentence=sentence)
     with pytest.raises(match="case 'ms-train-4'"):
-        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).vignettes)
+        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).cases)
 
 
 def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
     """Case 13: tags of the game's own format, in warm-start conversations."""
     tags = "Seen <think> and </answer> and </note> and {{ x }} in it."
     odd = pair(1, incorrect_note=f"{tags} Diagnosis 1 is gout.", correct_note=f"{tags} Diagnosis 1 is pneumonia.")
-    made = build_sft_rows(read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).vignettes)
+    made = build_sft_rows(read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).cases)
     assert_all_parse(made.train + made.val)
 
 
 @pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
 def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any, pair: Any) -> None:
-    vignettes = read_files([write_pairs(*(pair(n) for n in range(20)))]).vignettes
-    made = build_sft_rows(vignettes, profile=name)
+    cases = read_files([write_pairs(*(pair(n) for n in range(20)))]).cases
+    made = build_sft_rows(cases, profile=name)
     profile = load_profile(name)
     prefix = profile.settings.assistant_prefix
     assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})
@@ -239,7 +237,7 @@ def test_a_template_that_drops_reasoning_needs_the_plain_one(tmp_path: Path) -> 
 
 
 def test_real_pairs_all_parse() -> None:
-    made = build_sft_rows(read_files([medec_file(PAIRS)]).vignettes)
+    made = build_sft_rows(read_files([medec_file(PAIRS)]).cases)
     assert_all_parse(made.train + made.val)
     assert sum(made.left_out.values()) == 5
     assert Counter(row["category"] for row in made.train + made.val) == {
@@ -250,10 +248,10 @@ def test_real_pairs_all_parse() -> None:
 
 
 def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_row: Any, clean_row: Any) -> None:
-    rows = [error_row(0), error_row(2, Error_Type="NA"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
-    made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).vignettes)
+    rows = [error_row(0), error_row(2, Error_Type="dosage"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
+    made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).cases)
     assert made.left_out == {
-        "cases without an error type or without the two sentences": 2,
+        "cases without one of MEDEC's error types or without the two sentences": 2,
         "cases with only one note": 1,
     }
 
@@ -264,4 +262,4 @@ def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any,
     notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
     path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
     with pytest.raises(match=r"case 'ms-train-1': the attacker's answer .* take the row out"):
-        build_sft_rows(read_files([path]).vignettes)
+        build_sft_rows(read_files([path]).cases)

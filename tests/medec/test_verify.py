@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from medec.builders import assert_found, assert_one_sentence, good_row, good_rows, run, verify, write
 from note_files import SAMPLE
 
-from medserl_agentloop.data.conversion import SCHEMA
+from medserl_agentloop.data.rows import SCHEMA
 from medserl_agentloop.data.sft import rows_for_self_play
 from medserl_agentloop.data.verify import Check, find_leaks
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -109,6 +111,36 @@ def test_damaged_value_is_found(tmp_path: Path, key: str, value: Any, check: Che
     assert report.failures.total() == 1
 
 
+@pytest.mark.parametrize(("exchanged", "failures", "warnings"), [(range(12), 1, 0), (range(5), 0, 5)])
+def test_exchanged_notes_or_sentences_are_told(tmp_path: Path, exchanged: range, failures: int, warnings: int) -> None:
+    rows = good_rows(12)
+    for number in exchanged:
+        facts = rows[number]["extra_info"]
+        facts |= {"error_sentence": facts["corrected_sentence"], "corrected_sentence": facts["error_sentence"]}
+    report = verify(write(tmp_path / "train.parquet", rows))
+    assert (report.failures[Check.LABELS], report.warnings[Check.LABELS]) == (failures, warnings)
+    assert "the error sentence is not in the error note" in report.problems[0][1]
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(tmp_path: Path, rows: int) -> None:
+    """20 kB that took 22 GB: one note of 200 MB, which the file stores once for all its rows."""
+    note = "word " * (40_000_000 // rows)
+    facts = pa.array([{"seed_note": note}]).take(pa.array([0] * rows))
+    pq.write_table(pa.table({"extra_info": facts}), path := tmp_path / "train.parquet", compression="zstd")
+    del facts, note
+    assert path.stat().st_size < 50_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"train\.parquet: .*a note has at most 100,000 characters"):
+        verify(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_pipe_is_no_parquet_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.parquet")
+    assert_one_sentence(run("verify_parquet", tmp_path / "train.parquet"), "train.parquet is no regular file")
+
+
 def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> None:
     rows = good_rows(12)
     row = next(r for r in rows if r["extra_info"]["category"] == "vanilla_benign")
@@ -160,7 +192,7 @@ def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
 def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_path: Path) -> None:
     train, val = good_rows(12), good_rows(12, 12, "val")
     twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
-    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2", "text_id": "rows-2"}
+    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2", "error_sentence": None}
     note = twin["extra_info"]["error_note"].replace("He was", "She was")
     twin["extra_info"] |= {"seed_note": note, "error_note": note}
     twin["prompt"][0]["content"] = twin["prompt"][0]["content"].replace("He was", "She was")
@@ -294,7 +326,7 @@ def test_exit_code_is_2_for_what_cannot_be_read(tokenizer: str, tmp_path: Path) 
         ([tmp_path / "bad.parquet"], "bad.parquet: cannot be read as parquet"),
         ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
         ([tmp_path / "empty.parquet"], "has no rows"),
-        ([tmp_path / "damaged.parquet"], "damaged.parquet: verl's RLHFDataset cannot open it ("),
+        ([tmp_path / "damaged.parquet"], "damaged.parquet: cannot be read as parquet ("),
         ([tmp_path / "sft_train.parquet"], "sft_train.parquet: the file has conversations for a warm start"),
         ([good, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
     ):

@@ -17,8 +17,7 @@ from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.core.run_check.machine import data as problems_of_data
-from medserl_agentloop.data.conversion import write_parquet
-from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row

@@ -54,7 +54,7 @@ RESERVED = 2
 PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")
 """Engines and loggers that have the name of the package they need."""
 
-CONVERT = "Write it with data_prep/medec_to_parquet.py"
+CONVERT = "Write it with medserl data convert"
 
 
 def gpus(run: RunConfig) -> Iterator[str]:
@@ -316,7 +316,7 @@ def check_dataset(
         if agent != AGENT_NAME:
             raise ConfigError(
                 f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. "
-                "Write the file again with data_prep/medec_to_parquet.py."
+                "Write the file again with medserl data convert."
             )
         try:
             prompt_tokens, response_tokens = interaction.plan(facts, list(prompt), encoder)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from medserl_agentloop.paths import LONGEST_NOTE
 
 
 class Role(StrEnum):
@@ -109,7 +111,7 @@ class GameSpec:
 
     category: Category
     target_label: Label
-    seed_note: str
+    seed_note: Annotated[str, Field(max_length=LONGEST_NOTE)]
     error_note: str | None = None
     clean_note: str | None = None
     error_type: ErrorType | None = None
@@ -135,12 +137,14 @@ class GameSpec:
         if not isinstance(extra_info, Mapping):
             raise ValueError(
                 f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. "
-                "Write the file again with data_prep/medec_to_parquet.py."
+                "Write the file again with medserl data convert."
             )
         # An optional fact that a row does not have may be empty text there.
         required = {key: extra_info.get(key) for key in ("category", "target_label", "seed_note")}
         facts = {key: value if str(value).strip() else None for key, value in required.items()}
         facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
+        # A type of the user's own is in his file and in scores; prompts and rewards know MEDEC's five.
+        facts["error_type"] = ErrorType.parse(str(facts.get("error_type") or ""))
         try:
             return _GAME_SPEC.validate_python(facts)
         except ValidationError as error:
@@ -148,8 +152,8 @@ class GameSpec:
             key = str(first["loc"][0])
             raise ValueError(
                 f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')}): "
-                f"extra_info[{key!r}] is {extra_info.get(key)!r}: {first['msg']}. "
-                "Write the file again with data_prep/medec_to_parquet.py."
+                f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. "
+                "Write the file again with medserl data convert."
             ) from None
 
 

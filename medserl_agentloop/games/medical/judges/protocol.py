@@ -24,6 +24,7 @@ from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
+from medserl_agentloop.paths import LONGEST_NOTE
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,7 +36,6 @@ Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 _VERDICTS = {label.value: label for label in Label}
 MAX_BYTES = 8 * 2**20
 """Longest request that the server reads. A thousand games fit."""
-_LONGEST_NOTE = 100_000  # characters that the server reads; MEDEC's longest has a few thousand
 REQUEST_S = 20.0
 """Seconds from a connection to the last byte of its request, after which the server hangs up."""
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
@@ -330,8 +330,8 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
     # Judges that read a note are not told its category.
     category = Category(query.game_category or Category.ADVERSARIAL_BENIGN)
     original = query.medical_note if query.original_note is None else query.original_note
-    if max(len(original), len(query.medical_note)) > _LONGEST_NOTE:
-        raise ValueError(f"a note is longer than {_LONGEST_NOTE} characters")
+    if max(len(original), len(query.medical_note)) > LONGEST_NOTE:
+        raise ValueError(f"a note is longer than {LONGEST_NOTE} characters")
     spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
     record = MedicalRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
