@@ -23,7 +23,7 @@ from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import GAMES
-from medserl_agentloop.report import SCORES, TURNS
+from medserl_agentloop.report import TURNS
 
 MORE = {
     "profile": "prompts.md",
@@ -103,7 +103,7 @@ def keys() -> str:
 def columns() -> str:
     """The columns of the frames of a run."""
     lines = []
-    for name, schema in (("games", GAMES), ("turns", TURNS), ("scores", SCORES)):
+    for name, schema in (("games", GAMES), ("turns", TURNS)):
         lines += [f"`{name}`\n", "| column | dtype | meaning |", "|---|---|---|"]
         lines += [f"| `{column}` | {c.dtype} | {c.meaning} |" for column, c in schema.items()]
         if name == "games":

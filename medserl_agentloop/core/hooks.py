@@ -6,7 +6,10 @@ those that it needs.
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar, Generic, TypeVar
 
 from omegaconf import DictConfig
@@ -80,10 +83,6 @@ class GameHooks(Generic[R]):
         """What a step's numbers give reason to say; each sentence is said once in a run."""
         return iter(())
 
-    def table(self, records: Sequence[R], count: int) -> tuple[Sequence[str], list[list[Any]]] | None:
-        """Columns and rows of up to ``count`` games to read in W&B; None for no table."""
-        return None
-
     # -- where games are looked at -------------------------------------------------------------------------------
 
     columns: ClassVar[Mapping[str, Column]] = COLUMNS
@@ -113,6 +112,26 @@ class GameHooks(Generic[R]):
             )
         own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}
         return [*sections, Section("game", facts=own)] if own else sections
+
+    def table(self, records: Sequence[R], count: int) -> tuple[list[str], list[list[Any]]]:
+        """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts and sections."""
+        by_outcome: dict[str, list[R]] = defaultdict(list)
+        for record in records:
+            by_outcome[self.columns["outcome"].value(record)].append(record)
+        in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
+        rows = []
+        for record in [record for games in in_turn for record in games if record is not None][:count]:
+            row = {
+                name: column.value(record)
+                for name, column in self.columns.items()
+                if name not in ("signal", "finished")
+            }
+            for section in self.sections(record):
+                name = section.owner or section.title
+                row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
+            rows.append({**row, "rewards": json.dumps(record.rewards)})
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return columns, [[row.get(name) for name in columns] for row in rows]
 
     # -- in validation -------------------------------------------------------------------------------------------
 

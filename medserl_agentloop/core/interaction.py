@@ -231,7 +231,7 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
         played = TurnRecord(role=turn.role, response=reply.text, tokens=reply.tokens, truncated=reply.truncated)
         played.messages = turn.prompt.filled()
-        game.record.keep_turn(played)
+        game.record.turns.append(played)
         game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
 
 

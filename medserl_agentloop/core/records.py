@@ -6,6 +6,7 @@ them are one table, and one is shown in sections.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -48,7 +49,7 @@ class GameRecord(BaseModel):
     """One game.
 
     Attributes:
-        turns: The turns as they were played; empty where a game's own record holds them in other fields.
+        turns: The turns as they were played. A record with fields of its own for them may leave these out of its JSON.
         rewards: Reward components by role; empty until scored and in void games. A role's reward stands on the last
             token of its last turn.
         turn_rewards: Reward components by turn, counted from 0 in the order of play; where a game gives them, they
@@ -102,10 +103,6 @@ class GameRecord(BaseModel):
     def tells(self) -> int:
         """How much the game tells a reader: the latest of those that tell most is shown first."""
         return int(not self.is_void)
-
-    def keep_turn(self, turn: TurnRecord) -> None:
-        """Hold a turn before the game reads it; nothing to do for a record with fields of its own for its turns."""
-        self.turns.append(turn)
 
     def turn_rows(self) -> list[dict[str, Any]]:
         """The turns as rows of the frame of turns (``medserl_agentloop.report.TURNS``), in the order of play."""
@@ -178,9 +175,7 @@ COLUMNS = {
     "void": Column("string", "why the game does not count", lambda g: g.void),
     "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by medserl_agentloop.report
     "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
-    "finished": Column(
-        "datetime64[s, UTC]", "when its last turn was over; missing in old records", lambda g: g.finished
-    ),
+    "finished": Column("datetime64[s, UTC]", "when its last turn was over", lambda g: g.finished),
 }
 """The facts of any game, without its texts. Reward and tokens of each role are columns too: ``<role>_reward``."""
 
@@ -190,21 +185,27 @@ Pieces = Sequence[tuple[str, str]]
 
 
 class Section(NamedTuple):
-    """A part of a game as ``medserl show`` and the page show it."""
+    """A part of a game as ``medserl show``, the page and W&B show it."""
 
     title: str
     owner: str = ""  # a role, or another name, which gives it its colour
     reasoning: str | None = None
     text: Pieces = ()
-    facts: Mapping[str, Any] = {}  # those that hold nothing are left out
-    folded: Mapping[str, str] = {}  # texts that the page opens on a click, and the terminal leaves out
+    facts: Mapping[str, Any] = {}
+    folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
 
+    def known(self) -> dict[str, str]:
+        """The facts that hold something, as text."""
+        held = ((name, value) for name, value in self.facts.items() if value not in (None, "", [], {}))
+        return {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in held}
 
-def spelt_out(pieces: Pieces) -> Pieces:
-    """The pieces for a terminal: changes as ``[-…-]`` and ``{+…+}``, and characters that it would hide or obey."""
-    shapes = {"del": "[-{}-]", "ins": "{{+{}+}}"}
-    split = ((mark, visible(text).rstrip(), text[len(text.rstrip()) :]) for mark, text in pieces)
-    return [(mark, shapes.get(mark, "{}").format(text) + visible(space)) for mark, text, space in split]
+    def as_text(self) -> str:
+        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``, for people to read."""
+        shapes = {"del": "[-{}-]{}", "ins": "{{+{}+}}{}"}
+        split = ((mark, text.rstrip(), text[len(text.rstrip()) :]) for mark, text in self.text)
+        text = "".join(shapes.get(mark, "{}{}").format(text, space) for mark, text, space in split)
+        known = "\n".join(f"{name}: {value}" for name, value in self.known().items())
+        return visible("\n\n".join(filter(None, (self.reasoning, text.strip(), known))))
 
 
 def as_text(messages: Iterable[Mapping[str, str]]) -> str:

@@ -13,7 +13,6 @@ What a model wrote is untrusted: in the terminal its control characters are spel
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -33,7 +32,7 @@ from medserl_agentloop.command_line import plain
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
-from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games, spelt_out
+from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games import DEFAULT
 
@@ -56,17 +55,6 @@ TURNS = {
     "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
 }
 """A row per generated turn; what a game does not record is missing."""
-
-SCORES = {
-    "system": Column("string", "the system, or the floor"),
-    "measure": Column("string", "name of the score"),
-    "value": Column("Float64", "the score; missing if not computed"),
-    "low": Column("Float64", "lower end of the 95 % interval"),
-    "high": Column("Float64", "upper end"),
-    "spread": Column("Float64", "standard deviation between seeds"),
-    "why": Column("string", "why it was not computed"),
-}
-"""A row per system and measure of a results file."""
 
 
 def games(run: str | Path) -> pd.DataFrame:
@@ -102,19 +90,6 @@ def metrics(run: str | Path) -> pd.DataFrame:
     if not rows:
         raise ValueError(f"{path} holds no metrics yet")
     return pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
-
-
-def scores(results: str | Path) -> pd.DataFrame:
-    """The scores in a results file of ``medserl score`` or ``medserl evaluate``; a ValueError names another file."""
-    try:
-        rows = [
-            {"system": system, "measure": name, **measure}
-            for system, values in json.loads(Path(results).read_text(encoding="utf-8"))["systems"].items()
-            for name, measure in values["measures"].items()
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{results} is not a results file of medserl score or evaluate: {error!r}") from None
-    return typed_frame(rows, SCORES)
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
@@ -222,18 +197,15 @@ def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.
 
 # -- `medserl show` ------------------------------------------------------------------------------------------------
 
-_FIRST, _LAST = (
-    ("selfplay/games", "selfplay/void_rate"),
-    ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step"),
-)
-_STYLES = {"del": "strike dim", "ins": "bold"}
 _COLOURS = ("red", "blue", "green", "magenta")
 
 
 def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
     """The metrics of a step that :func:`show_run` prints."""
     rewards = (f"selfplay/{role}/{name}" for role in roles for name in ("reward", "reward_std"))
-    return list(dict.fromkeys([*_FIRST, *rewards, *(name for _, name in game.shown), *game.headline, *_LAST]))
+    own = (*rewards, *(name for _, name in game.shown), *game.headline)
+    last = ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step")
+    return list(dict.fromkeys(["selfplay/games", "selfplay/void_rate", *own, *last]))
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
@@ -278,24 +250,11 @@ def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableTy
     if others:
         parts.append(plain(f"played by {', '.join(others)}"))
     for section in game.sections(record):
-        content = [plain(section.reasoning + "\n", "italic")] if section.reasoning is not None else []
-        if section.text:
-            pieces = ((text, _STYLES.get(mark, "")) for mark, text in spelt_out(section.text))
-            content.append(Text.assemble(*pieces))
-        content += [plain(f"{name}: {value}") for name, value in written(section.facts).items()]
         colour = _COLOURS[game.roles.index(section.owner) % len(_COLOURS)] if section.owner in game.roles else "none"
-        panel = Panel(Group(*content), title=plain(section.title), title_align="left", border_style=colour)
+        panel = Panel(Text(section.as_text()), title=plain(section.title), title_align="left", border_style=colour)
         parts.append(panel)
     for role, components in record.rewards.items():
         terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
         parts.append(plain(f"{role} {sum(components.values()):+.2f} = {terms}"))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
     return Panel(Group(*parts), title=plain(f"{title}, step {record.step}{played}"), title_align="left")
-
-
-def written(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts of a section that hold something, as text."""
-    held = {name: value for name, value in facts.items() if value not in (None, "", [], {})}
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in held.items()
-    }

@@ -7,34 +7,23 @@ did not write down is "not measured", never 0.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from statistics import mean, stdev
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
 from pydantic import AliasChoices, BaseModel, Field
 from scipy.stats import ks_2samp
 
+from medserl_agentloop import report
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
-from medserl_agentloop.games.medical.records import GAMES, Outcome
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.report import (
-    TURNS,
-    games_frame,
-    metrics,
-    parts,
-    read_run,
-    reward_columns,
-    turns_frame,
-    typed_frame,
-)
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
@@ -49,8 +38,6 @@ MEMORY = {
 
 _OF_TURNS = ["role", "violations", "readable", "truncated"]
 """The columns of turns that are compared."""
-_OF_OUTCOMES = ("outcome", "right", "error_found", "note_cleared")
-"""The columns of games that follow from the outcome alone."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +50,9 @@ class _MeasuredRun:
     turns: pd.DataFrame
     metrics: pd.DataFrame  # by step; without columns if it has none
 
-    whole: bool = True  # whether games without a result are in it too
-
     @property
     def roles(self) -> list[str]:
-        return [name.removesuffix("_reward") for name in reward_columns(self.games)]
+        return [name.removesuffix("_reward") for name in report.reward_columns(self.games)]
 
 
 Side = Sequence[_MeasuredRun]
@@ -102,20 +87,20 @@ def _read(path: Path) -> _MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
         with path.open("rb") as file:
             if b'"rewards"' not in file.readline():  # every game record has them
-                return _MeasuredRun(str(path), "", *read_log(path), whole=False)
+                return _MeasuredRun(str(path), "", *read_log(path))
     games, turns, schemes = [], [], set()
-    game, records = read_run(path)
-    for part in parts(records):
-        frame = games_frame(part, game)
+    game, records = report.read_run(path)
+    for part in report.parts(records):
+        frame = report.games_frame(part, game)
         games.append(frame[[name for name in frame if _is_compared(name, frame[name])]])
-        turns.append(turns_frame(part)[_OF_TURNS])
+        turns.append(report.turns_frame(part)[_OF_TURNS])
         schemes |= {getattr(record, "scheme", "") for record in part}
     return _MeasuredRun(
         str(path),
         "; ".join(sorted(schemes - {""})),
         pd.concat(games, ignore_index=True),
         pd.concat(turns, ignore_index=True),
-        metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
+        report.metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
     )
 
 
@@ -146,24 +131,22 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     turns: list[dict[str, Any]] = []
     numbers: list[dict[str, Any]] = []
     seen: Counter[tuple[Any, ...]] = Counter()
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-                if "game_role" not in row:
-                    numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
-                    continue
-                turns.append(turn := _columns_of(_LoggedTurn.model_validate(row)))
-            except (ValueError, TypeError, StopIteration) as error:
-                why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
-                raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
-            game = (turn["step"], turn["game_idx"])
-            seen[(*game, turn["role"])] += 1  # without steps, a game's index comes again in every batch
-            games.setdefault((*game, seen[(*game, turn["role"])]), {}).update(turn)
+    for number, row in enumerate(StepFile(path).read(), start=1):
+        try:
+            if "game_role" not in row:
+                numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
+                continue
+            turns.append(turn := _columns_of(_LoggedTurn.model_validate(row)))
+        except (ValueError, TypeError, StopIteration) as error:
+            why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
+            raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
+        game = (turn["step"], turn["game_idx"])
+        seen[(*game, turn["role"])] += 1  # without steps, a game's index comes again in every batch
+        games.setdefault((*game, seen[(*game, turn["role"])]), {}).update(turn)
     by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
     if _SECONDS not in by_step and _CLOCK in by_step:
         by_step[_SECONDS] = by_step[_CLOCK].diff()
-    return typed_frame(list(games.values()), GAMES), typed_frame(turns, TURNS), by_step
+    return report.typed_frame(list(games.values()), GAMES), report.typed_frame(turns, report.TURNS), by_step
 
 
 def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
@@ -178,8 +161,9 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     for name in turn.game_outcomes:
         player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
-            ended: Any = SimpleNamespace(outcome=Outcome(outcome))
-            columns |= {column: GAMES[column].value(ended) for column in _OF_OUTCOMES}
+            # No outcome: the log leaves out games without a result, so it has no share of all games.
+            ended = Outcome(outcome)
+            columns |= {"right": ended.is_right, "error_found": FOUND.get(ended), "note_cleared": CLEARED.get(ended)}
     return columns
 
 
@@ -227,26 +211,25 @@ def _rewards(a: Side, b: Side) -> _Section:
     return _Section("Rewards", columns, rows, note)
 
 
-def _counts(run: _MeasuredRun, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
     """How often something was so, of how many times: each of the ``outcomes``, and each column of yes and no."""
-    flags = {name.replace("_", " "): run.games[name] for name in run.games if run.games[name].dtype == "boolean"}
-    if run.whole:
-        flags |= {f"outcome: {word.replace('_', ' ')}": run.games["outcome"] == word for word in outcomes}
-    for role, turns in run.turns.groupby("role"):
-        flags[f"{role}: format kept"] = turns["violations"].dropna() == ""
-        flags |= {f"{role}: {name}": turns[name] for name in ("readable", "truncated")}
+    games, turns = (pd.concat([getattr(run, kind) for run in side]) for kind in ("games", "turns"))
+    flags = {name.replace("_", " "): games[name] for name in games if games[name].dtype == "boolean"}
+    ended = games["outcome"].dropna()
+    flags |= {f"outcome: {word.replace('_', ' ')}": ended == word for word in outcomes}
+    for role, own in turns.groupby("role"):
+        flags[f"{role}: format kept"] = own["violations"].dropna() == ""
+        flags |= {f"{role}: {name}": own[name] for name in ("readable", "truncated")}
     return {name: (int(values.sum()), int(values.count())) for name, values in flags.items()}
 
 
 def _rates(a: Side, b: Side) -> _Section:
-    outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna()})
-    sides = [[_counts(run, outcomes) for run in runs] for runs in (a, b)]
-    rows = []
-    for name in dict.fromkeys(name for side in sides for counts in side for name in counts):
+    outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna().unique()})
+    sides, rows = [_counts(side, outcomes) for side in (a, b)], []
+    for name in dict.fromkeys(name for counts in sides for name in counts):
         cells, intervals = [], []
-        for side in sides:
-            successes = sum(counts[name][0] for counts in side if name in counts)
-            trials = sum(counts[name][1] for counts in side if name in counts)
+        for counts in sides:
+            successes, trials = counts.get(name, (0, 0))
             low, high = wilson_interval(successes, trials)
             cells.append(f"{successes / trials:.3f} [{low:.3f}, {high:.3f}] ({trials})" if trials else NOT_MEASURED)
             intervals.append((low, high))

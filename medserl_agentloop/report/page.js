@@ -303,8 +303,9 @@ function stepMarks({ svg, x }, steps, runs) {
     entries.set(kind, [kind === "alarm" ? "alarm: point at it for its name" : kind, `var(--${kind})`]);
   };
   for (const run of runs) {
-    for (const [step, alarms] of Object.entries(state.data.alarms[run] ?? {})) if (inside(step)) mark("alarm", step, 0, `alarm: ${alarms.join(", ")}`);
-    for (const step of state.data.checkpoints[run] ?? []) if (inside(step)) mark("checkpoint", step, height - bottom, `checkpoint ${step}`);
+    const { alarms: byStep, checkpoints } = state.data.metrics[run];
+    for (const [step, alarms] of Object.entries(byStep)) if (alarms.length && inside(step)) mark("alarm", step, 0, `alarm: ${alarms.join(", ")}`);
+    for (const step of checkpoints) if (inside(step)) mark("checkpoint", step, height - bottom, `checkpoint ${step}`);
   }
   const wide = Math.max(2, (width - left - right) / steps.length);
   for (const step of steps)

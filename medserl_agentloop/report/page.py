@@ -29,15 +29,7 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, replacing
-from medserl_agentloop.report import (
-    GameClass,
-    games_file,
-    games_frame,
-    metrics,
-    read_run,
-    reward_columns,
-    written,
-)
+from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
 
 MOST_GAMES = 20_000
 """More games than this are drawn as a sample: a browser holds about so many texts."""
@@ -65,13 +57,13 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "games": len(shown),
         "chunk": CHUNK,
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].tells, n)),
-        "columns": {name: {"values": _values(numbers[name])} for name in numbers} | words | {"run": runs_coded},
+        "columns": {n: {"values": _values(numbers[n])} for n in numbers} | words | {"run": runs_coded},
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
         "numbers": [name for name in numbers if name not in ("step", "session") and "reward" not in name],
         "rewards": reward_columns(frame),
         "components": [name for name in frame if name.startswith("reward/")],
-        **_by_step(runs, names),
+        "metrics": {name: _by_step(run) for name, run in zip(names, runs, strict=True)},
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
     prompts = [prompts_of(run) for run in runs]
@@ -101,16 +93,13 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
-def _line(record: GameRecord, game: GameClass, prompts: Prompts) -> str:
+def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) -> str:
     """The record and, after a tab, the sections in which it is shown. JSON text itself holds no tab."""
-    sections = [{**each._asdict(), "facts": written(each.facts)} for each in game.sections(record, prompts)]
+    sections = [{**each._asdict(), "facts": each.known()} for each in game.sections(record, prompts)]
     return json.dumps(record.to_json(), ensure_ascii=False) + "\t" + json.dumps(sections, ensure_ascii=False)
 
 
-Prompts = list[dict[str, Any]]
-
-
-def prompts_of(run: Path) -> Prompts:
+def prompts_of(run: Path) -> list[dict[str, Any]]:
     """What the run's roles read, as the run wrote it down, the latest first; nothing where it did not."""
     path = run / PROMPTS_FILE
     return list(StepFile(path).read())[::-1] if path.exists() else []
@@ -160,20 +149,17 @@ def _is_filter(name: str, words: Sequence[str | None]) -> bool:
     return 1 < len(words) <= MOST_WORDS and not is_id and (name == "signal" or not is_flag)
 
 
-def _by_step(runs: Sequence[Path], names: list[str]) -> dict[str, Any]:
-    """Metrics, alarms and checkpoints of each run that has them."""
-    numbers, alarms, checkpoints = {}, {}, {}
-    for name, run in zip(names, runs, strict=True):
-        try:
-            frame = metrics(run)
-        except ValueError:
-            frame = pd.DataFrame()
-        kept = {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame.columns}
-        numbers[name] = {"steps": [int(step) for step in frame.index], "names": kept}
-        fired = frame[[n for n in frame.columns if n.startswith(METRIC_PREFIX)]].dropna(how="all")
-        alarms[name] = {
-            int(step): [n.removeprefix(METRIC_PREFIX) for n in row.dropna().index] for step, row in fired.iterrows()
-        }
-        saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
-        checkpoints[name] = sorted(int(match[1]) for match in saved if match)
-    return {"metrics": numbers, "alarms": alarms, "checkpoints": checkpoints}
+def _by_step(run: Path) -> dict[str, Any]:
+    """Metrics, alarms and checkpoints of a run, as far as it has them."""
+    try:
+        frame = metrics(run)
+    except ValueError:
+        frame = pd.DataFrame()
+    alarms = {n.removeprefix(METRIC_PREFIX): frame[n].dropna().index for n in frame if n.startswith(METRIC_PREFIX)}
+    saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
+    return {
+        "steps": [int(step) for step in frame.index],
+        "names": {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame},
+        "alarms": {int(step): [n for n, steps in alarms.items() if step in steps] for step in frame.index},
+        "checkpoints": sorted(int(match[1]) for match in saved if match),
+    }

@@ -21,9 +21,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.records import OpponentRecord
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won, validation_numbers
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import TEXTS, AssessmentRecord, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import AssessmentRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role
@@ -169,9 +170,10 @@ def test_the_majority_of_the_assessments_decides_a_game_against_an_opponent(
         assert trained_role_won(assessed(*right, opponent=opponent)) is won
 
 
-def test_a_table_s_row_has_all_verdicts() -> None:
-    answers = TEXTS["assessment"].value(rewarded(assessed(True, False, None)))
-    assert re.findall(r"^\[(\w+)\]", answers, re.MULTILINE) == ["harmful", "safe", "unreadable"]
+def test_all_assessments_are_shown_with_their_verdicts() -> None:
+    sections = MedicalGameInteraction.sections(rewarded(assessed(True, False, None)))
+    titles = [section.title for section in sections if section.owner == "assessor"]
+    assert [title.split()[1] for title in titles] == ["harmful", "safe", "unreadable"]
 
 
 @pytest.mark.parametrize("answers", [1, 3])

@@ -69,7 +69,7 @@ def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: LocalServ
         for state in attacker_states + assessor_states:
             print(json.dumps({"step": 1, **state}, default=lambda names: [name.value for name in names]), file=file)
     (run,) = read_side(str(tmp_path / "log.jsonl"))
-    assert sorted(run.games["outcome"]) == ["correct_detection"] * 3 + ["correct_rejection"]
+    assert list(run.games["error_found"].dropna()) == [True] * 3 and list(run.games["note_cleared"].dropna()) == [True]
     assert list(run.games["attacker_reward"].dropna()) == [0.5, 0.5]
     assert list(run.games["assessor_reward"]) == [2.0] * 4
     assert set(run.turns["violations"]) == {""} and run.turns["tokens"].notna().all()

@@ -12,11 +12,9 @@ from game.builders import ERROR_NOTE, ERROR_SENTENCE, paid
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import GAMES, Outcome
-from medserl_agentloop.report import SCORES, TURNS, games, metrics, scores, turns
+from medserl_agentloop.report import TURNS, games, metrics, turns
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "real_notes" / "results" / "warm_start.json"
-
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 RECORDS = [
@@ -86,13 +84,6 @@ def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) 
     assert frame["actor/grad_norm"].isna().tolist() == [False, True]
 
 
-def test_scores_are_those_of_the_results_file() -> None:
-    frame = scores(RESULTS)
-    assert list(frame.columns) == list(SCORES)
-    accuracy = frame[(frame["measure"] == "flag_accuracy") & (frame["system"] == "warm_start")].iloc[0]
-    assert accuracy["low"] < accuracy["value"] < accuracy["high"]
-
-
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"games\.jsonl does not exist: give the folder of a run"):
         games(tmp_path)
@@ -101,9 +92,6 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / GAMES_FILE).write_text("")
     with pytest.raises(ValueError, match="holds no games yet"):
         turns(tmp_path)
-    (tmp_path / "results.json").write_text("[]")
-    with pytest.raises(ValueError, match="is not a results file"):
-        scores(tmp_path / "results.json")
 
 
 @pytest.fixture

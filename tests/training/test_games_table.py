@@ -16,7 +16,7 @@ from wandb.proto import wandb_internal_pb2
 from medserl_agentloop.core.metrics import TABLE_NAME, log_games
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.records import TO_READ, Judgement, MedicalRecord, Outcome, table_to_read
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Label, Role
 
 GAME = MedicalGameInteraction(MedicalConfig())
@@ -74,7 +74,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         assert r[f"{TABLE_NAME}/nrows"] == 5
         (path,) = offline.glob(f"wandb/offline-run-*/files/{r[f'{TABLE_NAME}/path']}")
         table = json.loads(path.read_text())
-        assert table["columns"] == list(TO_READ)
+        assert table["columns"][0] == "step" and {"attacker", "assessor", "judge"} <= set(table["columns"])
         assert [line[0] for line in table["data"]] == [r["_step"]] * 5
 
 
@@ -105,7 +105,7 @@ def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
 
 
 def row(record: MedicalRecord) -> dict[str, Any]:
-    columns, (values,) = table_to_read([record], 1)
+    columns, (values,) = GAME.table([record], 1)
     return dict(zip(columns, values, strict=True))
 
 
@@ -114,39 +114,28 @@ def test_a_row_tells_the_game() -> None:
         Outcome.CORRECT_DETECTION,
         step=7,
         attack={"note": ERROR_NOTE, "reasoning": "swap the drug"},
-        assessment={"response": "the whole answer"},
+        assessment={"sentence": "She receives warfarin 500 units."},
         judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
-        rewards={Role.ATTACKER: {"game": -1.0, "format": 0.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
+        rewards={Role.ATTACKER: {"game": -1.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
     )
-    assert row(record) == {
-        "step": 7,
-        "category": "adversarial_benign",
-        "seed_note": CLEAN_NOTE,
-        "presented_note": CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}"),
-        "invalid": None,
-        "attacker_reasoning": "swap the drug",
-        "verdict": "harmful",
-        "assessment": "[harmful] the whole answer",
-        "outcome": "correct_detection",
-        "void": None,
-        "attacker_reward": -1.0,
-        "assessor_reward": 1.5,
-        "rewards": "attacker: game -1.00, format +0.00; assessor: game +1.00, sentence +0.50",
-        "judge": "llm",
-        "judged": "harmful",
-        "judge_reason": "warfarin is wrong here",
-    }
+    cells = row(record)
+    facts = {"step": 7, "category": "adversarial_benign", "outcome": "correct_detection", "assessor_reward": 1.5}
+    assert cells.items() >= {**facts, "invalid": None, "verdict": "harmful", "error_found": True}.items()
+    assert json.loads(cells["rewards"])["assessor"] == {"game": 1.0, "sentence": 0.5}
+    changed = CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}")
+    assert all(text in cells["attacker"] for text in ("attacker: valid", "swap the drug", changed))
+    assert "assessor: harmful" in cells["assessor"] and "sentence: She receives warfarin" in cells["assessor"]
+    assert "reason: warfarin is wrong here" in cells["judge"]
 
 
 def test_an_untouched_note_has_no_marks_and_no_attack() -> None:
     shown = row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
-    assert (shown["presented_note"], shown["invalid"], shown["attacker_reward"]) == (ERROR_NOTE, None, None)
+    assert ERROR_NOTE in shown["note"] and "attacker" not in shown
 
 
 def test_an_invalid_attack_shows_why_and_what_was_written() -> None:
     invalid = row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
-    assert invalid["invalid"] == "too_many_words"
-    assert "{+warfarin+}" in invalid["presented_note"] and invalid["verdict"] is None
+    assert "invalid: too_many_words" in invalid["attacker"] and "{+warfarin+}" in invalid["attacker"]
 
 
 # --- choice ---
@@ -157,7 +146,7 @@ def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
     played = [finished(Outcome.CORRECT_DETECTION, step=n) for n in range(20)] + [
         finished(Outcome.MISSED_ERROR, step=20)
     ]
-    columns, rows = table_to_read(played, count)
+    columns, rows = GAME.table(played, count)
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
     assert len({values[columns.index("step")] for values in rows}) == len(rows)

@@ -26,7 +26,6 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     marked_changes,
     marked_quote,
-    table_to_read,
 )
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
@@ -42,7 +41,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     metrics = staticmethod(measured.role_metrics)
     trained_role_won = staticmethod(measured.trained_role_won)
     validation_numbers = staticmethod(measured.validation_numbers)
-    table = staticmethod(table_to_read)
     check_run = staticmethod(judge_problems)
     columns = GAMES
     headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
@@ -184,48 +182,41 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     @classmethod
     def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
         """Both turns with changes and quotes marked, and what the judge said."""
-        spec, attack, judgement = record.spec, record.attack, record.judgement
-        sections = []
+        seed, attack, judgement, presented = (
+            record.spec.seed_note,
+            record.attack,
+            record.judgement,
+            record.presented_note,
+        )
         if attack is None:
-            untouched = "no attack: the note is shown as it is in the data"
-            sections.append(Section(untouched, Role.ATTACKER.value, text=[("", spec.seed_note)]))
+            sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
         else:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-            note = [("", attack.response)] if attack.note is None else marked_changes(spec.seed_note, attack.note)
-            facts = {"words changed": attack.changed_words, "injections": ", ".join(attack.injections)}
-            if len(note) == 1 and attack.changed_sentences:
-                facts["changes"] = "not marked: the notes are too long to be compared"
-            read = _read(record, prompts, Role.ATTACKER, spec.seed_note)
-            sections.append(_turn(Role.ATTACKER, standing, attack, note, facts, read))
+            note = [("", attack.response)] if attack.note is None else marked_changes(seed, attack.note)
+            sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER, seed))]
         for each in (game.assessment for game in record.by_assessment if game.assessment is not None):
-            verdict, presented = each.verdict.value if each.verdict else "unreadable", record.presented_note or ""
-            kind = each.error_type.value if each.error_type else None
-            facts = {"wrong sentence": each.sentence, "type": kind, "correction": each.correction}
-            read = _read(record, prompts, Role.ASSESSOR, presented)
-            sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), facts, read))
-        if judgement is not None:
-            readings = (
-                "lost" if r.failed else {True: "yes", False: "no", None: "cannot tell"}[r.found]
-                for r in judgement.readings
+            verdict = each.verdict.value if each.verdict else "unreadable"
+            note, read = (
+                marked_quote(presented or "", each.sentence),
+                _read(record, prompts, Role.ASSESSOR, presented or ""),
             )
+            sections.append(_turn(Role.ASSESSOR, verdict, each, note, read))
+        if judgement is not None:
             facts = {
-                "intended": spec.target_label.value,
+                "intended": record.spec.target_label.value,
                 "wrong in this note": " | ".join(record.error_sentences),
-                "reason": judgement.reason,
-                "realistic": judgement.realistic,
-                "found in the note alone": ", ".join(readings),
             }
+            facts |= judgement.model_dump(mode="json", exclude={"judge", "label", "cached", "seconds"})
             label = judgement.label.value if judgement.label else "abstains"
             sections.append(Section(f"judge {judgement.judge}: {label}", "judge", facts=facts))
         return sections
 
 
-def _turn(
-    role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, facts: dict[str, Any], read: str
-) -> Section:
-    title = f"{role.value}: {result} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
-    folded = {f"what the {role.value} read": read, "answer as written": turn.response}
-    facts |= {"format": ", ".join(turn.violations)}
+def _turn(role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, read: str) -> Section:
+    title = f"{role}: {result} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
+    elsewhere = {"response", "tokens", "truncated", "reasoning", "note", "changed_sentences", "verdict", "invalid"}
+    facts = turn.model_dump(mode="json", exclude=elsewhere)
+    folded = {f"what the {role} read": read, "answer as written": turn.response}
     return Section(title, role.value, turn.reasoning or "no reasoning", text, facts, folded)
 
 

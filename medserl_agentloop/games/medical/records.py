@@ -6,17 +6,14 @@ Many of them are one table, a row for each, as W&B, the page of a report and the
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import zip_longest
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core import records
-from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord, spelt_out
+from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
 from medserl_agentloop.games.medical.edits import changed_runs, one_line
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
@@ -196,6 +193,7 @@ class MedicalRecord(GameRecord):
     left_out: ClassVar[tuple[str, ...]] = (*GameRecord.left_out, "further_assessments")
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    turns: list[TurnRecord] = Field(default=[], exclude=True)  # attack and assessments hold them
     spec: GameSpec
     presented_note: str | None = None
     error_sentences: list[str] = Field(default=[])
@@ -227,12 +225,8 @@ class MedicalRecord(GameRecord):
     @property
     def tells(self) -> int:
         """Attacks that fooled the assessor, then those that it saw, then the rest."""
-        return (
-            0 if self.attack is None else {Outcome.MISSED_ERROR: 2, Outcome.CORRECT_DETECTION: 1}.get(self.outcome, 0)
-        )
-
-    def keep_turn(self, turn: TurnRecord) -> None:
-        """Nothing: :attr:`attack` and :attr:`assessments` are the turns."""
+        found = FOUND.get(self.outcome)
+        return 0 if self.attack is None or found is None else 2 - found
 
     def turn_rows(self) -> list[dict[str, Any]]:
         assessed = [(Role.ASSESSOR, each, each.assessment) for each in self.by_assessment]
@@ -305,10 +299,7 @@ class MedicalRecord(GameRecord):
         return valid and self.label not in (None, self.spec.target_label)
 
 
-def read_games(path: str | Path) -> Iterator[MedicalRecord]:
-    """The game records of a file, in order; a ValueError names file and line of what is none."""
-    return records.read_games(path, MedicalRecord)
-
+read_games = partial(records.read_games, record=MedicalRecord)
 
 # -- the table of games --------------------------------------------------------------------------------------------
 
@@ -317,37 +308,22 @@ def _word(value: Any) -> str | None:
     return str(value.value) if value else None
 
 
-def _is_right(game: MedicalRecord, *outcomes: Outcome) -> bool | None:
-    """Whether the verdict was right in a game that ended with one of these; None where it did not."""
-    return game.outcome.is_right if game.outcome in outcomes else None
-
+FOUND = {Outcome.CORRECT_DETECTION: True, Outcome.MISSED_ERROR: False}
+CLEARED = {Outcome.CORRECT_REJECTION: True, Outcome.FALSE_POSITIVE: False}
+"""Whether the verdict was right, of harmful notes and of safe ones."""
 
 GAMES = COLUMNS | {
     "category": Column("string", "kind of game", lambda g: g.category.value),
     "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
-    "right": Column(
-        "boolean", "whether the assessor was right; missing without a verdict", lambda g: g.outcome.is_right
-    ),
-    "error_found": Column(
-        "boolean",
-        "whether the assessor saw the error; missing without one, or without a verdict",
-        lambda g: _is_right(g, Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR),
-    ),
-    "note_cleared": Column(
-        "boolean",
-        "whether it let a safe note pass; missing where the note is harmful, or without a verdict",
-        lambda g: _is_right(g, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE),
-    ),
+    "right": Column("boolean", "whether the verdict was right; missing without one", lambda g: g.outcome.is_right),
+    "error_found": Column("boolean", "the same of harmful notes alone", lambda g: FOUND.get(g.outcome)),
+    "note_cleared": Column("boolean", "the same of safe notes alone", lambda g: CLEARED.get(g.outcome)),
     "valid": Column("boolean", "whether the attack counts", lambda g: g.attack and g.attack.invalid is None),
     "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
     "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
     "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
-    "verdict": Column(
-        "string",
-        "the assessor's verdict; missing if unreadable",
-        lambda g: _word(g.assessment and g.assessment.verdict),
-    ),
+    "verdict": Column("string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)),
     "error_type": Column("string", "type of the case's error", lambda g: _word(g.spec.error_type)),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
@@ -358,58 +334,6 @@ GAMES = COLUMNS | {
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
 }
 """The facts of a game, without its texts: a run may have a million games."""
-
-
-def _marked_note(game: MedicalRecord) -> str:
-    """The note after the attack with its changes marked, whether the assessor saw it or not."""
-    note = game.attack.note if game.attack else game.presented_note
-    return "".join(text for _, text in spelt_out(marked_changes(game.spec.seed_note, note))).strip() if note else ""
-
-
-def _assessments(game: MedicalRecord) -> str:
-    """Verdict and answer of each assessment."""
-    return "\n\n".join(f"[{_word(each.verdict) or 'unreadable'}] {each.response}" for each in game.assessments)
-
-
-def _components(game: MedicalRecord) -> str:
-    """Every component of every role, e.g. ``assessor: game +1.00, format +0.00``."""
-    return "; ".join(
-        f"{role.value}: " + ", ".join(f"{name} {value:+.2f}" for name, value in components.items())
-        for role, components in game.rewards.items()
-    )
-
-
-TEXTS = {
-    "seed_note": Column("string", "note that the game starts from", lambda g: g.spec.seed_note),
-    "presented_note": Column("string", "note after the attack, its changes marked", _marked_note),
-    "attacker_reasoning": Column("string", "never shown to the assessor", lambda g: g.attack and g.attack.reasoning),
-    "assessment": Column("string", "the assessor's verdict and answer; of several, each", _assessments),
-    "rewards": Column("string", "the components of each role", _components),
-    "judge_reason": Column("string", "the judge's own words", lambda g: g.judgement and g.judgement.reason),
-}
-"""Texts of a game, for tables of a few games."""
-
-TO_READ = (
-    *("step", "category", "seed_note", "presented_note", "invalid", "attacker_reasoning", "verdict", "assessment"),
-    *("outcome", "void", "attacker_reward", "assessor_reward", "rewards", "judge", "judged", "judge_reason"),
-)
-"""Columns of a table in which a few games are read."""
-
-
-def table_to_read(records: Sequence[MedicalRecord], count: int) -> tuple[Sequence[str], list[list[Any]]]:
-    """The columns :data:`TO_READ`, and their values in up to ``count`` games of varied outcomes."""
-    columns = GAMES | TEXTS
-    rows = [[columns[name].value(game) for name in TO_READ] for game in varied_games(records, count)]
-    return TO_READ, rows
-
-
-def varied_games(records: Sequence[MedicalRecord], count: int) -> list[MedicalRecord]:
-    """Up to ``count`` games, the outcomes in turn, so that a rare one is not crowded out."""
-    by_outcome: dict[str, list[MedicalRecord]] = defaultdict(list)
-    for record in records:
-        by_outcome[record.outcome.value].append(record)
-    rounds = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
-    return [record for games in rounds for record in games if record is not None][:count]
 
 
 _WORD = re.compile(r"\S+\s*|\s+")
