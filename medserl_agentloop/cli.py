@@ -23,7 +23,7 @@ from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.probe import probe
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import tournament
-from medserl_agentloop.planning.plan import plan
+from medserl_agentloop.planning import plan
 
 _SIDE = (
     "Folder of a run, or of several: its seeds. Or a log of the OpenRLHF system (.jsonl). A pattern in quotes names "
