@@ -190,8 +190,8 @@ class Setup:
 
 def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     """What lies on one GPU in each phase of a step, from the second step on."""
-    # SGLang takes a share of what is free when it starts (model_runner_kv_cache_mixin.py): weights that are not offloaded
-    # are there by then. Adam's states come with the first step.
+    # SGLang takes a share of what is free when it starts (model_runner_kv_cache_mixin.py): weights that are not
+    # offloaded are there by then. Adam's states come with the first step.
     there = sum(engine.resident()["weights"] for engine in setup.trained.values())
     pool = setup.pool * (card.memory - setup.pool_of_free * (CONTEXTS + there))
     weights = 2 * setup.actor.parameters / setup.tensor_parallel

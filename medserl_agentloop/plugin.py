@@ -188,12 +188,6 @@ class WarmStartCheck(StartupCheck):
                 "weights; set 'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
             )
         if self.platform is not None:
-            # verl/utils/distributed.py (initialize_global_process_group) asks torch for "cpu:gloo,cpu:gloo".
-            if job.name == "sft_trainer":
-                raise SystemExit(
-                    "[medserl] verl.trainer.sft_trainer cannot run on the CPU; "
-                    "use python -m verl.trainer.sft_trainer_ray, without torchrun"
-                )
             _choose_platform(self.platform)
         from medserl_agentloop.core.run_check import problems
 

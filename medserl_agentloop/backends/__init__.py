@@ -6,9 +6,9 @@ alone, so a GPU cluster with this package installed behaves as if the backend di
 
 from __future__ import annotations
 
-import importlib
 import os
 from functools import partial
+from importlib import import_module
 from pkgutil import resolve_name
 
 ROLLOUT_NAME = "cpu_hf"
@@ -22,18 +22,14 @@ def register() -> None:
     rollout are registered here only where ``VERL_PLATFORM=cpu`` is set: verl's engine registry wants the
     class itself, and importing it costs about a second per process.
     """
-    # Modules are imported by name, not `from`-imported: each registers itself while it is first executed,
-    # so a second call is free, and a module that is half-way through its own import is not touched.
-    platform = importlib.import_module("medserl_agentloop.backends.cpu_platform")
-    importlib.import_module("medserl_agentloop.backends.sglang_cpu").register()
+    # Modules are imported by name: each registers itself while it is first executed, so a second call is free, and a
+    # module that is half-way through its own import is not touched.
+    platform = import_module("medserl_agentloop.backends.cpu_platform")
+    import_module("medserl_agentloop.backends.sglang_cpu").register()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
         return
     platform.register_gloo()
-    importlib.import_module("medserl_agentloop.backends.engines")
-    _register_rollout()
-
-
-def _register_rollout() -> None:
+    import_module("medserl_agentloop.backends.engines")
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -50,13 +46,8 @@ def register_adapters() -> None:
 
     from medserl_agentloop.backends import sglang_cpu
 
-    importlib.import_module("medserl_agentloop.backends.engines")
-    RolloutReplicaRegistry.register("sglang", _load_sglang_replica)
+    import_module("medserl_agentloop.backends.engines")
+    sglang = "medserl_agentloop.backends.sglang_adapters"
+    RolloutReplicaRegistry.register("sglang", lambda: import_module(sglang).load_replica())
     if not sglang_cpu.is_chosen():
-        _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
-
-
-def _load_sglang_replica() -> type:
-    from medserl_agentloop.backends.sglang_adapters import load_replica
-
-    return load_replica()
+        _ROLLOUT_REGISTRY[("sglang", "async")] = f"{sglang}.ServerAdapter"

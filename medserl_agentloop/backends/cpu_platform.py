@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -19,19 +18,14 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """What verl asks of an accelerator and a CPU has no need of: nothing to select, to wait for or to empty."""
 
 
-GROUP_BACKEND = "cpu:gloo,cpu:gloo"
-"""What verl starts the process group of a training worker with: ``cpu:gloo,{device}:{communication backend}``
-(``verl/utils/distributed.py``). torch rejects a device that appears twice, unless a backend has this name.
-"""
-
-
 def register_gloo() -> None:
-    """Register gloo with torch under the name that verl asks for on this platform. Idempotent."""
-    torch.distributed.Backend.register_backend(GROUP_BACKEND, _gloo, devices="cpu")
+    """Register gloo with torch under the name that verl asks for on this platform. Idempotent.
 
-
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
+    It is ``cpu:gloo,{device}:{communication backend}`` (``verl/utils/distributed.py``). torch rejects a device that
+    appears twice, unless a backend has this name.
+    """
+    gloo: Any = torch.distributed.ProcessGroupGloo
+    torch.distributed.Backend.register_backend("cpu:gloo,cpu:gloo", lambda *group: gloo(*group), devices="cpu")
 
 
 class _CpuDeviceModule(types.ModuleType):
@@ -80,12 +74,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Never auto-detected: the head node of a GPU cluster often has no GPU itself.
-        return False
+        return False  # never auto-detected: the head node of a GPU cluster often has no GPU itself
 
     def current_device(self) -> str:
-        # verl feeds this to tensor.to() and torch.device() only, where an index would mean an accelerator.
-        return "cpu"
+        return "cpu"  # for tensor.to() and torch.device(), where an index would mean an accelerator
 
     def device_count(self) -> int:
         return 1
@@ -97,12 +89,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        # Ray sets this one for the logical GPUs that ray_resource_name() asks for.
-        return "CUDA_VISIBLE_DEVICES"
+        return "CUDA_VISIBLE_DEVICES"  # which Ray sets for the logical GPUs that ray_resource_name() asks for
 
     def ray_resource_name(self) -> str:
-        # verl's ResourcePoolManager counts only "GPU" and "NPU"; Ray lets a node without accelerators
-        # declare logical GPUs: +ray_kwargs.ray_init.num_gpus=N.
+        # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a node has some.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -13,12 +13,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
@@ -50,24 +48,15 @@ def server_name(replica_rank: int) -> str:
     return f"cpu_hf_server_{replica_rank}"
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A request in the queue."""
-
-    request: SamplingRequest
-    settings: SamplingSettings
-    answer: asyncio.Future[TokenOutput]
+Asked = tuple[SamplingRequest, asyncio.Future[TokenOutput]]
 
 
 class CpuRolloutServer:
     """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in tests.
 
-    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, the prompt and
-    how often that prompt has come, not on when it comes and which requests it shares a batch with: games
-    race each other, and a run shall repeat itself all the same. Timing is left a say in one case: of two
-    games whose prompts are the same, the first to ask gets the first draw.
-
-    ``config`` and ``model_config`` are verl's nodes.
+    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, the prompt and how often that
+    prompt has come, not on when it comes and which requests it shares a batch with: games race each other, and a run
+    shall repeat itself all the same. Of two games with the same prompt the first to ask gets the first draw.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
@@ -86,7 +75,7 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        self.with_adapters: PeftModel | None = None
+        self.with_adapters: Any = None
         """The same model with the roles' adapters in it, from their first push on."""
         self.eos_token_ids = eos_token_ids(hf_config, model_config.generation_config)
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
@@ -94,17 +83,12 @@ class CpuRolloutServer:
         self.global_steps: int | None = None
         """Training step of the loaded weights; None until the first push."""
         self._seen_since_push: Counter[tuple[int, ...]] = Counter()  # prompts
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[SamplingSettings, Asked]] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
         self._serving: asyncio.Task[None] | None = None
 
     async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        request_id: str,
-        image_data: Sequence[Any] | None = None,
-        video_data: Sequence[Any] | None = None,
+        self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **media: None
     ) -> TokenOutput:
         """Sample one completion; a ValueError names the numbers of a request that cannot be served."""
         if self.global_steps is None:
@@ -112,15 +96,13 @@ class CpuRolloutServer:
                 f"rollout server {server_name(self.replica_rank)} has no weights yet: "
                 "update_weights must run before generate"
             )
-        if image_data or video_data:
-            raise ValueError(f"request {request_id} carries images or videos; rollout cpu_hf is text only")
         prompt = [int(token) for token in prompt_ids]
         params = dict(sampling_params)
         max_tokens = self._token_budget(request_id, len(prompt), params)
         settings = SamplingSettings.from_params(params)
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         request = SamplingRequest(prompt, max_tokens, self._generator_for(tuple(prompt)))
-        self._queue.put_nowait(_Waiting(request, settings, answer))
+        self._queue.put_nowait((settings, (request, answer)))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         return await answer
@@ -152,29 +134,29 @@ class CpuRolloutServer:
             await asyncio.sleep(GATHER_S)
             while not self._queue.empty():
                 waiting.append(self._queue.get_nowait())
-            groups: dict[SamplingSettings, list[_Waiting]] = {}
-            for item in waiting:
-                groups.setdefault(item.settings, []).append(item)
+            groups: dict[SamplingSettings, list[Asked]] = {}
+            for settings, asked in waiting:
+                groups.setdefault(settings, []).append(asked)
             async with self._model_lock:
                 for settings, group in groups.items():
                     for start in range(0, len(group), self.config.max_num_seqs):
                         await self._answer(group[start : start + self.config.max_num_seqs], settings)
 
-    async def _answer(self, batch: Sequence[_Waiting], settings: SamplingSettings) -> None:
-        steps = self.global_steps
+    async def _answer(self, batch: Sequence[Asked], settings: SamplingSettings) -> None:
+        requests, answers = zip(*batch, strict=True)
         # Metrics code casts all three to int (trainer_base.py, min_global_steps).
-        extra = {"global_steps": steps, "min_global_steps": steps, "max_global_steps": steps}
+        steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), self.global_steps)
         try:
-            completions = await asyncio.to_thread(self._sample, [w.request for w in batch], settings)
+            completions = await asyncio.to_thread(self._sample, requests, settings)
         except Exception as error:
             logger.exception("sampling failed; the error goes to all %d requests of the batch", len(batch))
-            for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(error)
             return
-        for waiting, done in zip(batch, completions, strict=True):
-            if not waiting.answer.done():  # a caller may have given up
-                waiting.answer.set_result(TokenOutput(**vars(done), extra_fields=dict(extra)))
+        for answer, done in zip(answers, completions, strict=True):
+            if not answer.done():  # a caller may have given up
+                answer.set_result(TokenOutput(**vars(done), extra_fields=dict(steps)))
 
     def _sample(self, requests: Sequence[SamplingRequest], settings: SamplingSettings) -> list[Completion]:
         base: AbstractContextManager[None] = nullcontext()
@@ -189,10 +171,7 @@ class CpuRolloutServer:
             return sample_batch(self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode)
 
     async def update_adapters(
-        self,
-        states: Mapping[str, Mapping[str, torch.Tensor]],
-        config: Mapping[str, Any],
-        global_steps: int | None = None,
+        self, states: Mapping[str, Mapping[str, torch.Tensor]], config: Mapping[str, Any], global_steps: int | None
     ) -> None:
         """Replace the adapters of all roles, once the completions under way are done; the base stays."""
         async with self._model_lock:
@@ -269,11 +248,9 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
-    async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+    async def resume(self, tags: list[str]) -> None: ...
 
-    async def release(self) -> None:
-        """Host memory is not handed back between the phases of a step."""
+    async def release(self) -> None: ...
 
     async def update_weights(
         self, weights: NamedWeights, wire_format: str = "named_tensors", global_steps: int | None = None, **kwargs: Any

@@ -1,7 +1,4 @@
-"""Batched sampling with log-probs on a Transformers model; cpu_rollout's server calls ``sample_batch``.
-
-No Ray and no verl in here: tensors in, token ids and log-probs out.
-"""
+"""Batched sampling with log-probs on a Transformers model, without Ray or verl: for cpu_rollout's server."""
 
 from __future__ import annotations
 
@@ -129,45 +126,31 @@ def sample_batch(
     settings: SamplingSettings,
     *,
     eos_token_ids: frozenset[int],
-    pad_token_id: int = 0,
     decode: Callable[[list[int]], str] | None = None,
 ) -> list[Completion]:
-    """Sample one completion per request, all with the same settings.
-
-    The batch shrinks as requests finish: a row that met its end or its budget leaves the KV cache, so
-    a few long completions do not cost full-batch steps.
-    """
+    """Sample one completion per request, all with the same settings; a row that is done leaves the batch."""
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
     mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left")
-    input_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    input_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     cache.layers = [LayerWithRoom() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     while True:
-        logits = model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
+        logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         log_probs = processed_log_probs(logits.float(), settings)  # (B, V)
         if settings.temperature == 0:
             next_ids = log_probs.argmax(-1)
         else:
-            draws = [
-                torch.multinomial(p, 1, generator=requests[r].generator)
-                for p, r in zip(log_probs.exp(), running, strict=True)
-            ]
-            next_ids = torch.cat(draws)
+            rows = zip(log_probs.exp(), running, strict=True)
+            next_ids = torch.cat([torch.multinomial(p, 1, generator=requests[r].generator) for p, r in rows])
         next_log_probs = log_probs.gather(1, next_ids[:, None])[:, 0]
 
         unfinished = []
-        rows = zip(running, next_ids.tolist(), next_log_probs.tolist(), strict=True)
-        for row, (request, token, log_prob) in enumerate(rows):
+        drawn = zip(running, next_ids.tolist(), next_log_probs.tolist(), strict=True)
+        for row, (request, token, log_prob) in enumerate(drawn):
             completion = completions[request]
             completion.token_ids.append(token)
             completion.log_probs.append(log_prob)

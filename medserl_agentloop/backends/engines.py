@@ -28,11 +28,10 @@ from medserl_agentloop.backends.role_adapters import RoleAdapters
 PACKED = "packed_sdpa"
 """Name of the attention over a pack of sequences with PyTorch's SDPA, one sequence at a time.
 
-verl trains on packs: many trajectories in one row, each with one or more contexts, and a context starts where positions
-restart. With ``attn_implementation=sdpa`` Transformers lets every token of the pack look at every other one behind a
-mask, so time and memory grow with the square of the pack. Here they grow with the square of a context. It is put in
-place of ``sdpa`` once a model is loaded. It is not in the config, because verl writes ``override_config`` into
-checkpoints, and theirs have to load where this package is not installed.
+verl trains on packs: many trajectories in one row, and a context starts where positions restart. With ``sdpa``
+Transformers lets every token look at every other one behind a mask, so time and memory grow with the square of the
+pack, here with that of a context. It is not in the config: verl writes ``override_config`` into checkpoints, and theirs
+have to load where this package is not installed.
 """
 
 
@@ -104,9 +103,8 @@ class _WithoutPinnedMemory:
     engine_config: Any
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        # verl/workers/engine/fsdp/transformer_impl.py answers `forward_only` (the reference policy) and
-        # `offload_policy` with CPUOffloadPolicy(pin_memory=True). There is nothing to offload from here,
-        # so both are off while the module is wrapped, and back on for everything that follows.
+        # verl's transformer_impl.py answers `forward_only` (the reference policy) and `offload_policy` with
+        # CPUOffloadPolicy(pin_memory=True): both are off while the module is wrapped.
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
-from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id
@@ -24,10 +22,13 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from medserl_agentloop.core.columns import TOKEN_ROLES
 from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
 
-ADAPTER_FOLDER = "lora_adapter"
-"""Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it."""
-ADAPTERS_FOLDER = "lora_adapters"
-"""Folder of a checkpoint with such a folder for each role."""
+if TYPE_CHECKING:
+    from peft import LoraConfig  # slow, and every process of a run loads this module
+
+ADAPTER_FOLDER, ADAPTERS_FOLDER = "lora_adapter", "lora_adapters"
+"""Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it; and
+with such a folder for each role.
+"""
 
 
 class RoleAdapters:
@@ -53,6 +54,9 @@ class RoleAdapters:
         module = super()._build_lora_module(module)  # type: ignore[misc]
         if not self._trained:
             return module
+        from peft.tuners.lora import LoraLayer
+        from peft.utils.save_and_load import get_peft_model_state_dict
+
         first, *others = self._trained
         start = get_peft_model_state_dict(module, adapter_name=first)
         dtype = next(iter(start.values())).dtype
@@ -69,15 +73,12 @@ class RoleAdapters:
             if isinstance(layer, LoraLayer):
                 for number, name in enumerate(self._trained, start=1):
                     if name in layer.lora_A:
-                        layer.lora_A[name].register_forward_hook(self._mask(number))
+                        layer.lora_A[name].register_forward_hook(partial(self._mask, number))
         return module
 
-    def _mask(self, number: int) -> Any:
-        def masked(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-            assert self._token_roles is not None
-            return output * (self._token_roles == number).unsqueeze(-1).to(output.dtype)
-
-        return masked
+    def _mask(self, number: int, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        assert self._token_roles is not None
+        return output * (self._token_roles == number).unsqueeze(-1).to(output.dtype)
 
     def prepare_model_inputs(self, micro_batch: Any) -> Any:
         inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
@@ -111,23 +112,18 @@ class RoleAdapters:
         parameters, config = super().get_per_tensor_param(layered_summon, base_sync_done, **more)  # type: ignore[misc]
         if not self._trained or not base_sync_done:
             return parameters, config
-        return self._adapters(), {**config, ROLE_ADAPTERS: list(self._trained)}
-
-    def _adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self._trained:
-            for key, tensor in get_peft_model_state_dict(self.module, adapter_name=name).items():
-                yield f"{name}:{key}", _whole(tensor)
+        adapters = ((f"{name}:{key}", part) for name in self._trained for key, part in _state(self.module, name))
+        return adapters, {**config, ROLE_ADAPTERS: list(self._trained)}
 
     def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
         """verl's checkpoint, and beside it, in peft's format, the adapter of all roles or of each."""
         super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
         of_roles = adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {}))
         folders = {name: Path(local_path) / ADAPTERS_FOLDER / role for role, name in of_roles.items()}
-        if not folders and isinstance(self.module, PeftModel):
+        if not folders and hasattr(self.module, "peft_config"):
             folders = {"default": Path(local_path) / ADAPTER_FOLDER}
         for name, folder in folders.items():
-            own = get_peft_model_state_dict(self.module, adapter_name=name)
-            state = {key: _whole(tensor).contiguous() for key, tensor in own.items()}
+            state = {key: tensor.contiguous() for key, tensor in _state(self.module, name)}
             if torch.distributed.get_rank() == 0:
                 config = copy.deepcopy(self.module.peft_config[name])
                 config.base_model_name_or_path = str(self.model_config.path)
@@ -145,9 +141,10 @@ def adapter_states(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dic
 
 def lora_config(pushed: Mapping[str, Any]) -> LoraConfig:
     """peft's config of the roles' adapters, from the one that comes with a push."""
-    return LoraConfig(
-        task_type="CAUSAL_LM", **{key: pushed[key] for key in ("r", "lora_alpha", "target_modules", "exclude_modules")}
-    )
+    from peft import LoraConfig
+
+    keys = ("r", "lora_alpha", "target_modules", "exclude_modules")
+    return LoraConfig(task_type="CAUSAL_LM", **{key: pushed[key] for key in keys})
 
 
 def write_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: LoraConfig) -> None:
@@ -161,7 +158,9 @@ def write_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: LoraC
 def with_adapters(model: Any, config: Mapping[str, Any], states: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
     """``model`` with these adapters in it, new or in the place of those it has."""
     first, *others = states
-    if not isinstance(model, PeftModel):
+    if not hasattr(model, "peft_config"):
+        from peft import get_peft_model
+
         model = get_peft_model(model, lora_config(config), adapter_name=first)
         for name in others:
             model.add_adapter(name, copy.deepcopy(model.peft_config[first]))
@@ -172,15 +171,20 @@ def with_adapters(model: Any, config: Mapping[str, Any], states: Mapping[str, Ma
 
 
 def _load(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
+    from peft.utils.save_and_load import set_peft_model_state_dict
+
     found: Any = set_peft_model_state_dict(model, dict(state), adapter_name=name)
     if found.unexpected_keys:
         raise ValueError(f"adapter {name} has weights that the model has no place for: {found.unexpected_keys[:3]}")
 
 
-def _whole(tensor: Any) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
-        # To the device first, as verl does it: offloaded weights are on the host, where its collectives may not work.
-        on_device: Any = tensor.to(get_device_id())
-        tensor = on_device.full_tensor()
-    whole: torch.Tensor = tensor.detach().cpu()
-    return whole
+def _state(model: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole weights of an adapter on the host, in peft's names; every rank must ask for them."""
+    from peft.utils.save_and_load import get_peft_model_state_dict
+
+    for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items():
+        if isinstance(tensor, DTensor):
+            # To the device first, as verl does it: offloaded weights are on the host, where collectives may not work.
+            on_device: Any = tensor.to(get_device_id())
+            tensor = on_device.full_tensor()
+        yield key, tensor.detach().cpu()

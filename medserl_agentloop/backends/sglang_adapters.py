@@ -1,7 +1,6 @@
 """What is pushed into verl's SGLang server: a LoRA adapter for each role, and whole weights where there is no CUDA.
 
-verl 0.9.1 serves one adapter, under one name, to every request. Here each request names its own; one that names none
-gets the base model. Adapters are pushed as folders in peft's format, whole weights without CUDA as a file.
+verl 0.9.1 serves one adapter to every request. Here each request names its own, or gets the base model.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
 def load_replica() -> type:
     """verl's SGLang replica, with servers that serve adapters."""
-    stock = _load_sglang()
 
-    class AdapterReplica(stock):  # type: ignore[misc, valid-type]
+    class AdapterReplica(_load_sglang()):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.server_class = ray.remote(AdapterServer)
@@ -97,10 +95,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
 
 
 class CpuServerAdapter(ServerAdapter):
-    """The same with a push of whole weights through a file.
-
-    verl's own sends handles of CUDA memory, and sglang/srt/utils/patch_torch.py cannot make one of a CPU tensor.
-    """
+    """The same with a push of whole weights through a file: verl's own sends handles of CUDA memory."""
 
     async def update_weights(
         self, weights: NamedWeights, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any

@@ -52,7 +52,6 @@ def register() -> None:
     if chosen:
         from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-        # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is imported yet.
         _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
 
 
@@ -68,11 +67,7 @@ def is_installed() -> bool:
 
 
 def _use_shim() -> None:
-    """Put the stand-ins on ``sys.path``.
-
-    Nothing more is needed for the scheduler and the detokenizer, which SGLang spawns: ``multiprocessing``
-    hands ``sys.path`` on. ``first`` goes before what is installed, ``last`` behind it.
-    """
+    """Put the stand-ins on ``sys.path``, before and behind what is installed; what SGLang spawns inherits it."""
     first, last = str(SHIM / "first"), str(SHIM / "last")
     if first not in sys.path:
         sys.path.insert(0, first)
@@ -97,11 +92,9 @@ class _TorchWithoutPinning(ModuleType):
 def unpin_memory() -> None:
     """Let SGLang work where no memory can be pinned. With a GPU nothing happens.
 
-    SGLang 0.5.12 pins on every platform in three places. ``layers/logits_processor.py`` does it for requests that ask
-    for log-probs of the prompt, and for every request that the scheduler takes back when the KV pool is full and starts
-    again later; the two modules of ``lora`` do it wherever adapters are served. Each would end the scheduler. SGLang
-    calls this before a model is built, in each of its processes: it is a plugin of the entry-point group
-    ``sglang.srt.plugins``.
+    SGLang 0.5.12 pins on every platform where adapters are served, and for requests that ask for log-probs of the
+    prompt or are started again because the KV pool was full. It would end the scheduler. SGLang calls this before a
+    model is built, in each of its processes, as a plugin of the entry-point group ``sglang.srt.plugins``.
     """
     if torch.cuda.is_available():
         return

@@ -224,7 +224,6 @@ class LocalModel:
             [request for _, request, _ in batch],
             SamplingSettings(temperature=temperature, **stop),
             eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id or 0,
             decode=self.tokenizer.decode,
         )
         for (_, _, answer), completion in zip(batch, completions, strict=True):

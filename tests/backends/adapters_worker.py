@@ -59,7 +59,7 @@ def row(trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float 
 
 
 def adapters(worker: Any) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in worker.actor.engine._adapters()}
+    return {k: v.clone() for k, v in worker.actor.engine.get_per_tensor_param(base_sync_done=True)[0]}
 
 
 def gradients(worker: Any, batch: TensorDict) -> dict[str, float]:
@@ -99,8 +99,8 @@ async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
     greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
     found: dict[str, list[list[Any]]] = {}
     for step in range(updates + 1):
-        _, config = engine.get_per_tensor_param(base_sync_done=True)
-        await server.update_adapters(adapter_states(engine._adapters()), config, step)
+        weights, config = engine.get_per_tensor_param(base_sync_done=True)
+        await server.update_adapters(adapter_states(weights), config, step)
         for adapter in (None, "default", "assessor") if step in (0, updates) else ():
             said = await server.generate(prompt, {**greedy, "adapter": adapter}, "asked")
             found.setdefault(str(adapter), []).append([said.token_ids, said.log_probs])

@@ -16,7 +16,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
 from medserl_agentloop.backends import engines, register
-from medserl_agentloop.backends.cpu_platform import GROUP_BACKEND, PlatformCPU, register_gloo
+from medserl_agentloop.backends.cpu_platform import PlatformCPU, register_gloo
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.testing.tiny import tiny_model
 
@@ -76,7 +76,7 @@ def test_torch_starts_gloo_under_the_name_that_verl_asks_for(monkeypatch: pytest
         monkeypatch.setenv(name, value)
     initialize_global_process_group_ray()
     try:
-        assert torch.distributed.get_backend() == GROUP_BACKEND
+        assert torch.distributed.get_backend() == "cpu:gloo,cpu:gloo"
         torch.distributed.all_reduce(ones := torch.ones(2))
         assert ones.tolist() == [1, 1]
     finally:

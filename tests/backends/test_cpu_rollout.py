@@ -15,6 +15,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout, get_rollout_class
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
+from medserl_agentloop import backends
 from medserl_agentloop.backends import cpu_rollout
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica, CpuRolloutServer
 from medserl_agentloop.backends.cpu_sampling import (
@@ -220,10 +221,9 @@ def test_pushed_weights_are_the_ones_that_answer(model_path: Path, model: Any) -
 
 
 def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from medserl_agentloop.backends import _register_rollout
-
-    _register_rollout()
-    _register_rollout()
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    backends.register()
+    backends.register()
     assert RolloutReplicaRegistry.get("cpu_hf") is CpuRolloutReplica
     monkeypatch.setenv("RANK", "2")
     adapter_class = get_rollout_class("cpu_hf", "async")
