@@ -1,8 +1,8 @@
 """``medserl doctor``: whether a run can start and last here, and what to do if not.
 
-A check is a function that yields findings: ``ok``; ``warn``, the run starts but may not be what was meant, or may not
-last; ``fail``, it would not start or would end early. What the start of a run refuses stands in the table of
-:mod:`medserl_agentloop.core.run_check.machine`, which is asked here too; beside it more of the machine is looked at.
+A check is a function that yields what is wrong: a sentence, if the run would not start or would end early; or a status
+and a sentence, with ``warn`` for a run that may not be what was meant, or may not last. The checks that the start of a
+run makes (:mod:`medserl_agentloop.core.run_check.machine`) are made here too, and more of the machine is looked at.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +30,7 @@ from medserl_agentloop.core.run_check import RunConfig, problems
 from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, tokenizer_of
 
 Status = Literal["ok", "warn", "fail"]
-Findings = Iterator[tuple[Status, str]]
+Findings = Iterator[str | tuple[Status, str]]
 
 GIB = 1024**3
 BYTES_PER_PARAMETER = 12
@@ -53,15 +52,8 @@ class CheckResult:
 def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False) -> Iterator[CheckResult]:
     """The findings of all checks, as they come; without a run's config, only those of the machine."""
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    checks: dict[str, Callable[[], Findings]] = {
-        "versions": _versions,
-        "cards": _cards,
-        "shared memory": partial(_shared_memory, device),
-        "network": _network,
-    }
-    if ray or joins_a_cluster():
-        checks["Ray"] = _ray
-    yield from _asked(checks)
+    checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory, "network": _network}
+    yield from _asked(checks | ({"Ray": _ray} if ray or joins_a_cluster() else {}), device)
     if config is None or "selfplay" not in config:
         return
     refused, warned = problems(config, schema)
@@ -73,31 +65,25 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
         return
-    at_start = list(_asked({name: partial(_at_start, check, run) for name, check in CHECKS.items()}))
+    at_start = list(_asked(CHECKS, run))
     yield from at_start
     if all(finding.status == "ok" for finding in at_start):
-        yield from _asked({name: partial(check, run) for name, check in OF_A_RUN.items()})
+        yield from _asked(OF_A_RUN, run)
 
 
-def _asked(checks: dict[str, Callable[[], Findings]]) -> Iterator[CheckResult]:
+def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
     for name, check in checks.items():
+        found: list[str | tuple[Status, str]]
         try:
-            yield from (CheckResult(name, status, text) for status, text in check())
+            found = list(check(*arguments)) or [("ok", (check.__doc__ or "").splitlines()[0])]
         except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
-            yield CheckResult(
-                name, "fail", f"the check itself failed ({type(error).__name__}: {error}). Mend that first."
-            )
+            found = [f"the check itself failed ({type(error).__name__}: {error}). Mend that first."]
+        for finding in found:
+            status, text = ("fail", finding) if isinstance(finding, str) else finding
+            yield CheckResult(name, status, text)  # type: ignore[arg-type]  # mypy widens the status
 
 
-def _at_start(check: Callable[[RunConfig], Iterator[str]], run: RunConfig) -> Findings:
-    """What the start of the run would refuse is a failure."""
-    refused = list(check(run))
-    yield from (("fail", text) for text in refused)
-    if not refused:
-        yield "ok", (check.__doc__ or "").splitlines()[0]
-
-
-def _versions() -> Findings:
+def _versions(device: str) -> Findings:
     """Installed distributions are what this package and verl ask for."""
     engine = "vllm" if find_spec("vllm") else "sglang"
     gpu = torch.version.cuda and (torch.cuda.is_available() or _driver())  # PyPI's torch is a CUDA build on any machine
@@ -112,11 +98,11 @@ def _versions() -> Findings:
                 installed = "missing"
             if installed == "missing" or not needed.specifier.contains(installed, prereleases=True):
                 right = f"{needed.name}{needed.specifier}"
-                yield "fail", f"{needed.name} is {installed}, and {package} needs {right}. Run: pip install '{right}'"
+                yield f"{needed.name} is {installed}, and {package} needs {right}. Run: pip install '{right}'"
     yield "ok", f"medserl-agentloop {version('medserl-agentloop')}, verl {version('verl')}, torch {torch.__version__}"
 
 
-def _ray() -> Findings:
+def _ray(device: str) -> Findings:
     """The plugin, its version and verl's are the same on every node of Ray's."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -130,12 +116,12 @@ def _ray() -> Findings:
             seen = ray.get(ray.remote(num_cpus=0, scheduling_strategy=there)(_in_worker).remote(), timeout=120)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            yield "fail", f"{where}: a worker cannot load the plugin ({reason}). Install the same packages there."
+            yield f"{where}: a worker cannot load the plugin ({reason}). Install the same packages there."
             continue
         if seen == here:
             yield "ok", f"{where}: {seen}"
         else:
-            yield "fail", f"{where} has {seen}, and this machine {here}. Install the same versions there."
+            yield f"{where} has {seen}, and this machine {here}. Install the same versions there."
     ray.shutdown()
 
 
@@ -151,14 +137,13 @@ def _in_worker() -> str:
     return _installed()
 
 
-def _cards() -> Findings:
+def _cards(device: str) -> Findings:
     """GPUs that this torch has kernels for, a driver that it runs on, memory that nobody else holds."""
     if torch.version.cuda and not torch.cuda.is_available() and (driver := _driver()):
         needed = DRIVER_OF_CUDA.get(int(torch.version.cuda.split(".")[0]), "a newer one")
         yield (
-            "fail",
             f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA {torch.version.cuda} needs "
-            f"{needed} or later. Update the driver, or see docs/gpu.md.",
+            f"{needed} or later. Update the driver, or see docs/gpu.md."
         )
         return
     if not torch.cuda.is_available():
@@ -171,9 +156,8 @@ def _cards() -> Findings:
         # A kernel runs on cards of its major version with the same or a later minor one.
         if not any(arch in built for arch in (f"sm_{major}{m}" for m in range(minor + 1))):
             yield (
-                "fail",
                 f"{card}: torch {torch.__version__} has no kernels for it, only for {', '.join(built)}. Install a "
-                "build of torch for this card (docs/gpu.md).",
+                "build of torch for this card (docs/gpu.md)."
             )
         elif free < 0.9 * total:
             yield "warn", f"{card}: another process holds {(total - free) / GIB:.0f} GiB. Find it with nvidia-smi."
@@ -199,11 +183,9 @@ def _shared_memory(device: str) -> Findings:
             f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}. In a container, start it "
             f"with --shm-size={needed}g; elsewhere, remove what `ls -l /dev/shm` shows of processes that are gone.",
         )
-    else:
-        yield "ok", f"/dev/shm has {free:.1f} GiB free"
 
 
-def _network() -> Findings:
+def _network(device: str) -> Findings:
     """Processes of a run reach each other over this machine's own address, past any proxy."""
     proxies = [name for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if os.environ.get(name)]
     past = os.environ.get("no_proxy", "") + os.environ.get("NO_PROXY", "")
@@ -211,13 +193,12 @@ def _network() -> Findings:
         yield "warn", f"{proxies[0]} is set, and no_proxy has no localhost. Run: export no_proxy=localhost,127.0.0.1"
     try:
         address = socket.gethostbyname(socket.gethostname())
-        with socket.create_server((address, 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
-            yield "ok", f"ports of this machine can be reached at {address}"
+        with socket.create_server((address, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError as error:
         yield (
-            "fail",
             f"no port of this machine can be opened and reached under its own name {socket.gethostname()} ({error}). "
-            "Put the name into /etc/hosts, and let the firewall pass connections of the machine to itself.",
+            "Put the name into /etc/hosts, and let the firewall pass connections of the machine to itself."
         )
 
 
@@ -233,7 +214,7 @@ def _disk(run: RunConfig) -> Findings:
     folder = Path(run["trainer.default_local_dir"]).resolve()
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not (exists.is_dir() and os.access(exists, os.W_OK)):
-        yield "fail", f"{exists} is no folder that can be written to. Set trainer.default_local_dir to another."
+        yield f"{exists} is no folder that can be written to. Set trainer.default_local_dir to another."
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run["actor_rollout_ref.model.path"]))
@@ -243,8 +224,7 @@ def _disk(run: RunConfig) -> Findings:
     free = shutil.disk_usage(exists).free / GIB
     text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept, need {needed:.1f}"
     if free < needed:
-        remedy = "Set trainer.default_local_dir to another disk, or trainer.max_actor_ckpt_to_keep to fewer"
-        yield "fail", f"{text}. {remedy}."
+        yield f"{text}. Set trainer.default_local_dir to another disk, or trainer.max_actor_ckpt_to_keep to fewer."
     else:
         yield "warn" if saves and not keep else "ok", text
 

@@ -194,21 +194,12 @@ DIFFERS = (
 )
 
 
-def hash_in_manifest(path: Path) -> str | None:
-    """The hash that the manifest beside an output file has for it; None where it has none."""
-    return _in_manifest(path, "outputs", path.name, "sha256")
-
-
-def option_in_manifest(path: Path, option: str) -> str | None:
-    """The value of an option that an output file was written with, e.g. ``--profile``; None where it is not known."""
-    return None if hash_in_manifest(path) is None else _in_manifest(path, "options", option)
-
-
-def _in_manifest(path: Path, *keys: str) -> str | None:
+def in_manifest(path: Path, option: str | None = None) -> str | None:
+    """The hash that the manifest beside an output file has for it, or an option that it was written with; or None."""
     try:
-        value = json.loads((path.parent / MANIFEST).read_bytes())
-        for key in keys:
-            value = value[key]
+        manifest = json.loads((path.parent / MANIFEST).read_bytes())
+        value = manifest["outputs"][path.name]["sha256"]
+        value = manifest["options"][option] if option and value else value
         return None if value is None else str(value)
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
         return None
@@ -216,5 +207,5 @@ def _in_manifest(path: Path, *keys: str) -> str | None:
 
 def differs_from_manifest(path: Path) -> bool:
     """Whether the manifest beside an output file has another hash for it; False where it has none, or no file is."""
-    expected = hash_in_manifest(path)
+    expected = in_manifest(path)
     return expected is not None and path.is_file() and expected != sha256_of(path)

@@ -1,8 +1,7 @@
-"""The one place that registers this package with verl.
+"""The one place that registers this package with verl, and Hydra's callbacks of the recipes.
 
-verl imports this module through the ``verl.plugins`` entry point at the end of its own ``__init__``, in
-every process of a run. verl swallows what a plugin raises (logged at DEBUG), so what is wrong is
-said here, loudly.
+verl imports this module through the ``verl.plugins`` entry point at the end of its own ``__init__``, in every process
+of a run. It swallows what a plugin raises (logged at DEBUG), so what is wrong is said here, loudly.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ _ANNOUNCED = "MEDSERL_ANNOUNCED"  # inherited by Ray's processes, so that one ru
 
 
 def check_verl_version(found: str) -> None:
-    """Refuse any verl but the one this package is written for.
-
-    By SystemExit, because verl would swallow an ordinary exception and train without the plugin.
-    """
+    """Refuse any verl but the one this package is written for. verl would swallow an ordinary exception."""
     if found != VERL_VERSION:
         raise SystemExit(
             f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {found} is installed. "

@@ -37,14 +37,7 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import GameSpec, Label, VanillaAttacker
-from medserl_agentloop.paths import (
-    DIFFERS,
-    MANIFEST,
-    differs_from_manifest,
-    hash_in_manifest,
-    option_in_manifest,
-    read_parquet,
-)
+from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, in_manifest, read_parquet
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
@@ -139,9 +132,9 @@ def verify_files(
             report.add(Check.SCHEMA, name, None, message)
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
-        prompts = profile or option_in_manifest(path, "--profile") or "medserl"
+        prompts = profile or in_manifest(path, "--profile") or "medserl"
         load_profile(prompts)  # its error is about the option, not about a row
-        copying = vanilla_attacker or VanillaAttacker(option_in_manifest(path, "--vanilla-attacker") or "skip")
+        copying = vanilla_attacker or VanillaAttacker(in_manifest(path, "--vanilla-attacker") or "skip")
         game = MedicalGameInteraction(MedicalConfig(profile=prompts, vanilla_attacker=copying, judge="llm"), encoder)
         dataset = _open_as_verl(path, tokenizer)
         counts = report.files[name] = Counter({"rows": len(dataset), "longest prompt": 0})
@@ -325,7 +318,7 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
 
 def _unchecked(report: Report, paths: Sequence[Path], splits: set[str], limit: int | None) -> dict[Check, str]:
     """What says nothing about the files although it found nothing wrong."""
-    loose = [path.name for path in paths if hash_in_manifest(path) is None]
+    loose = [path.name for path in paths if in_manifest(path) is None]
     files = report.files.values()
     why = {
         Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
