@@ -115,21 +115,31 @@ def test_only_requests_lost_in_a_row_open_the_circuit_and_one_trial_at_a_time_fo
     now = 100.0
     monkeypatch.setattr(core_client.time, "monotonic", lambda: now)
     breaker = CircuitBreaker(2, 10.0)
+
+    async def ask(error: Exception | None = None) -> None:
+        async with breaker.watching():
+            if error is not None:
+                raise error
+
+    def lose() -> None:
+        with pytest.raises(Unreachable, match="gone"):
+            asyncio.run(ask(Unreachable("gone")))
+
     for _ in range(3):
-        breaker.lost(Unreachable("gone"))
-        breaker.answered()
+        lose()
+        asyncio.run(ask())
     assert not breaker.is_open
-    for _ in range(2):
-        breaker.check()
-        breaker.lost(Unreachable("gone"))
+    lose()
+    lose()
     assert breaker.is_open
     for _ in range(2):  # a trial that ends in nothing, e.g. is cancelled, makes room for the next
         with pytest.raises(Unreachable, match="2 requests in a row and counts as down"):
-            breaker.check()
+            asyncio.run(ask())
         now += 10
-        breaker.check()
-    breaker.answered()
-    breaker.check()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(ask(asyncio.CancelledError()))
+    now += 10
+    asyncio.run(ask())
     assert not breaker.is_open
 
 

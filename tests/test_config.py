@@ -3,6 +3,7 @@
 The rest of the run is checked in tests/run_check.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
         ({"selfplay__credit__normalize__attacker": "whiten"}, "selfplay.credit.normalize.attacker='whiten': Input"),
         ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         ({"selfplay__turn_timeout_s": 0}, "selfplay.turn_timeout_s=0: Input should be greater than 0"),
+        *(
+            ({f"selfplay__{key}": number}, f"{key.replace('__', '.')}={number}: Input should be a finite number")
+            for key in ("judge_server__batch_wait_ms", "budget__note_growth", "opponent__sampling__temperature")
+            for number in (math.inf, math.nan)
+        ),
+        ({"selfplay__alarms__limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: str) -> None:

@@ -5,10 +5,11 @@ back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns, b
 within a role. Called by the trainer; registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
 In the formulas, of one role: ``i`` is a conversation, most often one for each game, ``t`` one of the role's own tokens
-in it, counted without what lies between them; ``r`` is a token's reward, ``R_i`` the sum of them, ``V`` the critic's
-value. After the role's last token of a conversation there is nothing: rewards and values are 0 there. All estimators
-then normalise (``selfplay.credit.normalize``), last comes the factor ``selfplay.credit.role_weights``.
-A role without tokens in a batch gets no advantage, no metric and no update of state.
+in it; ``r`` is a token's reward, ``R_i`` the sum of them, ``V`` the critic's value; after the role's last token rewards
+and values are 0. All estimators then normalise (``selfplay.credit.normalize``, the paper's own form by default); last
+comes the factor ``selfplay.credit.role_weights``. Group estimators compare the games of one prompt group and kind in
+which the role has tokens; a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal
+rewards. Only ``role_rae`` keeps a state; a role without tokens in a batch gets no advantage and no metric.
 """
 
 from __future__ import annotations
@@ -26,36 +27,25 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from medserl_agentloop.core.config import CreditSettings, Normalization
 
 VARIANCE_FLOOR = 1e-8
-RESOLUTION = 1e-6
-"""Signals that differ by less than this share of their mean are equal as far as float32 can tell."""
-
-GROUP_STD_EPSILON = 1e-6
-"""Added to a group's standard deviation, as in verl."""
+RESOLUTION = 1e-6  # signals that differ by less than this share of their mean are equal as far as float32 can tell
+GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
 
 @dataclass(frozen=True)
 class RoleBatch:
-    """All games of one training step.
-
-    The trainer builds it from the whole batch before verl splits that over its workers, so that the
-    number of workers changes no statistic.
+    """All games of one training step, before verl splits them over its workers.
 
     Attributes:
-        rewards: (B, T) finite rewards on role tokens: each turn's reward on its last token and, with
-            KL in the reward, a penalty on every token. What stands on other tokens is ignored.
-        mask: (B, T) 1 on the tokens that are trained on. Void games and rows that verl added as
-            padding are all 0.
+        rewards: (B, T) finite rewards on role tokens: each turn's reward on its last token and, with KL in the reward,
+            a penalty on every token. What stands on other tokens is ignored.
+        mask: (B, T) 1 on the tokens that are trained on. Void games and verl's padding rows are all 0.
         role_ids: (B, T) the number of each token's role in ``roles``, from 1; 0 where there is none.
-        roles: Names of the roles.
-        groups: The prompt group of each of the B rows.
-        kinds: The kind of each row's game.
-        conversations: (B, T) which conversation of its row each token belongs to, one after the other; None where no
-            role has two.
+        groups: The prompt group of each of the B rows; ``kinds`` are the kinds of their games.
+        conversations: (B, T) which conversation of its row each token belongs to; None where no role has two.
         repeated_roles: Roles whose conversations of one game all answer the same prompt. They form a group of their
             own, smaller than the prompt group, whose games may have different prompts for the role.
         values: (B, T) the critic's values, for estimators that need one.
-        gamma: Discount per token of the role.
-        lam: Lambda of GAE.
+        gamma: Discount per token of the role; ``lam`` is GAE's lambda.
     """
 
     rewards: torch.Tensor
@@ -74,14 +64,8 @@ class RoleBatch:
 class _RoleTokens:
     """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C`` conversations.
 
-    Attributes:
-        where: (B, T) whether a token is one of them. They are read conversation after conversation.
-        lengths: Number of tokens of each conversation.
-        rewards: (n,) float64.
-        earned: (C,) float64: each conversation's rewards, summed.
-        groups: Of each conversation, its game's prompt group; the game itself in ``repeated_roles``.
-        kinds: Of each conversation, its game's kind.
-        metrics: Gets the estimator's numbers for this role.
+    They are those of the batch ``where`` (B, T), conversation after conversation, with ``lengths``, ``rewards`` (n,)
+    and, by conversation, ``earned`` (C,), ``groups`` and ``kinds``. ``metrics`` gets the estimator's numbers.
     """
 
     def __init__(self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization) -> None:
@@ -112,7 +96,10 @@ class _RoleTokens:
         return list(members.values())
 
     def comparable(self) -> list[list[int]]:
-        """The conversations of each prompt group and kind whose rewards differ: these carry a signal."""
+        """The conversations of each prompt group and kind whose rewards differ: these carry a signal.
+
+        The metrics get the shares of groups of one game, of larger ones whose rewards are equal, and of both.
+        """
         groups = self.alike(self.groups, self.kinds)
         small = [group for group in groups if len(group) == 1]
         differ = [group for group in groups if self.earned[group].min() < self.earned[group].max()]
@@ -148,12 +135,12 @@ class _RoleTokens:
 
 @dataclass
 class BaselineState:
-    """Running mean reward of each role by kind, for ``role_rae``; saved in the checkpoint. One that is missing is 0."""
+    """Running mean reward of each role by kind, for ``role_rae``; one that is missing is 0."""
 
     values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """The baselines, as JSON can hold them."""
+        """The baselines, JSON-able."""
         return copy.deepcopy(self.values)
 
     def load_dict(self, values: dict[str, dict[str, float]]) -> None:
@@ -163,13 +150,9 @@ class BaselineState:
 
 @dataclass
 class Advantages:
-    """What an estimator gives; 0 outside the trained tokens.
+    """What an estimator gives: (B, T) float32 that are 0 outside the trained tokens, and numbers for the metrics.
 
-    Attributes:
-        advantages: (B, T) float32, normalised and weighted by role.
-        returns: (B, T) float32, what a critic is fitted to; in estimators that compare whole games
-            the advantages again, as in verl.
-        metrics: Numbers under ``selfplay/<role>/``.
+    ``returns`` is what a critic is fitted to; in estimators that compare whole games the advantages again, as in verl.
     """
 
     advantages: torch.Tensor
@@ -197,7 +180,7 @@ def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, BaselineState
                 continue
             tokens = _RoleTokens(batch, where, role, settings.normalization(name, role))
             advantages, returns = credit(tokens, settings, baselines)
-            weighted = advantages * settings.weight(role)
+            weighted = advantages * settings.role_weights.get(role, 1.0)
             result.advantages[where] = weighted.float()
             result.returns[where] = (weighted if returns is None else returns).float()
             result.metrics |= {f"selfplay/{role}/{metric}": value for metric, value in tokens.metrics.items()}
@@ -222,8 +205,7 @@ def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: 
     ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and biased
     std over all tokens of the role in the batch; the variance is floored at ``VARIANCE_FLOOR``.
 
-    State: none. Normalisation: ``batch`` is the paper's; ``kind`` takes mean and std per kind,
-    ``mean`` takes off the mean only, ``none`` is REINFORCE without a baseline.
+    Normalisation: ``batch`` is the paper's; ``none`` is REINFORCE without a baseline.
 
     Example: two games in which the role wrote 2 tokens for a reward of 1 and 1 token for 3. Its
     tokens return 1, 1, 3: mean 5/3, variance 8/9, so A = -0.707107, -0.707107, 1.414214.
@@ -236,16 +218,10 @@ def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: 
 def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
-    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the games of the same prompt
-    group and kind in which the role has tokens. A group with one such game, or with equal rewards,
-    carries no signal and gets exactly 0. ``gamma`` has no part in it.
+    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` has no part in it.
 
-    State: none. Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv
-    2503.20783); ``batch`` and ``kind`` take off the group's mean and then whiten over the role's
-    tokens of the batch or kind (REINFORCE++-baseline, arXiv 2501.03262).
-
-    Metrics: ``no_signal_groups`` is the share of groups without signal, ``small_groups`` of those with
-    one game, ``constant_groups`` of larger ones whose rewards are equal.
+    Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783); ``batch`` and
+    ``kind`` whiten what is left of the group's mean (REINFORCE++-baseline, arXiv 2501.03262).
 
     Example: the role earns 1 and 3 in a group: mean 2, std 1.414214, so A = -0.707106 and 0.707106.
     """
@@ -263,12 +239,7 @@ def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """REINFORCE leave-one-out within each role (arXiv 2402.14740).
 
-    ``A_it = R_i - mean of R_j over j != i``, over the games of the same prompt group and kind in
-    which the role has tokens. A game that is alone in its group has nothing to be compared with and
-    gets exactly 0 (verl's own leaves its bare reward). ``gamma`` has no part in it.
-
-    State: none. Normalisation: ``none`` is the paper's; ``batch`` and ``kind`` whiten over the role's
-    tokens of the batch or kind. Metrics: as of ``role_grpo``.
+    ``A_it = R_i - mean of R_j over j != i`` of the group. ``gamma`` has no part in it.
 
     Example: the role earns 1, 2 and 6 in a group: A = 1 - 4 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5.
     """
@@ -283,12 +254,8 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
     """On-policy optimal baseline within each role (arXiv 2505.23585): RLOO's groups, long turns weigh more.
 
-    ``A_it = R_i - sum of L_j R_j / sum of L_j``, ``L`` being the number of the role's own tokens, over the games of the
-    same prompt group and kind in which the role has tokens, ``i`` included. A game that is alone in its group gets
-    exactly 0 (verl's own leaves its bare reward, and counts the tokens of both roles). ``gamma`` has no part in it.
-
-    State: none. Normalisation: ``none`` is the paper's; ``batch`` and ``kind`` whiten over the role's
-    tokens of the batch or kind. Metrics: as of ``role_grpo``.
+    ``A_it = R_i - sum of L_j R_j / sum of L_j`` over the group, ``L`` being the number of the role's own
+    tokens (verl's own counts those of both roles). ``gamma`` has no part in it.
 
     Example: the role earns 1 with 1 token and 5 with 3: baseline (1 + 15) / 4 = 4, so A = -3 and 1.
     """
@@ -306,14 +273,10 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineS
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
     ``decay`` being ``selfplay.credit.rae_decay``. ``gamma`` has no part in it.
 
-    State: ``b``, starting at 0. It is read before it is updated, as in the authors' code: a baseline
-    that has seen the reward it is taken off from would be biased. Here all games of a batch read it as
-    it stood before the batch, and the ``n`` updates of a kind are made at once, by their mean over
-    all orders of the games: ``b <- decay^n b + (1 - decay^n) * mean of R_i``. So the order of rows
-    changes nothing, and a game counts as much as in the paper, whatever the size of the batch.
-
-    Normalisation: ``none`` is the paper's; ``batch`` whitens over the role's tokens of the batch, ``mean``
-    takes off their mean. Metrics: ``baseline/<kind>``, as read.
+    ``b`` starts at 0. It is read before it is updated, as in the authors' code: a baseline that has seen the reward it
+    is taken off from would be biased. Here all games of a batch read it as it stood before the batch, and the ``n``
+    updates of a kind are made at once, by their mean over all orders of the games: ``b <- decay^n b + (1 - decay^n) *
+    mean of R_i``. So the order of rows changes nothing, and a game counts as much as in the paper.
 
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
@@ -339,15 +302,8 @@ def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineS
     own tokens; both are 0 after the last, so neither a reward nor a value of the other role comes in.
     Returns, which the critic is fitted to, are ``A_t + V_t`` before normalisation.
 
-    State: none. Normalisation: ``batch`` (whitened over the role's tokens, as verl's over all),
-    ``kind``, ``mean`` or ``none``.
-
     Example: gamma = 1, lambda = 0.5; a role's two tokens have values 0.5 and 1 and earn 0 and 2.
-    delta = 0.5, 1; A = 1, 1; returns = 1.5, 2. The only tokens of the role, equal advantages: A = 0, 0
-    after normalisation.
-
-    Raises:
-        ValueError: The batch has no values.
+    delta = 0.5, 1; A = 1, 1; returns = 1.5, 2. Equal advantages are 0, 0 after normalisation.
     """
     batch = tokens.batch
     if batch.values is None:

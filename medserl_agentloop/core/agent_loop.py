@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -20,7 +19,7 @@ from verl.workers.rollout.replica import TokenOutput
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
-from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
@@ -28,39 +27,20 @@ from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, Trajec
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class _Shared:
     """What all games of one worker share; reading it from the config would cost more than the game."""
 
-    config: SelfPlayConfig
-    interaction: Interaction[Any, Any]
-    encoder: ChatEncoder
-    opponent: ServedModel | None
-    adapters: dict[str, str]
-    base: BaseModelChat
-    prompt_length: int
-    response_length: int
-
-    @classmethod
-    def of_run(cls, run: Any, data: Any, tokenizer: Any, server: Any) -> _Shared:
-        config = SelfPlayConfig.from_run(run)
-        rollout = run.actor_rollout_ref.rollout
-        encoder = ChatEncoder.of_run(tokenizer, data)
-        interaction = game_class(config.game)(config, encoder)
-        opponent = None
+    def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
+        self.config = config = SelfPlayConfig.from_run(run)
+        self.encoder = ChatEncoder.of_run(tokenizer, data)
+        self.interaction: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
+        self.adapters = adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
+        self.base = BaseModelChat(run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s)
+        self.rollout = run.actor_rollout_ref.rollout
+        self.opponent: ServedModel | None = None
         if config.opponent.kind != "live":
             sampling, special = config.opponent.sampling.model_dump(), tokenizer.all_special_tokens
-            opponent = ServedModel(config.opponent.client("/v1"), special_tokens=special, **sampling)
-        return cls(
-            config,
-            interaction,
-            encoder,
-            opponent,
-            adapter_names(interaction.roles) if config.adapters == "per_role" else {},
-            BaseModelChat(run.actor_rollout_ref.model.path, server, encoder, config.turn_timeout_s),
-            prompt_length=rollout.prompt_length,
-            response_length=rollout.response_length,
-        )
+            self.opponent = ServedModel(config.opponent.client("/v1"), special_tokens=special, **sampling)
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
@@ -74,7 +54,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         made_from = (self.config, self.data_config, self.tokenizer, self.server_manager)
         last = SelfPlayAgentLoop._last
         if last is None or any(old is not new for old, new in zip(last[0], made_from, strict=True)):
-            last = SelfPlayAgentLoop._last = (made_from, _Shared.of_run(*made_from))
+            last = SelfPlayAgentLoop._last = (made_from, _Shared(*made_from))
         self._shared = last[1]
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
@@ -111,27 +91,25 @@ class _Seats:
 
     def __init__(self, shared: _Shared, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
         self._shared, self._server, self._record, self._sampling_params = shared, server, record, sampling_params
-        self._asks_log_probs = bool(sampling_params.get("logprobs"))
-        self.trajectory = Trajectory(
-            shared.interaction.roles, shared.config.context == "isolated", self._asks_log_probs
-        )
+        isolated, asks_log_probs = shared.config.context == "isolated", bool(sampling_params.get("logprobs"))
+        self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
         self.versions: list[tuple[int, int]] = []
         self.timing: dict[str, Any] = {}
-        self._played = 0
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        number, self._played = self._played, self._played + 1
         if self._shared.config.plays(turn.role):
-            return await self._policy_turn(turn, number)
+            return await self._policy_turn(turn)
         return await self._opponent_turn(turn, messages)
 
-    async def _policy_turn(self, turn: Turn, number: int) -> Reply:
+    async def _policy_turn(self, turn: Turn) -> Reply:
         """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
         trajectory, encoder = self.trajectory, self._shared.encoder
         before = trajectory.before(turn.role, turn.conversation)
         prompt = encoder.continuation(turn, before[-1].response_ids[-1]) if before else encoder.opening(turn)
-        budget = self._budget(turn, prompt)
-        if budget < 1:
+        # Never more than there is room for: the trajectory may not overrun ``response_length``.
+        used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
+        budget = min(turn.max_tokens, self._shared.rollout.response_length - used)
+        if budget < 1 or (not trajectory.turns and len(prompt.ids) > self._shared.rollout.prompt_length):
             raise NoReplyError(f"no room for the {turn.role}'s turn")
         said_before = [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
         sampling_params = {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
@@ -150,7 +128,7 @@ class _Seats:
             logger.exception("the rollout server gave no turn")
             raise NoReplyError(f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}") from None
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
-        complete = len(log_probs) == len(ids)
+        complete, number = len(log_probs) == len(ids), len(self._record.seconds)
         trajectory.turns.append(
             TrajectoryTurn(turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number)
         )
@@ -161,32 +139,21 @@ class _Seats:
             self.versions.append((oldest, newest))
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
-        if self._asks_log_probs and not complete:
+        if trajectory.has_log_probs and not complete:
             raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
         cut = encoder.was_cut(ids, budget, output.stop_reason)
         return Reply(encoder.decode(ids, turn.stop), len(ids), cut, prompt.prefill)
 
     async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        """A turn of the opponent's, of which nothing but its text enters the game.
-
-        The contexts are separate, so the trained role's tokens are the same as against the live policy.
-        """
+        """A turn of the opponent's, of which nothing but its text enters the game."""
         model, config = self._shared.opponent, self._shared.config.opponent
         assert model is not None
         opponent = OpponentRecord(role=turn.role, kind=config.kind, version=None)
         self._record.opponent = opponent
         try:
-            answer = await model.answer(turn, messages)
-            opponent.version = config.version(answer.model, answer.weights)
-        except NoAnswer as error:
+            reply = await model.reply(turn, messages)
+            opponent.version = config.version(reply.model, reply.weights)
+        except (NoAnswer, NoReplyError) as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None
-        return Reply(answer.text, answer.tokens, answer.truncated, turn.prefix)
-
-    def _budget(self, turn: Turn, prompt: EncodedPrompt) -> int:
-        """Tokens this turn may have, so that the trajectory can never overrun ``response_length``."""
-        trajectory, shared = self.trajectory, self._shared
-        if not trajectory.turns and len(prompt.ids) > shared.prompt_length:
-            return 0
-        used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
-        return min(turn.max_tokens, shared.response_length - used)
+        return reply

@@ -1,8 +1,7 @@
 """Health alarms: a run watches its own metrics and says when something is wrong.
 
 An alarm is a row of a table: a number, its limit, and what to look at first. Here are the rows of any game; a game adds
-its own in ``Interaction.rules``. The trainer gives the metrics of every step to :class:`HealthMonitor`. docs/metrics.md
-lists all alarms.
+its own in ``Interaction.rules``. docs/metrics.md lists all alarms.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 METRIC_PREFIX = "selfplay/alarm/"
 
@@ -20,7 +19,7 @@ METRIC_PREFIX = "selfplay/alarm/"
 class Alarms(BaseModel):
     """When a number becomes an alarm."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     min_games: int = Field(
         default=8, ge=1, description="Games (or prompt groups) that a number must rest on; fewer say nothing."
@@ -37,12 +36,9 @@ class Alarms(BaseModel):
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm.
+    """One alarm: ``metric`` is beyond ``limit``, where ``selfplay.alarms.limits`` names no other for it.
 
     Attributes:
-        name: Name of the alarm, as in ``selfplay/alarm/<name>``.
-        metric: The number it watches.
-        limit: Where the number becomes an alarm; ``selfplay.alarms.limits`` may give another one.
         advice: What to look at first.
         games: Metric that counts what the number rests on; None where one token is enough.
         above: Whether it fires above its limit, not below.
@@ -60,17 +56,12 @@ class Rule:
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
     """The alarms of any game with these roles."""
-    no_signal = (
-        # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
-        Rule(
-            name=f"{role}_no_signal",
-            metric=f"selfplay/{role}/no_signal_rate",
-            limit=0.8,
-            advice="Raise rollout.n or the temperature, or give the rows of this role more variety.",
-            games=f"selfplay/{role}/groups",
-        )
-        for role in roles
-    )
+    # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
+    advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
+    rates = {role: f"selfplay/{role}/no_signal_rate" for role in roles}
+    no_signal = [
+        Rule(f"{role}_no_signal", rate, 0.8, advice, f"selfplay/{role}/groups") for role, rate in rates.items()
+    ]
     return (*no_signal, *_RULES)
 
 
@@ -153,12 +144,6 @@ def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
     )
 
 
-class _State(BaseModel):
-    """By alarm, the steps in a row in which its number was beyond the limit."""
-
-    streaks: dict[str, int]
-
-
 class HealthMonitor:
     """Watches the metrics of a run, step by step, by the ``selfplay.alarms`` node and the game's rules.
 
@@ -167,9 +152,8 @@ class HealthMonitor:
     """
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
-        self._config = config
-        self._rules = rules
-        self._streaks: dict[str, int] = {}
+        self._config, self._rules = config, rules
+        self._streaks: dict[str, int] = {}  # steps in a row in which the number of an alarm was beyond its limit
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
         """Take in the metrics of one step."""
@@ -198,4 +182,4 @@ class HealthMonitor:
 
     def load_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
-        self._streaks = _State.model_validate(dict(state)).streaks
+        self._streaks = TypeAdapter(dict[str, int]).validate_python(state.get("streaks"))

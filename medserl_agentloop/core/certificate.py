@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -24,27 +25,57 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.utils.padding import response_from_nested
+from verl.workers.utils.padding import no_padding_2_padding, response_from_nested, response_to_nested
 
-from medserl_agentloop.core.claims import (
-    CREDITED,
-    FORMS,
-    RANDOM_SEED,
-    Measure,
-    credit,
-    isolation,
-    loss_measure,
-    probe_loss,
+from medserl_agentloop.core.columns import (
+    ANCHOR_COLUMN,
+    TOKEN_ROLES,
+    read_columns,
+    restart_positions,
+    selfplay_loss,
+    write_token_roles,
 )
-from medserl_agentloop.core.columns import TOKEN_ROLES, read_columns, restart_positions, write_token_roles
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
-from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import Trajectory, TrajectoryTurn
 
 CERTIFICATE_FILE = "certificate.json"
 PARTITION = "certificate"
+
+FORMS = ("packed", "alone", "joined")
+"""Each game as three rows: both contexts in one row, the second context as a row of its own, and one conversation."""
+
+ISOLATION_LIMIT = 0.1
+"""Largest distance of the packed row to the second context alone, as a share of its distance to one conversation.
+
+Tiny models on a CPU: at most 5e-6 where the contexts are apart in fp32, and 0.011 in bf16; 0.28 to 0.41 where some
+layers carry state across; 90 and more where positions do not restart."""
+
+COUPLING_LIMIT = 1e-5
+"""Largest change of one role's numbers by the other role's, as a share of the largest number. Exact zero is usual."""
+
+RANDOM_SEED = 0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One claim (``isolation``, ``credit`` or ``loss``), measured ``of`` the actor, the critic, an estimator.
+
+    ``value`` is a share and ``details`` are the numbers behind it. ``problem`` is said if the claim does not hold.
+    """
+
+    claim: str
+    of: str
+    value: float
+    limit: float
+    details: Mapping[str, float]
+    problem: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim holds; NaN does not."""
+        return self.value <= self.limit
 
 
 class CertificateError(RuntimeError):
@@ -114,29 +145,19 @@ def game_rows(
         for isolated, form in ((True, turns), (True, turns[1:]), (False, turns)):
             trajectory = Trajectory(roles, isolated, has_log_probs=False, turns=form)
             output = trajectory.to_output(record, AgentLoopMetrics(), {}, pad_token_id)
-            prompts, responses = torch.tensor(output.prompt_ids), torch.tensor(output.response_ids)
-            role_ids = torch.tensor(output.role_ids)
-            mask = sum((role_ids == roles.index(role) + 1).long() for role in trained)
-            rows.append(
-                {
-                    "prompts": prompts,
-                    "responses": responses,
-                    "input_ids": torch.cat([prompts, responses]),
-                    "position_ids": torch.arange(len(prompts) + len(responses)),
-                    "response_mask": mask,
-                    "loss_mask": mask,
-                    "role_ids": role_ids,
-                    "context_lengths": torch.tensor(output.context_lengths),
-                    "kind": output.kind,
-                }
-            )
+            row = {name: torch.tensor(getattr(output, name)) for name in ("role_ids", "context_lengths")}
+            row |= {"prompts": torch.tensor(output.prompt_ids), "responses": torch.tensor(output.response_ids)}
+            row["input_ids"] = torch.cat([row["prompts"], row["responses"]])
+            row["position_ids"] = torch.arange(len(row["input_ids"]))
+            own = [(row["role_ids"] == roles.index(role) + 1).long() for role in trained]
+            row["response_mask"] = row["loss_mask"] = torch.stack(own).sum(0)
+            rows.append({**row, "kind": output.kind})
     return rows
 
 
 def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     """Measure the claims of a run, whose workers are up, on these workers. Changes nothing of the run."""
-    started = time.monotonic()
-    roles = trainer.game.roles
+    started, roles = time.monotonic(), trainer.game.roles
     # Two games per worker, so that they divide evenly among any number of data-parallel ranks.
     count = 2 * trainer.actor_rollout_wg.world_size
     record, samples = _short_samples(trainer.interaction, trainer.train_dataset, count)
@@ -144,11 +165,11 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     trained = [role for role in roles if trainer.selfplay.trains(role)]
     measured = {turn.role: roles.index(turn.role) + 1 for turn in games[0]}
     rows = game_rows(games, record, trainer.tokenizer.pad_token_id, roles, trained)
-    uids = [uuid4().hex for _ in games[::2]]  # prompt groups of two
+    keys, uids = [], [uuid4().hex for _ in games[::2]]  # prompt groups of two
     for number, row in enumerate(rows):
-        row["uid"] = uids[number // len(FORMS) // 2]
-    # verl reads {uid}_{session}_{index} out of a key (trainer/ppo/v1/utils.py).
-    keys = [f"{row['uid']}_{number // len(FORMS) % 2}_{number % len(FORMS)}" for number, row in enumerate(rows)]
+        game, form = divmod(number, len(FORMS))
+        row["uid"] = uids[game // 2]
+        keys.append(f"{row['uid']}_{game % 2}_{form}")  # verl reads uid, session and index (trainer/ppo/v1/utils.py)
     tags = [{"seq_len": len(row["input_ids"])} for row in rows]
     batch = KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags)
     tq.kv_batch_put(keys=keys, partition_id=PARTITION, tags=tags, fields=list_of_dict_to_tensordict(rows))
@@ -167,9 +188,9 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         if trainer.selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:
-                compute, flags = compute_log_prob, {"no_lora_adapter": True}
-                if not trainer.ref_in_actor:
-                    compute, flags = trainer.ref_policy_wg.compute_ref_log_prob, {}
+                in_actor = trainer.ref_in_actor
+                compute = compute_log_prob if in_actor else trainer.ref_policy_wg.compute_ref_log_prob
+                flags = {"no_lora_adapter": True} if in_actor else {}
                 reference, _ = _pass(trainer, columns, compute, "log_probs", compute_loss=False, **flags)
                 measures.append(isolation("reference", reference, games))
             if trainer.use_critic:
@@ -213,16 +234,10 @@ def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperatu
 
     They raise for models with positions of several dimensions (MRoPE).
     """
-    names = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids")
-    batch = columns.select(*names, *(name for name in (TOKEN_ROLES,) if name in columns)).clone()
-    tensordict_utils.assign_non_tensor(
-        batch,
-        calculate_entropy=False,
-        temperature=temperature,
-        global_batch_size=len(batch),
-        micro_batch_size_per_gpu=len(FORMS),
-        **flags,
-    )
+    names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids"]
+    batch = columns.select(*names, *([TOKEN_ROLES] if TOKEN_ROLES in columns else [])).clone()
+    sizes = {"global_batch_size": len(batch), "micro_batch_size_per_gpu": len(FORMS)}
+    tensordict_utils.assign_non_tensor(batch, calculate_entropy=False, temperature=temperature, **sizes, **flags)
     try:
         output = compute(batch)
         return output.get() if hasattr(output, "futures") else output
@@ -246,20 +261,13 @@ def _pass(
 def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]], roles: Mapping[str, int]) -> Measure:
     """The claim on credit, through the trainer's own step from rewards to advantages."""
     generator = torch.Generator().manual_seed(RANDOM_SEED)
-    noise = [torch.randn(len(row["responses"]), generator=generator) for row in rows]
+    noise = [0.1 * torch.randn(len(row["responses"]), generator=generator) for row in rows]
 
     def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> Mapping[str, list[torch.Tensor]]:
-        fields = [
-            {
-                "rm_scores": reward,
-                "old_log_probs": -1.0 + 0.1 * n,
-                "rollout_log_probs": -1.0 + 0.1 * n - d,
-                "ref_log_prob": -1.1 + 0.1 * n,
-                "values": 0.1 * n,
-                "response_mask": row["response_mask"],
-            }
-            for row, reward, d, n in zip(rows, rewards, drift, noise, strict=True)
-        ]
+        fields = []
+        for row, reward, d, n in zip(rows, rewards, drift, noise, strict=True):
+            log_probs = {"old_log_probs": n - 1.0, "rollout_log_probs": n - 1.0 - d, "ref_log_prob": n - 1.1}
+            fields.append({"rm_scores": reward, "values": n, "response_mask": row["response_mask"], **log_probs})
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields))
         baselines = trainer.credit.baselines.to_dict()
         controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
@@ -271,3 +279,158 @@ def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]],
         return {name: list(written[name].unbind()) for name in written.keys()}  # noqa: SIM118  # a TensorDict
 
     return credit(trainer.config.algorithm.adv_estimator, assign, [row["role_ids"] for row in rows], roles)
+
+
+# -- the claims: each compares numbers that the run computed itself -----------------------------------------------
+
+
+def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[TrajectoryTurn]]) -> Measure:
+    """Compare the second turn's numbers, log-probs or values (T,) per row, in the three forms of each game."""
+    # Each (tokens,): those of all games' second turns in one of the forms.
+    packed, alone, joined = (
+        torch.cat([rows[-len(turns[1].response_ids) :].double() for rows, turns in zip(form, games, strict=True)])
+        for form in (columns[number :: len(FORMS)] for number in range(len(FORMS)))
+    )
+    alone_gap, joined_gap = (packed - alone).abs().mean().item(), (packed - joined).abs().mean().item()
+    # Equal to one conversation is a leak, unless nothing differs at all, as in a critic that answers 0 everywhere. The
+    # floor keeps the number finite: other numbers are no metrics.
+    value = alone_gap / max(joined_gap, 1e-9)
+    cause = (
+        "These are the numbers of one conversation: position ids do not restart, or nothing reads that they do."
+        if value > 1
+        else "Part of its layers ignore that position ids restart. Use a model with full or sliding-window attention."
+    )
+    return Measure(
+        "isolation",
+        of,
+        value,
+        ISOLATION_LIMIT,
+        {"gap_to_alone": alone_gap, "gap_to_joined": joined_gap},
+        f"the {of} reads across the border of the private contexts: on the second context's tokens its numbers differ "
+        f"by {alone_gap:.3g} on average from those of that context alone, and by {joined_gap:.3g} from those of "
+        f"one conversation. {cause}",
+    )
+
+
+def probe_loss(
+    config: Any, roles: Mapping[str, int], model_output: Any, data: Any, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """In place of the loss, on a worker: what one role's numbers change in the loss's gradient for the other role.
+
+    The gradient is taken with respect to each token's log-prob. For each role (name and id) it is taken again with the
+    role's advantages and old log-probs changed, and with the role's tokens out of the mask. Returns a loss of 0 and two
+    metrics per role: ``coupling``, the largest change of the other role's gradient, and ``signal``, the largest of it.
+    """
+    log_probs = model_output["log_probs"]
+    actual = no_padding_2_padding(log_probs, data).detach()
+    mask = data["response_mask"].to_padded_tensor(0)
+    role_ids = data["role_ids"].to_padded_tensor(0)
+    generator = torch.Generator().manual_seed(RANDOM_SEED)
+    advantages = torch.randn(mask.shape, generator=generator).to(actual)
+    drift = 0.05 * torch.randn(mask.shape, generator=generator).to(actual)
+
+    def gradient(advantages: torch.Tensor, drift: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        leaf = log_probs.values().detach().clone().requires_grad_()
+        changed = {
+            "advantages": advantages,
+            "old_log_probs": actual - drift,
+            "ref_log_prob": actual - 0.1,
+            "rollout_is_weights": torch.ones_like(actual),
+            ANCHOR_COLUMN: torch.full_like(actual, 0.1) * (role_ids > 0),
+            "response_mask": mask,
+        }
+        nested = {name: response_to_nested(column, data["response_mask"]) for name, column in changed.items()}
+        probe = data.copy().update(nested)
+        with torch.enable_grad():
+            output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}
+            loss, _ = selfplay_loss(config, output, probe)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        by_row: torch.Tensor = no_padding_2_padding(gradient, data)
+        return by_row
+
+    def largest(column: torch.Tensor, where: torch.Tensor) -> float:
+        return column[where].abs().max().item() if where.any() else 0.0  # NaN if one is NaN
+
+    before = gradient(advantages, drift, mask)
+    metrics = {}
+    for role, number in roles.items():
+        own = role_ids == number
+        other = (mask > 0) & ~own
+        moved = gradient(torch.where(own, 1 - 3 * advantages, advantages), torch.where(own, 1.0, drift), mask)
+        without = gradient(advantages, drift, mask * ~own)
+        changes = [largest(moved - before, other), largest(without - before, other)]
+        metrics[f"{role}/coupling"] = float(np.max(changes))  # unlike max(), NaN if one is NaN
+        metrics[f"{role}/signal"] = largest(before, other)
+    return log_probs.values().sum() * 0.0, metrics
+
+
+def loss_measure(metrics: Mapping[str, Any], roles: Collection[str], trained: Collection[str]) -> Measure:
+    """The claim on the loss, from all that ``probe_loss`` gave: each role's effect on another ``trained`` one."""
+    shares = {}
+    for role in roles:
+        coupling, signal = (float(np.max(np.hstack(metrics[f"{role}/{of}"]))) for of in ("coupling", "signal"))
+        if set(trained) - {role}:
+            shares[role] = coupling / (signal or np.nan)  # Without a gradient nothing is shown: NaN, no claim holds.
+    return _coupling(
+        "loss",
+        "actor",
+        shares,
+        "{role}'s advantages, drift or tokens change the gradient of the other role's tokens by {share:.3g} of its "
+        "largest: this run's loss takes one number over both roles' tokens. Set "
+        "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla and actor_rollout_ref.actor.loss_agg_mode=token-mean.",
+    )
+
+
+def _coupling(claim: str, of: str, shares: Mapping[str, float], problem: str) -> Measure:
+    """A measure of how much each role's numbers change the other's; ``problem`` is about the worse one."""
+    role = max(shares, key=lambda name: np.nan_to_num(shares[name], nan=np.inf))
+    problem = "the " + problem.format(role=role, share=shares[role])
+    return Measure(claim, of, shares[role], COUPLING_LIMIT, shares, problem)
+
+
+CREDITED = ("advantages", "response_mask", "rollout_is_weights")
+
+
+def credit(
+    of: str,
+    assign: Callable[[list[torch.Tensor], list[torch.Tensor]], Mapping[str, list[torch.Tensor]]],
+    role_ids: Sequence[torch.Tensor],
+    roles: Mapping[str, int],
+) -> Measure:
+    """What one role's rewards and log-prob drift change in the numbers that the other role is trained with.
+
+    ``assign`` gives the ``CREDITED`` columns of the run's estimator ``of`` from rewards and from the drift of the
+    rollout's log-probs, per row (T,), as ``role_ids``. ``roles`` are those that are measured, each with its id.
+    """
+    generator = torch.Generator().manual_seed(RANDOM_SEED)
+    rewards, drift = [], []
+    for ids in role_ids:
+        reward = torch.zeros(len(ids))
+        for number in roles.values():
+            reward[(ids == number).nonzero()[-1]] = torch.randn(1, generator=generator)
+        rewards.append(reward)
+        drift.append(0.05 * torch.randn(len(ids), generator=generator))
+    before = assign(rewards, drift)
+
+    shares = {}
+    for role, number in roles.items():
+        own = [ids == number for ids in role_ids]
+        other = torch.cat([(ids > 0) & (ids != number) for ids in role_ids])
+        after = assign(
+            # The rows' order by reward turns round, so that ranks and signs change as well as sizes.
+            [torch.where(o & (r != 0), 1 - 3 * r, r) for o, r in zip(own, rewards, strict=True)],
+            [torch.where(o, 1.0, d) for o, d in zip(own, drift, strict=True)],
+        )
+        shares[role] = 0.0
+        for name in before:
+            was, now = (torch.cat(columns)[other].float() for columns in (before[name], after[name]))
+            change, largest = (now - was).abs().max().item(), was.abs().max().item()
+            shares[role] = max(shares[role], change / (largest or 1.0))
+    return _coupling(
+        "credit",
+        of,
+        shares,
+        "{role}'s rewards or log-probs change what the other role is trained with by {share:.3g} of its largest "
+        f"advantage: algorithm.adv_estimator={of} or algorithm.rollout_correction takes one number over both roles. "
+        "Set algorithm.adv_estimator to a role_ estimator and correct by token.",
+    )

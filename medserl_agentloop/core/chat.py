@@ -1,8 +1,4 @@
-"""Chat models: messages in, a turn's text out.
-
-:class:`ChatClient` asks a model behind an OpenAI-compatible server (SGLang, vLLM, ...), :class:`ServedModel` lets it
-take turns of a game, and :class:`BaseModelChat` asks the base model of a run's own rollout.
-"""
+"""Chat models: messages in, a turn's text out."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -29,32 +25,9 @@ BASE = "base"
 ABORTED = ("abort", "aborted")
 """Stop reasons of a turn that the engine gave up: SGLang's finish reason, and verl's own word."""
 
-_CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
-"""Request fields, by SGLang's and vLLM's names, that let a server go on with a turn that is begun."""
-
-
-def stop_fields(strings: Iterable[str]) -> dict[str, Any]:
-    """Request fields, by SGLang's and vLLM's names, that end a turn at these strings and leave them in it."""
-    return {"stop": list(strings), "no_stop_trim": True, "include_stop_str_in_output": True} if strings else {}
-
-
-@dataclass(frozen=True)
-class ChatAnswer:
-    """A turn: the text with the reasoning that a server split off in front, and its length as the server counts.
-
-    ``tokens`` is 0, ``model`` empty and ``weights`` (a version, by SGLang) None where the server does not say.
-    ``truncated`` is whether the token budget cut the turn off.
-    """
-
-    text: str
-    tokens: int
-    truncated: bool
-    model: str = ""
-    weights: str | None = None
-
 
 class ChatClient:
-    """Asks one model at ``http``, whose address is the base of the API, e.g. ``http://host:30000/v1``.
+    """Asks one model of an OpenAI-compatible server at ``http``, the base of the API, e.g. ``http://host:30000/v1``.
 
     Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor those of common
     templates, also in a player's own earlier turns. Other players' texts come through :func:`as_data`.
@@ -70,25 +43,22 @@ class ChatClient:
         """Whether the server does not answer any more."""
         return self.http.is_down
 
-    async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> ChatAnswer:
-        """The model's turn after ``messages``. ``prefix`` begins it and is no part of the answer.
+    async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> Reply:
+        """The model's turn after ``messages``; NoAnswer if there is none after all tries.
 
-        ``fields`` are sampling and other fields of the request. The options' ``extra_body`` wins over them, and None
-        takes a field out.
-
-        Raises:
-            NoAnswer: No usable answer after all tries.
+        ``prefix`` begins the turn and is no part of the reply. ``fields`` are sampling and other fields of the request.
+        The options' ``extra_body`` wins over them, and None takes a field out.
         """
         # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
-            body |= _CONTINUE
+            body |= {"add_generation_prompt": False, "continue_final_message": True}  # by SGLang's and vLLM's names
         body |= {**fields, **self.http.options.extra_body}
         return self._read(await self.http.post(PATH, {k: v for k, v in body.items() if v is not None}), prefix)
 
-    def _read(self, answer: Any, prefix: str) -> ChatAnswer:
+    def _read(self, answer: Any, prefix: str) -> Reply:
         """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""
         try:
             choice = answer["choices"][0]
@@ -111,12 +81,12 @@ class ChatClient:
             content = f"{opening}{reasoning}{closing}{content}"
         if not content:
             raise BadAnswer("the answer is empty")
-        text, model = content.replace(JOINER, ""), str(answer.get("model") or "")
-        return ChatAnswer(text, tokens, finish == "length", model, None if weights is None else str(weights))
+        model, weights = str(answer.get("model") or ""), None if weights is None else str(weights)
+        return Reply(content.replace(JOINER, ""), tokens, finish == "length", prefix, model, weights)
 
 
 class ServedModel:
-    """Asks the server for turns; ``name`` is that of the model.
+    """A model behind a server that takes turns in games; ``name`` is that of the model.
 
     ``fields`` are sampling and other fields of all requests. Messages may not smuggle in ``special_tokens``, those of
     the model's tokenizer.
@@ -124,48 +94,35 @@ class ServedModel:
 
     def __init__(self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any) -> None:
         self.name = str(http.options.model)
-        self.url = http.url
-        """The API's base, without credentials."""
+        self.url = http.url  # without credentials
         self._http, self._fields = http, fields
         self._chat = ChatClient(http, special_tokens)
 
     async def check(self) -> None:
         """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
-        url = f"{self.url}/models"
-        try:
-            served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]
-        except Refused as refusal:
-            if refusal.status not in (401, 403):
-                return  # not every server lists its models
-            raise ValueError(
-                f"{url} answers {refusal.status}; name the environment variable of the API key with --api-key-env"
-            ) from None
-        except (BadAnswer, KeyError, TypeError):
-            return
-        except NoAnswer as error:
-            raise ValueError(
-                f"no server answers at {url} ({error}); give the base of an OpenAI-compatible API"
-            ) from None
-        model = self._http.options.model
-        if served and model not in served:
+        url, served = f"{self.url}/models", []
+        with suppress(BadAnswer, KeyError, TypeError):  # not every server lists its models
+            try:
+                served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]
+            except Refused as refusal:
+                if refusal.status in (401, 403):
+                    remedy = "name the environment variable of the API key with --api-key-env"
+                    raise ValueError(f"{url} answers {refusal.status}; {remedy}") from None
+            except Unreachable as error:
+                remedy = "give the base of an OpenAI-compatible API"
+                raise ValueError(f"no server answers at {url} ({error}); {remedy}") from None
+        if served and (model := self._http.options.model) not in served:
             raise ValueError(f"{url} does not list the model {model!r}; --model is one of {', '.join(served)}")
 
-    async def answer(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> ChatAnswer:
-        """The model's turn after ``messages``; ``fields`` of this request win over the others.
-
-        Raises:
-            NoAnswer: No usable answer after all tries.
-        """
-        request = {"max_tokens": turn.max_tokens, **stop_fields(turn.stop), **self._fields, **fields}
-        return await self._chat.complete(list(messages), request, turn.prefix)
-
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
-        """Take a turn, or raise :class:`NoReplyError`."""
+        """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the others."""
+        # By SGLang's and vLLM's names: end the turn at these strings, and leave them in it.
+        stop = {"stop": list(turn.stop), "no_stop_trim": True, "include_stop_str_in_output": True} if turn.stop else {}
+        request = {"max_tokens": turn.max_tokens, **stop, **self._fields, **fields}
         try:
-            answer = await self.answer(turn, messages, **fields)
+            return await self._chat.complete(list(messages), request, turn.prefix)
         except NoAnswer as error:
             raise NoReplyError(f"{turn.role}: {error}") from None
-        return Reply(answer.text, answer.tokens, answer.truncated, turn.prefix)
 
     async def sample(
         self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
@@ -187,10 +144,10 @@ class ServedModel:
 
 
 class BaseModelChat:
-    """The rollout serves the base model beside the roles' adapters; nobody trains it.
+    """The base model of a run, which its rollout serves beside the roles' adapters; nobody trains it.
 
-    Asks verl's server client for turns without an adapter, in tokens, because verl starts SGLang without a tokenizer.
-    Nothing in the messages becomes a control token. One answer may take ``timeout_s`` seconds; None is no limit.
+    Asks verl's server client in tokens, because verl starts SGLang without a tokenizer. Nothing in the messages becomes
+    a control token. One answer may take ``timeout_s`` seconds; None is no limit.
     """
 
     is_down = False
@@ -204,12 +161,8 @@ class BaseModelChat:
         encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs})
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
-    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> ChatAnswer:
-        """The base model's turn; of ``fields`` it knows ``temperature`` and ``max_tokens``.
-
-        Raises:
-            NoAnswer: The engine refuses the request, aborts it, or takes too long.
-        """
+    async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> Reply:
+        """The base model's turn, or NoAnswer; of ``fields`` it knows ``temperature`` and ``max_tokens``."""
         budget = fields["max_tokens"]
         prompt = self._encoder.opening(Turn("", as_untrusted(messages), budget))
         sampling = {"temperature": fields["temperature"], "max_tokens": budget, "top_p": 1.0, "top_k": -1}
@@ -223,4 +176,4 @@ class BaseModelChat:
         if output.stop_reason in ABORTED or not output.token_ids:
             raise Unreachable("the engine aborted the base model's answer")
         ids = list(output.token_ids)
-        return ChatAnswer(self._encoder.decode(ids), len(ids), self._encoder.was_cut(ids, budget, output.stop_reason))
+        return Reply(self._encoder.decode(ids), len(ids), self._encoder.was_cut(ids, budget, output.stop_reason))

@@ -1,6 +1,6 @@
 """The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the ``openai`` package.
 
-A server is not trusted. The worst that it can do is to give no answer, and a key that it repeats is taken out.
+The worst that a server can do is to give no answer, and a key that it repeats is taken out.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -72,31 +72,29 @@ class CircuitBreaker:
         """Whether the server counts as down."""
         return self._lost >= self._limit
 
-    def check(self) -> None:
-        """Raises Unreachable where no request may be made now."""
-        if not self.is_open:
-            return
-        if time.monotonic() < self._next_trial:
-            raise Unreachable(f"the server did not answer {self._lost} requests in a row and counts as down")
-        self._next_trial = time.monotonic() + self._seconds
-
-    def lost(self, error: Unreachable) -> None:
-        """Count a request that got no answer."""
-        self._lost += 1
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Make a request in this context: Unreachable if there may be none now. One that ends so counts as lost."""
         if self.is_open:
+            if time.monotonic() < self._next_trial:
+                raise Unreachable(f"the server did not answer {self._lost} requests in a row and counts as down")
             self._next_trial = time.monotonic() + self._seconds
-        if self._lost == self._limit:
-            logger.warning("a server counts as down: %s", error)
-
-    def answered(self) -> None:
-        """The server answers, if only to refuse."""
+        try:
+            yield
+        except Unreachable as error:
+            self._lost += 1
+            if self.is_open:
+                self._next_trial = time.monotonic() + self._seconds
+            if self._lost == self._limit:
+                logger.warning("a server counts as down: %s", error)
+            raise
         self._lost = 0
 
 
 class ServerAddress(BaseModel):
     """Where a server is, what it serves, and which key it wants."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     node: ClassVar[str] = ""  # the config's node with these options; empty where they come from a command line
 
     url: str | None = Field(default=None, repr=False, description="Base of an OpenAI-compatible API.")
@@ -178,8 +176,7 @@ class ServerOptions(ServerAddress):
 class HttpClient:
     """Asks one server, from any event loop. Its ``url`` is the base of all paths, without credentials.
 
-    Raises:
-        ValueError: The address or the key cannot be used, or the key is not in the environment.
+    ValueError if the address or the key cannot be used.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -219,14 +216,8 @@ class HttpClient:
 
     async def _request(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> Any:
         places = asyncio.Semaphore(self.options.concurrency)
-        async with self._places.setdefault(asyncio.get_running_loop(), places):
-            self._breaker.check()
-            try:
-                response = await self._response(send, path, tries)
-            except Unreachable as error:
-                self._breaker.lost(error)
-                raise
-            self._breaker.answered()
+        async with self._places.setdefault(asyncio.get_running_loop(), places), self._breaker.watching():
+            response = await self._response(send, path, tries)
         text = self._without_key(response.text)
         if not response.is_success:
             raise Refused(response.status_code, shown(text))
@@ -279,7 +270,7 @@ def shown(words: str) -> str:
 class AnswerCache(Generic[Answer]):
     """Answers of one ``kind`` in a folder on a local disk, shared by the processes of a machine; None keeps nothing.
 
-    A cache that cannot be read or written costs answers given before, nothing else: it says so once and is left alone.
+    A cache that cannot be read or written says so once and is left alone.
     """
 
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
@@ -287,10 +278,7 @@ class AnswerCache(Generic[Answer]):
         self._cache: Any = None  # opened by the process that asks
 
     async def recall(self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
-        """The answer given before about the same ``content``, all that it depends on, or else that of ``ask``.
-
-        Also says whether it was given before. What ``ask`` raises is raised, and never kept.
-        """
+        """The answer given before about the same ``content``, or else that of ``ask``; and whether it is the former."""
         key = hashlib.sha256(json.dumps([self._kind.__name__, *content]).encode()).hexdigest()
         kept = self._call("get", key)
         with suppress(ValidationError):  # another version's answer

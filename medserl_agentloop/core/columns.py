@@ -1,21 +1,28 @@
-"""Per-token columns of a batch that know contexts and roles: read from and written to verl's TransferQueue.
+"""Per-token columns of a batch that know contexts and roles, and the actor's loss that reads one of them.
 
-Called by the trainer. verl keeps a batch as ragged rows of one response each; padding rows are
-copies of others with an empty mask.
+The trainer reads and writes them in verl's TransferQueue, which keeps a batch as ragged rows of one response each;
+padding rows are copies of others with an empty mask. Roles that share weights drift where one of them is trained: the
+anchor to the reference policy, with a coefficient per role, holds on to tokens that the policy loss does not see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.workers.utils.padding import response_to_nested
+from verl.trainer.ppo.core_algos import kl_penalty
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from medserl_agentloop.core.loss import ANCHOR_COLUMN, anchor_coefficients
 from medserl_agentloop.core.records import GameRecord
+
+ANCHOR_COLUMN = "anchor_coef"
+"""(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor."""
 
 TOKEN_ROLES = "token_roles"
 """Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
@@ -72,21 +79,43 @@ def restart_positions(batch: KVBatchMeta) -> None:
     the start of a new packed sequence. Rows that verl added as padding keep theirs.
     """
     games = without_padding(batch)
-    positions = []
     context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()
-    for key, tag, lengths in zip(games.keys, games.tags, context_lengths, strict=True):
-        assert int(lengths.sum()) == tag["seq_len"], f"game {key}: its contexts do not add up to its sequence"
-        positions.append(restarted(lengths))
-    write_columns(games, {"position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged)})
+    assert [int(lengths.sum()) for lengths in context_lengths] == [tag["seq_len"] for tag in games.tags]
+    positions = torch.nested.as_nested_tensor([restarted(own) for own in context_lengths], layout=torch.jagged)
+    write_columns(games, {"position_ids": positions})
 
 
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
-    """Write the anchor's coefficient of each token, for the loss, from those by role id. Padding rows get 0."""
+    """Write the anchor's coefficient of each generated token, from those by role id. Void games and padding get 0."""
     columns = read_columns(batch, "response_mask", "role_ids")
-    rows = columns.pop("role_ids").unbind()
     mask = columns["response_mask"].to_padded_tensor(0)
-    coefficients = anchor_coefficients(stacked(rows, mask), mask, per_role)
+    role_ids = stacked(columns["role_ids"].unbind(), mask)
+    coefficients = torch.zeros(mask.shape, dtype=torch.float32)
+    for role, coefficient in per_role.items():
+        coefficients += coefficient * ((role_ids == role) & (mask > 0))
     write_columns(batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])})
+
+
+def selfplay_loss(
+    config: Any, model_output: Any, data: Any, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's ``ppo_loss`` plus ``anchor_kl_loss``: ``sum(coef * KL(policy || reference)) / trained tokens``.
+
+    The anchor is normalised as verl's token-mean policy loss is, so a coefficient weighs a token of an untrained role
+    like one of a trained role. KL per token is estimated as ``actor.kl_loss_type`` says. A mini-batch without a trained
+    token, because all of its games are void, costs 0 where verl's own loss would divide by their number.
+    """
+    if not data["batch_num_tokens"]:
+        return 0.0 * no_padding_2_padding(model_output["log_probs"], data).sum(), {}
+    loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    if ANCHOR_COLUMN not in data:
+        return loss, metrics
+    columns = data.select(ANCHOR_COLUMN, "ref_log_prob").to_padded_tensor()
+    log_prob = no_padding_2_padding(model_output["log_probs"], data)
+    kl = kl_penalty(logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type)
+    anchor = (columns[ANCHOR_COLUMN] * kl).sum() / data["batch_num_tokens"] * data["dp_size"]
+    metrics["anchor_kl_loss"] = Metric(value=anchor, aggregation=AggregationType.SUM)
+    return loss + anchor, metrics
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
@@ -95,9 +124,9 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
     A row that verl added as padding holds the numbers of another row; its mask is all 0, so that does not matter.
     """
     columns = torch.zeros_like(response_mask, dtype=torch.int64)
-    width = response_mask.shape[1]
-    for number, row in enumerate(rows):
-        columns[number, : min(len(row), width)] = row[:width]
+    for column, row in zip(columns, rows, strict=True):
+        own = row[: len(column)]
+        column[: len(own)] = own
     return columns
 
 
@@ -106,8 +135,7 @@ def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(context_lengths)), context_lengths.cpu())[-tokens:]
 
 
-LOG_PROB_RESOLUTION = 1e-6
-"""Smallest mean difference of log-probs that means something in float32."""
+LOG_PROB_RESOLUTION = 1e-6  # the smallest mean difference of log-probs that means something in float32
 
 
 def context_leak_metrics(
@@ -117,9 +145,7 @@ def context_leak_metrics(
 
     The first context cannot hold another one, so it is the control group: what the two engines differ by there is
     their precision. A context that leaks is seen by the actor and not by the rollout. All columns are (B, T);
-    ``generated_mask`` is 1 on generated tokens, whether trained on or not.
-
-    Returns mean absolute differences in nats and their ratio; nothing if no game has a second context.
+    ``generated_mask`` is 1 on generated tokens, trained on or not. Differences are in nats; none without a second one.
     """
     first = generated_mask.cumprod(1).bool()
     later = (generated_mask > 0) & ~first
@@ -135,27 +161,10 @@ def context_leak_metrics(
     }
 
 
-def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
-
-    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes another's.
-    They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
-    """
-    trained = role_ids * (mask > 0)
-    roles, counts = torch.unique(trained[trained > 0], return_counts=True)
-    scaled = advantages.clone()
-    for role, count in zip(roles.tolist(), counts.tolist(), strict=True):
-        scaled[trained == role] *= counts.sum().item() / (len(roles) * count)
-    return scaled
-
-
 def role_token_metrics(
     columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
 ) -> dict[str, float]:
-    """Mean and spread of (B, T) columns, by name, over each role's trained tokens, and how many there are.
-
-    ``signal_share`` is a role's share of the gradient signal: of the sum of the column |advantage|.
-    """
+    """Mean and spread of (B, T) columns over a role's trained tokens, their number, and their share of |advantage|."""
     metrics: dict[str, float] = {}
     signal = columns["advantage"].abs() * (response_mask > 0)
     for number, role in enumerate(roles, start=1):
@@ -172,10 +181,7 @@ def role_token_metrics(
 def turn_metrics(
     records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
 ) -> dict[str, float]:
-    """How many turns the policy took as each role in games that count, and their mean length in tokens.
-
-    ``role_ids`` are (T,) per game; between two turns there is an observation.
-    """
+    """How many turns the policy took as each role in games that count, and their mean length; ``role_ids`` are (T,)."""
     metrics = {}
     counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
     for number, role in enumerate(roles, start=1):

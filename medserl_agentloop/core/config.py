@@ -1,7 +1,6 @@
 """The ``selfplay:`` node of a run: typed, documented, checked before anything starts.
 
-Here are the keys of any game. A game adds its own in a subclass, which ``selfplay.game`` leads to. What the rest of the
-run must be is checked by :mod:`medserl_agentloop.core.run_check`.
+Here are the keys of any game; a game adds its own in a subclass. ``core.run_check`` checks the rest of the run.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def adapter_names(roles: Sequence[str]) -> dict[str, str]:
     return {role: role if number else "default" for number, role in enumerate(roles)}
 
 
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0)]
 """A share, a weight or a coefficient."""
 
 Normalization = Literal["batch", "kind", "group", "mean", "none"]
@@ -56,13 +55,11 @@ NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
     "role_gae": ("batch", "kind", "mean", "none"),
     # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "kind"),
-    # Nearly centred within the group already.
-    "role_opo": ("none", "batch", "kind"),
+    "role_opo": ("none", "batch", "kind"),  # as role_rloo
     # Whitening within a kind would take off again what the baseline, one per kind, put in.
     "role_rae": ("none", "mean", "batch"),
     "role_reinforce_pp": ("batch", "kind", "mean", "none"),
-    # Centred within the group already.
-    "role_rloo": ("none", "batch", "kind"),
+    "role_rloo": ("none", "batch", "kind"),  # centred within the group already
 }
 """The role-separated estimators, each with the normalisations that make sense for it, its own form first."""
 
@@ -70,7 +67,7 @@ NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
 class CreditSettings(BaseModel):
     """What the role-separated estimators can be told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     role_weights: dict[str, Share] = Field(
         default={},
@@ -89,10 +86,6 @@ class CreditSettings(BaseModel):
         default=0.95, ge=0.0, lt=1.0, description="role_rae: how much of a baseline is left after one more game."
     )
 
-    def weight(self, role: str) -> float:
-        """Factor of the advantages of ``role``."""
-        return self.role_weights.get(role, 1.0)
-
     def normalization(self, estimator: str, role: str) -> Normalization:
         """What ``estimator`` does to the advantages of ``role``; ValueError if the chosen one makes no sense for it."""
         allowed = NORMALIZATIONS[estimator]
@@ -110,7 +103,7 @@ class CreditSettings(BaseModel):
 class SelfPlayConfig(BaseModel):
     """Everything that self-play needs to know and verl has no key for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     game: str = Field(
         description="The game: the name of one of medserl_agentloop/games, or package.module:Class of a user's own."
@@ -137,7 +130,6 @@ class SelfPlayConfig(BaseModel):
     turn_timeout_s: float | None = Field(
         default=3600.0,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds that one generated turn may take, queueing included; a longer one makes the game void. "
         "null: no limit.",
     )
@@ -197,11 +189,12 @@ class SelfPlayConfig(BaseModel):
                 "or add +selfplay.context=isolated for the defaults."
             )
         values: Any = OmegaConf.to_container(node, resolve=True)
-        if values.get("game") == "???":
+        name = values.get("game")
+        if name == "???":
             raise ConfigError("selfplay.game is not set: name the game, or take a recipe that does, such as quickstart")
-        game = game_class(values.get("game") or import_module(_GAMES).DEFAULT)
+        game = game_class(name or import_module(_GAMES).DEFAULT)
         if not issubclass(game.Config, cls):
-            raise ConfigError(f"selfplay.game={values.get('game')} is another game than this command is for")
+            raise ConfigError(f"selfplay.game={name} is another game than this command is for")
         try:
             parsed: C = game.Config.model_validate(values)
         except ValidationError as error:
@@ -216,10 +209,9 @@ def game_class(name: str) -> type[Any]:
     Raises:
         ConfigError: There is no such game, or it cannot be imported.
     """
+    games = import_module(_GAMES).GAMES
     try:
-        game: type[Any] = find_object(
-            "game", name, import_module(_GAMES).GAMES, "package.module:Class for one of yours"
-        )
+        game: type[Any] = find_object("game", name, games, "package.module:Class for one of yours")
     except ValueError as error:
         raise ConfigError(f"selfplay.game: {error}") from None
     if not hasattr(game, "next_turn"):
@@ -229,16 +221,17 @@ def game_class(name: str) -> type[Any]:
 
 def _unknown_names(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
     """Roles and alarms that a config names and the game does not have."""
-    roles, alarms = game.roles, [rule.name for rule in game.rules()]
-    if config.train not in ("both", *roles):
-        yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(roles)}"
-    credit = config.credit
-    nodes = {"anchor": [*config.anchor], "credit.role_weights": [*credit.role_weights]}
-    for key, named in {**nodes, "credit.normalize": [*credit.normalize]}.items():
-        for role in set(named) - set(roles):
-            yield _no_key(f"{key}.{role}", roles)
-    for name in set(config.alarms.limits) - set(alarms):
-        yield _no_key(f"alarms.limits.{name}", alarms)
+    if config.train not in ("both", *game.roles):
+        yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(game.roles)}"
+    credit, roles, alarms = config.credit, game.roles, [rule.name for rule in game.rules()]
+    for key, named, known in (
+        ("anchor", config.anchor, roles),
+        ("credit.role_weights", credit.role_weights, roles),
+        ("credit.normalize", credit.normalize, roles),
+        ("alarms.limits", config.alarms.limits, alarms),
+    ):
+        for name in set(named) - set(known):
+            yield _no_key(f"{key}.{name}", known)
 
 
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:

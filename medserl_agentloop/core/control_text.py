@@ -24,7 +24,7 @@ CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
 """Pattern of the control tokens of known families' chat templates. No prompt has one of them in its own words."""
 
 _SWITCHES = {
-    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<!<)/think",  # </think> is none
+    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<![<\[])/think",  # </think> and [/THINK] are none
     "SmolLM3": r"/system_override",
 }
 SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
@@ -48,7 +48,7 @@ def as_data(text: str) -> str:
 
     Nothing in it becomes a token of a chat template or switches reasoning, whatever model is served.
     """
-    return without_switches(MARKUP.sub(broken, text))
+    return MARKUP.sub(broken, without_switches(text))
 
 
 def without_switches(text: str) -> str:

@@ -17,14 +17,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.columns import (
-    context_ids,
-    equal_role_tokens,
-    read_columns,
-    role_token_metrics,
-    stacked,
-    write_columns,
-)
+from medserl_agentloop.core.columns import context_ids, read_columns, role_token_metrics, stacked, write_columns
 from medserl_agentloop.core.config import SelfPlayConfig
 
 _READ = (
@@ -54,7 +47,7 @@ class RoleCredit:
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """A batch with its columns of advantages written, and the metrics.
 
-        ``repeated_roles`` are those of the game; ``kl_controller`` is verl's, for ``algorithm.use_kl_in_reward``.
+        ``repeated_roles`` are the game's; ``kl_controller`` is verl's, for ``algorithm.use_kl_in_reward``.
         """
         columns = read_columns(batch, *_READ)
         rows = {name: np.array(columns.pop(name).tolist(), dtype=object) for name in ("uid", "kind")}
@@ -71,10 +64,9 @@ class RoleCredit:
     def credited(
         self, data: DataProto, repeated_roles: Sequence[str], kl_controller: Any = None
     ) -> tuple[DataProto, dict[str, float]]:
-        """A batch with its advantages and returns, and the metrics.
+        """As ``assign``, on (B, T) columns of verl's, ``role_ids`` and ``contexts``, and rows' ``uid`` and ``kind``.
 
-        ``data`` has of each row ``uid`` and ``kind``, and (B, T) verl's columns, ``role_ids`` and ``contexts``. Also
-        narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its loss by the latter,
+        Narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its loss by the latter,
         so other roles leave the token counts as well.
         """
         algorithm, selfplay, metrics = self._algorithm, self._selfplay, dict[str, float]()
@@ -96,23 +88,20 @@ class RoleCredit:
 
         batch = data.batch
         mask, role_ids = batch["response_mask"], batch["role_ids"]
-        credit = ROLE_ESTIMATORS[algorithm.adv_estimator](
-            RoleBatch(
-                rewards=batch["token_level_rewards"],
-                mask=mask,
-                role_ids=role_ids,
-                roles=self._roles,
-                groups=data.non_tensor_batch["uid"].tolist(),
-                kinds=data.non_tensor_batch["kind"].tolist(),
-                conversations=batch["contexts"],
-                repeated_roles=repeated_roles,
-                values=batch.get("values", None),
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-            ),
-            selfplay.credit,
-            self.baselines,
+        games = RoleBatch(
+            rewards=batch["token_level_rewards"],
+            mask=mask,
+            role_ids=role_ids,
+            roles=self._roles,
+            groups=data.non_tensor_batch["uid"].tolist(),
+            kinds=data.non_tensor_batch["kind"].tolist(),
+            conversations=batch["contexts"],
+            repeated_roles=repeated_roles,
+            values=batch.get("values", None),
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
         )
+        credit = ROLE_ESTIMATORS[algorithm.adv_estimator](games, selfplay.credit, self.baselines)
         batch["advantages"], batch["returns"], batch["loss_mask"] = credit.advantages, credit.returns, mask
         if selfplay.credit.equal_role_tokens:
             batch["advantages"] = equal_role_tokens(credit.advantages, mask, role_ids)
@@ -120,3 +109,17 @@ class RoleCredit:
         if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
             per_token["entropy"] = batch["entropy"]
         return data, metrics | credit.metrics | role_token_metrics(per_token, mask, role_ids, self._roles)
+
+
+def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
+    """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
+
+    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes another's.
+    They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
+    """
+    trained = role_ids * (mask > 0)
+    roles, counts = torch.unique(trained[trained > 0], return_counts=True)
+    scaled = advantages.clone()
+    for role, count in zip(roles.tolist(), counts.tolist(), strict=True):
+        scaled[trained == role] *= counts.sum().item() / (len(roles) * count)
+    return scaled

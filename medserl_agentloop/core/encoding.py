@@ -2,8 +2,7 @@
 
 A text from a data set or a player may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a
 stand-in for it, what stands around it is tokenised as the template wants, and the text itself is tokenised by a
-tokenizer that knows no special tokens: no text can open or close a chat turn. Called by the agent loop and by the
-start-up checks.
+tokenizer that knows no special tokens: no text can open or close a chat turn.
 
 ``split_special_tokens`` of Transformers is not enough: it leaves added tokens alone that are not marked as
 special, such as Qwen3's ``<think>``, and some models' own vocabularies hold ``</s>`` as a plain piece.
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer
 
 from medserl_agentloop.core.control_text import THINK, reasoning_open, without_switches
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
@@ -26,7 +26,6 @@ _TEMPLATES_KEPT = 1024
 
 _USER, _ASSISTANT = place("user"), place("assistant")
 
-
 # Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST], <start_of_turn>.
 # Others, such as Gemma's runs of line breaks, are text.
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
@@ -34,10 +33,7 @@ _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in tokens, ``data_tokens`` of which are untrusted text.
-
-    ``prefill`` is how the prompt begins the player's turn, as text, e.g. ``<think>``.
-    """
+    """A prompt in tokens, ``data_tokens`` of them untrusted text; ``prefill``, e.g. ``<think>``, begins the turn."""
 
     ids: list[int]
     data_tokens: int
@@ -48,11 +44,16 @@ _Template = tuple[list[list[int] | str], str]
 """A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill."""
 
 
-class PlainText:
-    """Encodes text with a Hugging Face tokenizer, control tokens spelt out as the text they are."""
+class ChatEncoder:
+    """Tokenises prompts with a Hugging Face tokenizer and its chat template, and texts in them as data.
 
-    def __init__(self, tokenizer: Any) -> None:
+    ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        self._templates: dict[Any, _Template] = {}
         added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
         special = set(tokenizer.all_special_ids)
         special |= {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -60,35 +61,31 @@ class PlainText:
         self.special_tokens = sorted(set(self._control.values()) | set(tokenizer.all_special_tokens))
         """Strings that would be control tokens in a prompt."""
         self._control |= {n: tokenizer.convert_ids_to_tokens(n) for n in special}
-        self._backend = self._without_control_tokens()
+        self._backend = None
+        if backend := getattr(tokenizer, "backend_tokenizer", None):
+            definition = json.loads(backend.to_str())
+            for token in definition["added_tokens"]:
+                token["special"] = token["id"] in self._control
+            definition["truncation"] = definition["padding"] = None
+            self._backend = Tokenizer.from_str(json.dumps(definition))
+            self._backend.encode_special_tokens = True
 
-    def _without_control_tokens(self) -> Any:
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            return None
-        from tokenizers import Tokenizer
-
-        definition = json.loads(backend.to_str())
-        for token in definition["added_tokens"]:
-            token["special"] = token["id"] in self._control
-        definition["truncation"] = definition["padding"] = None
-        copy = Tokenizer.from_str(json.dumps(definition))
-        copy.encode_special_tokens = True
-        return copy
+    @classmethod
+    def of_run(cls, tokenizer: Any, data: Any) -> ChatEncoder:
+        """The encoder of a run, from its ``data`` node."""
+        template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
+        return cls(tokenizer, OmegaConf.to_container(template_kwargs))
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as data: none of them is a control token, and its switches have a blank inside.
+        """Token ids of ``text`` as data: none is a control token, and switches have a blank inside.
 
-        Raises:
-            ValueError: The vocabulary has no other token for the characters of a control token.
+        ValueError if the vocabulary has no other token for the characters of a control token.
         """
         text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        if self._control.keys().isdisjoint(ids):
-            return list(ids)
         return [part for number in ids for part in (self._spelt(number) if number in self._control else [number])]
 
     def _spelt(self, number: int) -> list[int]:
@@ -103,33 +100,14 @@ class PlainText:
             )
         return spelt
 
-
-class ChatEncoder(PlainText):
-    """Tokenises prompts with a Hugging Face tokenizer and its chat template, and texts in them as data.
-
-    ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
-    """
-
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer)
-        self.template_kwargs = dict(template_kwargs or {})
-        self._templates: dict[Any, _Template] = {}
-
-    @classmethod
-    def of_run(cls, tokenizer: Any, data: Any) -> ChatEncoder:
-        """The encoder of a run, from its ``data`` node."""
-        template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
-        return cls(tokenizer, OmegaConf.to_container(template_kwargs))
-
     def count(self, text: str) -> int:
         """Tokens that a text takes in a prompt as data."""
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings.
+        """Sampling parameters that end a turn at these strings: ``stop_token_ids`` where one token is the string.
 
-        ``stop_token_ids`` where one token is the stop string; SGLang takes a longer one, in ``stop``, only
-        with ``rollout.skip_tokenizer_init=False``.
+        SGLang takes a longer one, in ``stop``, only with ``rollout.skip_tokenizer_init=False``.
         """
         ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
         tokens = [own[0] for own in ids.values() if len(own) == 1]
@@ -154,17 +132,14 @@ class ChatEncoder(PlainText):
         return self._encode(turn.prompt, turn.prefix, continued=False)
 
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
-        """The prompt of a turn as the next user message of a running conversation.
-
-        If the assistant's turn before ended with the end-of-turn token (``previous_token``), that is not repeated.
-        """
+        """The prompt of a turn as the next user message of a conversation; does not repeat its end-of-turn token."""
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         if previous_token is not None and prompt.ids[:1] == [previous_token]:
             return EncodedPrompt(prompt.ids[1:], prompt.data_tokens, prompt.prefill)
         return prompt
 
     def _encode(self, prompt: Prompt, prefix: str, *, continued: bool) -> EncodedPrompt:
-        key = (tuple(tuple(message.items()) for message in prompt.messages), tuple(prompt.data), prefix, continued)
+        key = (str(prompt.messages), tuple(prompt.data), prefix, continued)
         if key not in self._templates:
             if len(self._templates) >= _TEMPLATES_KEPT:
                 self._templates.clear()

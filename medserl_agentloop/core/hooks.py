@@ -1,8 +1,4 @@
-"""What a run may ask of a game besides playing it: alarms, validation, tables, checks.
-
-Every hook has a default that suits most games. ``core.interaction.Interaction`` inherits them, so a game overrides
-those that it needs.
-"""
+"""What a run may ask of a game besides playing it: alarms, validation, tables, checks."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ R = TypeVar("R", bound=GameRecord)
 
 
 class GameHooks(Generic[R]):
-    """Optional parts of a game, in the order in which a run meets them."""
+    """Optional parts of a game, in the order in which a run meets them; ``Interaction`` inherits the defaults."""
 
     roles: ClassVar[tuple[str, ...]]
 
@@ -55,10 +51,7 @@ class GameHooks(Generic[R]):
     # -- in a game -----------------------------------------------------------------------------------------------
 
     async def ask_base_model(self, record: R, base: Any) -> None:
-        """Ask the base model, a ``BaseModelChat``, what the score will need, after the last turn.
-
-        It answers only where the rollout serves it, with ``selfplay.adapters=per_role``.
-        """
+        """Ask the base model, served with ``selfplay.adapters=per_role``, what the score needs, after the last turn."""
 
     # -- after a step's games ------------------------------------------------------------------------------------
 
@@ -147,7 +140,6 @@ class GameHooks(Generic[R]):
     ) -> Iterable[tuple[dict[str, float], str]]:
         """Scores of a whole validation that are no averages of single games: metrics, and a line that says them.
 
-        ``sources`` is the ``data_source`` of every game's row, ``facts`` what :meth:`validation_numbers` gave, a list
-        per name.
+        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of what ``validation_numbers`` gave.
         """
         return ()

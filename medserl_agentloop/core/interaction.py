@@ -1,9 +1,8 @@
 """The seam between the core and a game: what a game says of itself, and how it is played between any players.
 
-A game is a subclass of :class:`Interaction`. ``selfplay.game`` names it: a package or module of
-``medserl_agentloop/games``, or ``package.module:Class`` of a user's own. :func:`play_game` plays it, with models behind
-a server or in this process; the reward manager and the trainer ask the same class for scores and metrics. It knows no
-tokens but their number.
+A game is a subclass of :class:`Interaction`, which ``selfplay.game`` names. :func:`play_game` plays it, with models
+behind a server or in this process; the reward manager and the trainer ask the same class for scores and metrics. It
+knows no tokens but their number.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from medserl_agentloop.core.records import GameRecord, TurnRecord
 AGENT_NAME = "medserl_selfplay"
 """``agent_name`` of the rows that the self-play agent loop plays."""
 
-NO_ROLE_ID = 0
-"""What ``role_ids`` holds on tokens of nobody."""
+NO_ROLE_ID = 0  # what ``role_ids`` holds on tokens of nobody
 
 # Private-use characters: no template holds them, and chat templates that strip white space keep them.
 _PLACE = re.compile("\ue000(\\w+)\ue000")
@@ -77,7 +75,6 @@ class Turn:
     """Whose turn it is and what they read.
 
     Attributes:
-        role: One of the game's roles.
         prompt: What is new to them: the opening messages of a conversation, or the next ones.
         max_tokens: The turn's token budget.
         conversation: Which conversation of the game the turn belongs to; None for the role's only one.
@@ -124,11 +121,8 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     """A kind of game: its roles, how it starts on a row, whose turn it is, and who earned what.
 
     Nine things make a game; only ``roles``, ``new_game`` and ``next_turn`` must be given. What else a run may ask of a
-    game, such as alarms, validation or checks, is in :class:`~medserl_agentloop.core.hooks.GameHooks`.
-
-    Args:
-        config: The run's ``selfplay`` node, as ``Config`` reads it.
-        tokens: The run's tokenizer; None where games are only scored and counted.
+    game, such as alarms, validation or checks, is in ``core.hooks.GameHooks``. ``config`` is the run's ``selfplay``
+    node, as ``Config`` reads it; ``tokens`` is None where games are only scored and counted.
     """
 
     roles: ClassVar[tuple[str, ...]]
@@ -141,8 +135,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     """The record of one game."""
 
     def __init__(self, config: Any, tokens: Tokens | None = None) -> None:
-        self.config = config
-        self.tokens = tokens
+        self.config, self.tokens = config, tokens
 
     @abstractmethod
     def new_game(self, facts: Mapping[str, Any]) -> G:
@@ -170,10 +163,8 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: Any) -> tuple[int, int]:
         """Check one row of a data set, its ``extra_info`` and its column ``prompt``, with the run's ``ChatEncoder``.
 
-        Returns the tokens of the first prompt, and the most that the response can take as verl counts it.
-
-        Raises:
-            ValueError: The row cannot be played; says why and what to do.
+        Returns the tokens of the first prompt, and the most that the response can take as verl counts it; ValueError if
+        the row cannot be played says why and what to do.
         """
         turns = self.sample_turns(facts)
         prompts = [len(encoder.opening(turn).ids) for turn in turns]
@@ -189,16 +180,19 @@ class Reply:
     """A player's turn.
 
     Attributes:
-        text: What the player wrote.
+        text: What the player wrote, with the reasoning that a server split off in front.
         tokens: Its length in tokens; 0 where nobody counted.
         truncated: Whether a token budget cut it off.
         prefill: How the prompt began the turn for the player, e.g. ``<think>``.
+        model: Name of the model by its server, and the version of its ``weights`` by SGLang, where they say.
     """
 
     text: str
     tokens: int = 0
     truncated: bool = False
     prefill: str = ""
+    model: str = ""
+    weights: str | None = None
 
 
 class Player(Protocol):
@@ -208,7 +202,6 @@ class Player(Protocol):
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`. ``messages`` is its whole conversation so far."""
-        ...
 
 
 async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapping[str, Player]) -> None:
@@ -218,8 +211,8 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
         player = players[turn.role]
         if player.name:
             game.record.players[turn.role] = player.name
-        messages = conversations[turn.role, turn.conversation]
-        messages += turn.prompt.filled()
+        messages, asked = conversations[turn.role, turn.conversation], turn.prompt.filled()
+        messages += asked
         started = time.monotonic()
         try:
             reply = await player.reply(turn, messages)
@@ -227,14 +220,9 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
             game.make_void(str(reason))
             return
         finally:
-            _clock(game, started)
+            game.record.seconds.append(round(time.monotonic() - started, 3))
+            game.record.finished = datetime.now(UTC).replace(microsecond=0)
         messages.append({"role": "assistant", "content": reply.prefill + reply.text})
-        played = TurnRecord(role=turn.role, response=reply.text, tokens=reply.tokens, truncated=reply.truncated)
-        played.messages = turn.prompt.filled()
-        game.record.turns.append(played)
-        game.play(reply.text, prefill=reply.prefill, tokens=reply.tokens, truncated=reply.truncated)
-
-
-def _clock(game: Any, started: float) -> None:
-    game.record.seconds.append(round(time.monotonic() - started, 3))
-    game.record.finished = datetime.now(UTC).replace(microsecond=0)
+        length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
+        game.record.turns.append(TurnRecord(role=turn.role, messages=asked, response=reply.text, **length))
+        game.play(reply.text, prefill=reply.prefill, **length)

@@ -21,10 +21,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-ANSWER_WITHIN_S = 10.0
-"""A living process answers at once. One that is slower is taken for busy, not for dead."""
-NODE_DECLARED_DEAD_WITHIN_S = 30.0
-"""Ray asks a node five times, every three seconds, before it calls it dead."""
+ANSWER_WITHIN_S = 10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
+NODE_DECLARED_DEAD_WITHIN_S = 30.0  # Ray asks a node five times, every three seconds, before it calls it dead
 
 Processes = list[tuple[str, Any]]
 """Ray actors, each with what the run calls it, e.g. "rollout server 0"."""
@@ -36,27 +34,19 @@ class ProcessDied(RuntimeError):
 
 def game_processes(trainer: Any) -> Processes:
     """All processes without which games are lost: the Ray actors of verl's trainer that serve, play and score."""
-    workers = getattr(trainer.agent_loop_manager, "agent_loop_workers", ())  # a user's own manager may have none
-    return [
-        *(
-            (f"rollout server {replica.replica_rank}", server)
-            for replica in trainer.llm_server_manager.get_replicas()
-            for server in replica.servers
-        ),
-        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(workers)),
-        *(
-            (f"reward-loop worker {number}", worker)
-            for number, worker in enumerate(trainer.reward_loop_manager.reward_loop_workers)
-        ),
-    ]
+    replicas = trainer.llm_server_manager.get_replicas()
+    servers = [(f"rollout server {replica.replica_rank}", server) for replica in replicas for server in replica.servers]
+    # A user's own manager of agent loops may have no workers.
+    players = enumerate(getattr(trainer.agent_loop_manager, "agent_loop_workers", ()))
+    scorers = enumerate(trainer.reward_loop_manager.reward_loop_workers)
+    own = [(f"agent-loop worker {number}", worker) for number, worker in players]
+    return [*servers, *own, *((f"reward-loop worker {number}", worker) for number, worker in scorers)]
 
 
 class Liveness:
     """Ends a run by name if a process or node that plays its games is gone.
 
-    Args:
-        processes: The run's processes as they are now (:func:`game_processes`).
-        where: What the message says of the moment and of how to go on.
+    ``processes`` gives the run's as they are now, ``where`` what the message says of the moment and of how to go on.
     """
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
@@ -115,9 +105,8 @@ def lost_nodes(known: Collection[str]) -> list[str]:
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
     """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.
 
-    A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray
-    actor that one sleeps. So the server would live on, and whoever waits for its answer, a game or a push
-    of weights, would wait for minutes or for ever.
+    A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray actor that one
+    sleeps. So it would live on, and whoever waits for its answer would wait for ever.
     """
     servers, done = [server for replica in replicas for server in replica.servers], threading.Event()
 
@@ -136,8 +125,7 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
 def end_without_engine(server: Any) -> None:
     """Runs in a server's process: ends it once a process that its engine consists of has crashed.
 
-    One that has done its work and left is no crash. Servers that run their engine in their own process
-    have none, and are left alone.
+    One that has done its work and left is no crash.
     """
     engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
     engine.update({process.name: process for process in multiprocessing.active_children()})

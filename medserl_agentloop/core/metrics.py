@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,15 +60,13 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
     prefix = f"selfplay/{role}/"
     totals = [sum(g.rewards[role].values()) for g in games]
     metrics = {prefix + "reward": mean(totals), prefix + "reward_std": float(np.std(totals))}
-    components: dict[str, list[float]] = defaultdict(list)
+    for name in sorted({name for game in games for name in game.rewards[role]}):
+        values = [game.rewards[role][name] for game in games if name in game.rewards[role]]
+        metrics[prefix + f"reward_{name}"] = mean(values)
     groups: dict[str, list[float]] = defaultdict(list)
     for game, total in zip(games, totals, strict=True):
-        for name, value in game.rewards[role].items():
-            components[name].append(value)
         if game.uid:
             groups[game.uid].append(total)
-    for name, values in sorted(components.items()):
-        metrics[prefix + f"reward_{name}"] = mean(values)
     comparable = [group for group in groups.values() if len(group) > 1]
     return metrics | {
         prefix + "groups": float(len(comparable)) or math.nan,
@@ -80,8 +78,7 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
     """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
-    metrics = {"selfplay/lost_rate": lost / expected} if expected else {}
-    return metrics | ({"selfplay/lost_games": float(lost)} if lost else {})
+    return {"selfplay/lost_rate": lost / expected} | ({"selfplay/lost_games": float(lost)} if lost else {})
 
 
 def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, float]:
@@ -156,29 +153,23 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
-def step_line(metrics: Mapping[str, float], of_game: Sequence[tuple[str, str]]) -> str:
-    """The numbers that say whether a step is healthy on one line, labels and metrics ``of_game`` between the core's."""
-    every = (*_FIRST, *of_game, *_LAST)
+def step_line(metrics: Mapping[str, float], roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> str:
+    """The numbers that say whether a step is healthy on one line: labels and metrics ``of_game``, and the core's.
+
+    The rewards of all ``roles`` are among them, whether the game lists them or not.
+    """
+    rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
+    listed = {metric for _, metric in of_game}
+    every = (*_FIRST, *of_game, *(reward for reward in rewards if reward[1] not in listed), *_LAST)
     shown = [(label, metrics[name]) for label, name in every if name in metrics]
     return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
 
 
-def log_games(
-    table: Callable[[Sequence[Any], int], GamesTable | None],
-    records: Sequence[GameRecord],
-    step: int,
-    count: int,
-    loggers: str | Iterable[str],
-) -> None:
-    """Log up to ``count`` games of one step as ``selfplay/games_table``, to the W&B run that verl opened.
-
-    ``table`` is the game's; ``loggers`` is ``trainer.logger``, and without ``wandb`` in it nothing happens.
-    """
-    if not count or not records or "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
-        return
+def log_games(games: GamesTable | None, step: int) -> None:
+    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if there are both."""
     import wandb  # slow to import, and only runs that log to it need it
 
-    if wandb.run is None or (games := table(records, count)) is None:
+    if wandb.run is None or games is None:
         return
     columns, rows = games
     data = [[storable(cell) for cell in row] for row in rows]
@@ -188,11 +179,7 @@ def log_games(
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:
-    """End verl's ``Tracking``, if there is one, and W&B's own process.
-
-    Left to the exit of the trainer's process, it would come too late: Ray ends W&B's process first, what W&B still held
-    is lost, and its exit hook prints a traceback.
-    """
+    """End verl's ``Tracking``, if there is one, and W&B's own process, before Ray does and what W&B holds is lost."""
     if tracking is not None:
         tracking.finish(exit_code)
         if "wandb" in tracking.logger:

@@ -1,20 +1,19 @@
 """Who plays the role that is not trained, where it is not the live policy: ``selfplay.opponent``.
 
-It is a ``ServedModel``: messages in, text out. Its tokens are never part of a trajectory, so text is all that is needed
-of it. With a :class:`CheckpointPool` one earlier checkpoint of the run plays each training step: the trainer chooses
-(:meth:`CheckpointPool.prepare`) before a step's games start and swaps the weights of the one server that plays them, so
-all games of a step meet the same opponent. Agent-loop workers need not be told: every answer of the server names its
-weights.
+It is a ``ServedModel``: messages in, text out; its tokens are never part of a trajectory. With a
+:class:`CheckpointPool` one earlier checkpoint of the run plays each training step: the trainer chooses before a step's
+games start and swaps the weights of the one server that plays them. Every answer of the server names its weights.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
@@ -25,14 +24,13 @@ POOL_VERSION = "global_step_"
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", "selfplay/opponent/step")
 SWAP_FAILED, POOL_SIZE, OPPONENT_STEP = POOL_METRICS
 _ASK_TIMEOUT_S = 10.0
-WIN_RATE_POWER = 2
-"""Of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents."""
+WIN_RATE_POWER = 2  # of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents
 
 
 class _OpponentSampling(BaseModel):
     """How the opponent's turns are sampled."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     temperature: float = Field(default=1.0, ge=0.0, description="0 is greedy.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
@@ -71,46 +69,30 @@ class OpponentConfig(ServerOptions):
         """What gave an answer: the ``model`` it names, or a pool's checkpoint; BadAnswer for ``weights`` of no pool."""
         if self.kind != "pool":
             return model or str(self.model)
-        # The answer itself names the weights that gave it. Whatever else a worker could look at (a
-        # file, the row's step) may be older or newer than what the server played with.
         if weights is None or not weights.startswith(POOL_VERSION):
             raise BadAnswer(f"the server played with weights {weights!r}, which are not of the pool")
         return weights
 
 
-class _Results(BaseModel):
-    """Games against one opponent, and how many of them the trained role won."""
-
-    games: int = 0
-    wins: int = 0
-
-
-class _State(BaseModel):
-    results: dict[str, _Results] = {}
-
-
 class CheckpointPool:
     """The opponents of a run, their results, and the server that plays one of them.
 
-    The pool is ``first_model``, which the run started from, and the last ``keep`` checkpoints of earlier steps in
-    ``folder``, ``trainer.default_local_dir``; the server must see it under the same path.
+    They are ``first_model``, which the run started from, and the last ``keep`` checkpoints of earlier steps in
+    ``folder``, which the server must see under the same path.
     """
 
     def __init__(self, config: OpponentConfig, folder: str | Path, first_model: str, keep: int | None = None) -> None:
         self.config = config
-        # verl forgets at a resume which checkpoints it meant to delete. What the pool holds, and so
-        # whom a resumed run meets, must not depend on that.
+        # verl forgets at a resume which checkpoints it meant to delete; whom a resumed run meets must not depend on it.
         self._keep = keep or 0
         self.folder = Path(folder).resolve()
         self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
         self._current: str | None = None
-        self._state = _State()
+        self._results: dict[str, Counter[str]] = {}
+        """By version, the games against it, and how many of them the trained role won."""
 
     def entries(self, step: int) -> dict[str, str]:
-        """Version and model path of every opponent that ``step`` may meet, oldest first.
-
-        Checkpoints of ``step`` and later are left over from a run that was taken back.
-        """
+        """Version and model path of every opponent that ``step`` may meet, oldest first; later ones are left over."""
         checkpoints: dict[int, str] = {}
         for folder in self.folder.glob(f"{POOL_VERSION}*/actor/huggingface"):
             number = folder.parent.parent.name.removeprefix(POOL_VERSION)
@@ -130,18 +112,15 @@ class CheckpointPool:
     def _weight(self, version: str) -> float:
         """Prioritised fictitious self-play (Vinyals et al. 2019, AlphaStar): (1 - P[trained role wins])^2.
 
-        The win rate starts at 1/2 and one game of each result (Laplace), so that an opponent never met
-        is neither skipped nor preferred for good.
+        The win rate starts at one game of each result (Laplace), so that an opponent never met is not skipped for good.
         """
-        result = self._state.results.get(version, _Results())
-        return float((1.0 - (result.wins + 1) / (result.games + 2)) ** WIN_RATE_POWER)
+        result = self._results.get(version, Counter[str]())
+        return float((1.0 - (result["wins"] + 1) / (result["games"] + 2)) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
         """Have the opponent of ``step`` served, and return the metrics ``POOL_METRICS`` of the step.
 
-        Raises:
-            RuntimeError: The first opponent of a process cannot be served: nothing would be played. A
-                later failure leaves the server with what it has, which every record names.
+        RuntimeError if that fails for the first opponent of a process. Later the server keeps what it has.
         """
         entries, version = self.entries(step), self.choose(step)
         metrics = {SWAP_FAILED: 0.0, POOL_SIZE: float(len(entries))}
@@ -162,17 +141,16 @@ class CheckpointPool:
         """Count, for the opponents of finished games, whether the trained role won; None where nothing was decided."""
         for game, won in zip(games, results, strict=True):
             if won is not None and game.opponent is not None and game.opponent.version is not None:
-                result = self._state.results.setdefault(game.opponent.version, _Results())
-                result.games += 1
-                result.wins += won
+                self._results.setdefault(game.opponent.version, Counter()).update(games=1, wins=int(won))
 
     def to_dict(self) -> dict[str, Any]:
-        """Results so far, JSON-able: per version games and games that the trained role won."""
-        return self._state.model_dump()
+        """The results so far, JSON-able."""
+        return {"results": {version: dict(result) for version, result in self._results.items()}}
 
     def load_dict(self, state: dict[str, Any]) -> None:
         """Take up the results of :meth:`to_dict`; ValueError if it is not such a state."""
-        self._state = _State.model_validate(state)
+        results = TypeAdapter(dict[str, dict[str, int]]).validate_python(state.get("results"))
+        self._results = {version: Counter(result) for version, result in results.items()}
 
     def _served(self) -> str | None:
         """Version the server says it plays; None if it does not answer, e.g. while it restarts."""

@@ -55,18 +55,15 @@ class GameRecord(BaseModel):
         turn_rewards: Reward components by turn, counted from 0 in the order of play; where a game gives them, they
             are what the tokens get, and ``rewards`` are for reading.
         void: Why the game does not count for anyone; None if it does.
-        context: ``isolated`` or ``shared``.
         step: Training step that used the game, -1 before it is known.
-        uid: Identifier of the prompt group.
-        session: Number of the game within its group.
+        uid: Identifier of the prompt group; ``session`` numbers its games.
         policy_version: Weights of the live policy: the training step they were pushed after.
         versions: The oldest and the newest weights of each of its turns, where they were not all the same in the game:
             in asynchronous training. A turn with two was stopped for new weights and went on.
         players: Who played a role, where it was not the policy in training: a model's name.
         opponent: Who took the other role's turn; None where the live policy did, or nobody.
         finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
-        seconds: How long each turn took, in the order of play, as the game waited for it; of a void game, the one
-            without an answer too.
+        seconds: How long each turn took, in the order of play, one without an answer included.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -22,25 +22,17 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
     Tokenizers and ``compute_score``, verl's custom reward function, are unused: records hold text, and the game scores.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        tokenizer: Any,
-        compute_score: Any = None,
-        reward_router_address: str | None = None,
-        reward_model_tokenizer: Any = None,
-    ) -> None:
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **of_verl: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
         self._game = game_class(selfplay.game)(selfplay)
-        self._game.use_reward_model(reward_router_address, config.reward.reward_model.model_path)
+        self._game.use_reward_model(of_verl.get("reward_router_address"), config.reward.reward_model.model_path)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Score the game of one trajectory.
 
-        Returns:
-            ``reward_score``: all roles' rewards summed, 0.0 for a void game. ``reward_extra_info``:
-            the scored record, and what the game says for validation.
+        Returns ``reward_score``, all roles' rewards summed (0.0 for a void game), and ``reward_extra_info``, the scored
+        record and what the game says for validation.
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:

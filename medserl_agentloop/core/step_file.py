@@ -1,9 +1,8 @@
 """What a run writes so that a resumed one goes on with it as it was; used by the trainer.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
-again, so a file holds every step once whatever killed the run; one process writes a folder at a time (verl's own
-``file`` logger starts from nothing on a resume). Baselines, alarms and opponents have a little state of their own, kept
-in each of verl's checkpoints. The run's whole config stands beside its games, for who plays its checkpoints later.
+again, so a file holds every step once whatever killed the run; one process writes a folder at a time. Baselines, alarms
+and opponents have a little state of their own, kept in each of verl's checkpoints.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -37,10 +37,7 @@ WANDB_RUN_FILE = "wandb_run_id"
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
     """Make ``folder`` and keep other processes from locking it until the returned lock is released or collected.
 
-    A process that was killed may take a while to die, so it is waited for.
-
-    Raises:
-        ValueError: Another process has the folder.
+    A process that was killed may take a while to die, so it is waited for; ValueError if it does not.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
@@ -71,31 +68,41 @@ class StepFile:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-    def cut_after(self, step: int) -> int:
-        """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
-
-        A file of which nothing would be left is moved aside, to the same name with a number.
+    def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Each line and what it holds: nothing where the last one is half written.
 
         Raises:
             ValueError: A whole line has no step, or stands after one of a later step; names file and line.
         """
-        if not self.path.exists():
-            return 0
+        before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
+        for number, line in enumerate(self.path.open("rb") if self.path.exists() else (), start=1):
+            if not line.endswith(b"\n"):
+                yield line, {}
+                return
+            try:
+                row = from_line(line)
+                step = row["step"] = int(row["step"])
+            except (ValueError, TypeError, KeyError, OverflowError):
+                raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
+            if step < before:
+                raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
+            before = step
+            yield line, row
+
+    def cut_after(self, step: int) -> int:
+        """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
+
+        A file of which nothing would be left is moved aside, to the same name with a number. Raises as ``lines``.
+        """
         kept = removed = 0
-        remedy = "so the run cannot be resumed with this file: mend the line, or move the file away"
-        with self.path.open("rb+") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    keeps = line.endswith(b"\n") and int(from_line(line)["step"]) <= step
-                except (ValueError, TypeError, KeyError, OverflowError):
-                    raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
-                if keeps and removed:
-                    raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
-                kept += len(line) if keeps else 0
-                removed += not keeps
-            if kept:
-                file.truncate(kept)
-        if removed and not kept:
+        for line, row in self.lines():
+            if row and row["step"] <= step:
+                kept += len(line)
+            else:
+                removed += 1
+        if kept:
+            os.truncate(self.path, kept)
+        elif removed:
             number = 1
             while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
                 number += 1
@@ -154,10 +161,7 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write what a run renders from ``step`` on into its ``prompts.jsonl``: those prompts that are not there yet.
-
-    Each has ``role``, ``template`` and ``messages``, as ``Interaction.prompts`` gives them.
-    """
+    """Write what a run renders from ``step`` on, as of ``GameHooks.prompts``, that ``prompts.jsonl`` does not hold."""
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
     held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}
@@ -177,9 +181,6 @@ class RunFiles:
         """Lock the folder and that of the ``checkpoints`` for this process, and write the run's ``config``.
 
         Where the run goes on with a ``changed`` config, that of the steps up to the last checkpoint is kept beside it.
-
-        Raises:
-            ValueError: Another process has one of them.
         """
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
@@ -194,47 +195,47 @@ class RunFiles:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:
-        """Cut off what later steps wrote, and say so."""
+        """Cut off what steps after the checkpoint of ``step`` wrote, and say so, and what is missing before."""
+        for missing in list(self.missing(step)):
+            print(f"[medserl] warning: {missing}", flush=True)
         for file in (self.games, self.metrics):
             if removed := file.cut_after(step):
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
-        if missing := self.missing_games(step):
-            print(f"[medserl] warning: {missing}", flush=True)
 
-    def missing_games(self, step: int) -> str:
-        """A sentence if the games file holds fewer games of steps up to ``step`` than the metrics count; else nothing.
-
-        Raises:
-            ValueError: A line of the files is damaged; names it.
-        """
-        played = {row["step"]: int(row["selfplay/games"]) for row in _rows(self.metrics) if "selfplay/games" in row}
-        held = Counter(row.get("step") for row in _rows(self.games))
-        fewer = [f"{held[n]} of {count} of step {n}" for n, count in played.items() if n <= step and held[n] < count]
-        more = ", ..." if len(fewer) > 5 else ""
-        return f"{self.games.path} lacks games that were played: it holds {', '.join(fewer[:5])}{more}" if fewer else ""
-
-
-def _rows(file: StepFile) -> Iterator[dict[str, Any]]:
-    return file.read() if file.path.exists() else iter(())
-
-
-class HasState(Protocol):
-    """Something that gives its state as JSON, and takes it up again."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    def load_dict(self, state: dict[str, Any]) -> None: ...
+    def missing(self, step: int) -> Iterator[str]:
+        """A sentence for all that the files lack of the steps up to the checkpoint of ``step``; raises as ``lines``."""
+        held, half = Counter[int](), b""
+        for line, row in self.games.lines():
+            held[row.get("step", 0)] += 1
+            half = b"" if row else line
+        played = {row["step"]: int(row.get("selfplay/games", 0)) for _, row in self.metrics.lines() if row}
+        # The files of a run that began at another one's checkpoint begin later.
+        steps = range(min([*played, *filter(None, held)], default=1), step + 1)
+        if unknown := [str(number) for number in steps if number not in played]:
+            yield f"{self.metrics.path} lacks steps that were trained: {_first(unknown)}"
+        counts = [(n, held[n], count) for n, count in played.items() if n <= step and held[n] < count]
+        if fewer := [f"{left} of {count} of step {n}" for n, left, count in counts]:
+            yield f"{self.games.path} lacks games that were played: it holds {_first(fewer)}"
+        text = half.decode(errors="replace")
+        facts = dict(re.findall(r'"(step|uid|session)": ("[^"]*"|-?\d+)', text))
+        if half and int(facts.get("step", 0)) <= step:
+            game = ", ".join(f"{name} {value}" for name, value in facts.items())
+            yield f"{self.games.path} ends within a line, so this game is lost: {game or text[:100]}"
 
 
-def save_state(folder: str | Path, parts: Mapping[str, HasState]) -> None:
-    """Write the state of all parts into a checkpoint folder; whole or not at all."""
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join([*texts[:5], "..."] if len(texts) > 5 else texts)
+
+
+def save_state(folder: str | Path, parts: Mapping[str, Any]) -> None:
+    """Write the state of all parts, their ``to_dict()``, into a checkpoint folder; whole or not at all."""
     with replacing(Path(folder) / STATE_FILE) as file:
         file.write(json.dumps({name: part.to_dict() for name, part in parts.items()}, indent=1).encode())
 
 
-def load_state(folder: str | Path, parts: Mapping[str, HasState]) -> list[str]:
-    """Give each part the state it had in a checkpoint, and return the names of those that it holds no state of.
+def load_state(folder: str | Path, parts: Mapping[str, Any]) -> list[str]:
+    """Give each part's ``load_dict`` its state in a checkpoint, and return the names of those that it holds none of.
 
     Raises:
         ValueError: The file is not what ``save_state`` wrote; names it.

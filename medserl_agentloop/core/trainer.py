@@ -1,8 +1,7 @@
 """The trainer: verl's own, taught the three things the game needs.
 
-It restarts ``position_ids`` at each private context before any log-probability is computed, it
-keeps the roles' advantages and losses apart, and it writes the games. Chosen by
-``trainer.v1.trainer_mode``: ``selfplay_sync`` or ``selfplay_colocate_async``.
+It restarts ``position_ids`` at each private context before any log-probability is computed, keeps the roles' advantages
+and losses apart, and writes the games. ``trainer.v1.trainer_mode`` is ``selfplay_sync`` or ``selfplay_colocate_async``.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from medserl_agentloop.core.columns import (
     context_leak_metrics,
     read_columns,
     restart_positions,
+    selfplay_loss,
     turn_metrics,
     without_padding,
     write_anchor,
@@ -35,7 +35,6 @@ from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
-from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.metrics import (
     finish_loggers,
     log_games,
@@ -56,7 +55,6 @@ from medserl_agentloop.core.run_check.machine import (
 )
 from medserl_agentloop.core.step_file import (
     LATEST,
-    HasState,
     RunFiles,
     load_state,
     resume_wandb_run,
@@ -65,18 +63,15 @@ from medserl_agentloop.core.step_file import (
 )
 from medserl_agentloop.core.trajectory import GAME_KEY
 
-POLL_INTERVAL_S = 0.1
-"""verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step."""
-
+POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
 CHECK_INTERVAL_S = 5.0
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
     """verl's replay buffer of synchronous training, with a check of the run while it waits for games.
 
-    verl does not tell custom samplers about ``algorithm.filter_groups`` and
-    ``trainer.v1.sampler.sync_refill_failed_groups`` (trainer_base.py, _build_replay_buffer), so neither has an effect
-    with this buffer. ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run.
+    ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run. verl does not tell custom
+    samplers about ``algorithm.filter_groups`` and ``sync_refill_failed_groups``, so neither has an effect here.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -111,19 +106,20 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
         self.files = RunFiles(self.selfplay.records)
+        run = RunConfig(config, self.selfplay)
+        self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
-            changed = bool(changes(RunConfig(config, self.selfplay)))
+            changed = bool(changes(run))
             self.files.open(config_text(config), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.pool: CheckpointPool | None = None
-        self.run_state: dict[str, HasState] = {"baselines": self.credit.baselines, "alarms": self.health}
+        self.run_state: dict[str, Any] = {"baselines": self.credit.baselines, "alarms": self.health}
         if self.selfplay.opponent.kind == "pool":
-            trainer, model = config.trainer, config.actor_rollout_ref.model.path
-            keep = trainer.max_actor_ckpt_to_keep
-            self.pool = CheckpointPool(self.selfplay.opponent, trainer.default_local_dir, model, keep)
+            folder, keep = config.trainer.default_local_dir, config.trainer.max_actor_ckpt_to_keep
+            self.pool = CheckpointPool(self.selfplay.opponent, folder, config.actor_rollout_ref.model.path, keep)
             self.run_state["opponents"] = self.pool
         config.trainer.v1.trainer_mode = self.verl_mode
         super().__init__(config)
@@ -155,19 +151,15 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         """Measure the run's claims before its first update; CertificateError unless they hold or only warn."""
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
-        print(f"[medserl] certificate: {certificate} ({path})", flush=True)
-        for problem in certificate.problems:
-            print(f"[medserl] certificate: {problem}", flush=True)
+        for line in (f"{certificate} ({path})", *certificate.problems):
+            print(f"[medserl] certificate: {line}", flush=True)
         if certificate.problems and self.selfplay.certify != "warn":
             raise CertificateError(" ".join(certificate.problems))
         self._certificate_metrics = certificate.metrics
 
-    def _val_metrics_update(
-        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *rest: Any, **more: Any
-    ) -> dict[str, float]:
-        args = (data_sources, sample_uids, reward_extra_infos_dict, *rest)
-        metrics: dict[str, float] = super()._val_metrics_update(*args, **more)
-        for numbers, line in self.interaction.validation_scores(data_sources, reward_extra_infos_dict):
+    def _val_metrics_update(self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
+        for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
         return metrics
@@ -218,7 +210,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self.liveness.check, within_s=1.0)
         self.liveness.start()
-        if "wandb" in RunConfig(self.config, self.selfplay).names("trainer.logger"):
+        if self.logs_to_wandb:
             resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
@@ -295,18 +287,14 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
         metrics.update(lost_games_metrics(expected, len(records)))
-        wandb_games, loggers = self.selfplay.wandb_games, self.config.trainer.logger
-        log_games(self.interaction.table, records, self.global_steps, wandb_games, loggers)
+        if self.logs_to_wandb and self.selfplay.wandb_games:
+            log_games(self.interaction.table(records, self.selfplay.wandb_games), self.global_steps)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """One training step of verl's; its metrics are on disk before verl can checkpoint it.
 
-        verl adds its own data and timing metrics later, for its loggers.
-
-        Raises:
-            HealthError: The step before had an alarm and ``selfplay.on_alarm`` is ``stop``. Not in that
-                step itself, so that verl has saved and logged it.
+        HealthError if the step before had an alarm and ``selfplay.on_alarm`` is ``stop``: verl has saved that step.
         """
         if self.stop_reason is not None:
             raise HealthError(self.stop_reason)
@@ -314,8 +302,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         step, total = self.global_steps, self.total_training_steps
         opponent = self.pool.prepare(step) if self.pool is not None else {}
         batch = super().step(metrics, timing_raw)
-        metrics.update(opponent)
-        metrics.update(self._certificate_metrics)
+        metrics.update(opponent | self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         # Where games are older than the weights, rollout and actor differ without being wrong.
@@ -325,7 +312,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
             _print_once(f"[medserl] {remark}")
-        print(f"[medserl] step {step}/{total}: {step_line(numbers, self.game.shown)}", flush=True)
+        print(f"[medserl] step {step}/{total}: {step_line(numbers, self.game.roles, self.game.shown)}", flush=True)
         for line in health.lines:
             print(f"[medserl] alarm {line}", flush=True)
         if health.firing and self.selfplay.on_alarm == "stop":

@@ -24,12 +24,12 @@ GAME_KEY = "medserl_game"
 
 @dataclass
 class TrajectoryTurn:
-    """One generated turn: the tokens it was generated from and the tokens it gave.
+    """One generated turn.
 
     Attributes:
         prompt_ids: What stands between the conversation's turn before it and the response.
         log_probs: Those of the response under the sampling distribution; None where the server did not give them.
-        conversation: Which conversation it belongs to; None for the role's only one.
+        conversation: As in ``Turn``.
         number: Its number in the game, counted from 0; an opponent's turns count.
     """
 
@@ -48,11 +48,8 @@ class TrajectoryTurn:
 class Trajectory:
     """The turns of one game, in the order of play.
 
-    Attributes:
-        roles: The game's roles; their order gives the ids.
-        isolated: Whether every conversation had a context of its own. If not, all turns are one conversation.
-        has_log_probs: Whether verl gets the sampled tokens' log-probs. One answer for the whole run: its
-            rows share their columns.
+    Where it is not ``isolated``, all turns are one conversation. ``has_log_probs`` is whether verl gets the sampled
+    tokens' log-probs; it is the same in the whole run, whose rows share their columns.
     """
 
     roles: Sequence[str]
@@ -84,9 +81,8 @@ class Trajectory:
     ) -> SelfPlayOutput:
         """The trajectory as verl wants it, not yet scored.
 
-        verl can hold neither an empty prompt nor an empty response. A game in which the policy took no
-        turn, or was aborted before its first token, gets a masked padding token instead. A turn without
-        log-probs gets zeros where its run has them; its game must be void, so that nobody reads them.
+        verl can hold neither an empty prompt nor an empty response, so such a game gets a masked padding token instead.
+        A turn without log-probs gets zeros where its run has them; its game is void, so that nobody reads them.
         """
         first = self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)
         ids: list[int] = []
@@ -96,16 +92,12 @@ class Trajectory:
         ends: list[PlacedTurn] = []
         contexts = self.conversations or [[first]]
         for turn in (turn for context in contexts for turn in context):
-            if turn is not first:
-                ids += turn.prompt_ids
-                mask += [0] * len(turn.prompt_ids)
-                log_probs += [0.0] * len(turn.prompt_ids)
-                role_ids += [NO_ROLE_ID] * len(turn.prompt_ids)
-            ids += turn.response_ids
-            mask += [1] * len(turn.response_ids)
-            log_probs += [0.0] * len(turn.response_ids) if turn.log_probs is None else turn.log_probs
-            role_ids += [self.roles.index(turn.role) + 1] * len(turn.response_ids)
-            if turn.response_ids:
+            read, said = [] if turn is first else turn.prompt_ids, turn.response_ids
+            ids += [*read, *said]
+            mask += [0] * len(read) + [1] * len(said)
+            log_probs += [0.0] * len(read) + (turn.log_probs or [0.0] * len(said))
+            role_ids += [NO_ROLE_ID] * len(read) + [self.roles.index(turn.role) + 1] * len(said)
+            if said:
                 ends.append((turn.number, turn.role, len(ids) - 1))
         lengths = [sum(map(len, context)) for context in contexts]
         if not ids:
@@ -133,8 +125,8 @@ PlacedTurn = tuple[int, str, int]
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     """An agent-loop output whose columns tell the roles apart.
 
-    ``role_ids`` are of each response token, ``NO_ROLE_ID`` on observations. ``context_lengths`` sum to the whole
-    sequence. ``turn_ends`` are the policy's turns, each with the place of its last token. ``kind`` is the game's.
+    ``role_ids`` are of each response token; ``context_lengths`` sum to the whole sequence; ``turn_ends`` are the
+    policy's turns, each with the place of its last token; ``kind`` is the game's.
     """
 
     role_ids: list[int]
@@ -143,16 +135,10 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     kind: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Columns for the TransferQueue: verl's, and
+        """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and ``context_lengths``.
 
-        - ``rm_scores`` (T,) float32: each turn's reward on its own last token;
-        - ``role_ids`` (T,) int64;
-        - ``context_lengths`` (number of contexts,) int64.
-
-        A void game has a mask of zeros and no rewards.
-
-        Raises:
-            ValueError: The reward manager did not return a scored game.
+        Each turn's reward stands on its own last token. A void game has a mask of zeros and no rewards. ValueError if
+        the reward manager did not return a scored game.
         """
         columns: dict[str, Any] = super().as_dict()
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)

@@ -69,7 +69,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
     roles = ROLES
     Record = KuhnRecord
-    shown = (("first wins", "selfplay/first/reward"), ("illegal", "selfplay/illegal_rate"))
+    shown = (("illegal", "selfplay/illegal_rate"),)
 
     def new_game(self, facts: Mapping[str, Any]) -> KuhnGame:
         cards = (facts.get("first"), facts.get("second"))

@@ -12,7 +12,7 @@ from evaluation.chat_server import MODEL, ChatServer
 from game.builders import CLEAN_NOTE
 from serving import completion
 
-from medserl_agentloop.core.chat import PATH, ChatAnswer, ChatClient, ServedModel
+from medserl_agentloop.core.chat import PATH, ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
 from medserl_agentloop.evaluation.play import server_options
@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.types import Category, Role
 T = TypeVar("T")
 
 
-def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()) -> ChatAnswer:
+def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()) -> Reply:
     chat = ChatClient(ServerOptions(url=f"{url}/v1", model=MODEL, timeout_s=5.0).client(), special_tokens)
     return blocking(chat.complete([{"role": "user", "content": content}], {"seed": 7}, prefix))
 
@@ -82,26 +82,29 @@ def test_other_signs_of_a_note_and_the_prompts_own_words_stay_as_they_are() -> N
 # --- what an answer becomes ---
 
 
+OPEN = "Sure. <think>\n"
+
+
 @pytest.mark.parametrize(
     ("body", "prefix", "expected"),
     [
-        (completion("x"), "", ChatAnswer("x", 12, False)),
-        (completion("x", finish="length"), "", ChatAnswer("x", 12, True)),
-        (completion("x", finish=None), "", ChatAnswer("x", 12, False)),
-        (completion("x", reasoning_content="why"), "", ChatAnswer("<think>why</think>\nx", 12, False)),
-        (completion("x", reasoning="why"), "", ChatAnswer("<think>why</think>\nx", 12, False)),
-        (completion("x", reasoning="why"), "Sure. <think>\n", ChatAnswer("why</think>\nx", 12, False)),
-        (completion(None, finish="length", reasoning_content="why"), "", ChatAnswer("<think>why", 12, True)),
-        ({**completion("x"), "usage": None}, "", ChatAnswer("x", 0, False)),
+        (completion("x"), "", Reply("x", 12, False)),
+        (completion("x", finish="length"), "", Reply("x", 12, True)),
+        (completion("x", finish=None), "", Reply("x", 12, False)),
+        (completion("x", reasoning_content="why"), "", Reply("<think>why</think>\nx", 12, False)),
+        (completion("x", reasoning="why"), "", Reply("<think>why</think>\nx", 12, False)),
+        (completion("x", reasoning="why"), OPEN, Reply("why</think>\nx", 12, prefill=OPEN)),
+        (completion(None, finish="length", reasoning_content="why"), "", Reply("<think>why", 12, True)),
+        ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
         (
             {**completion("x"), "model": "m-7b", "metadata": {"weight_version": 3}},
             "",
-            ChatAnswer("x", 12, False, model="m-7b", weights="3"),
+            Reply("x", 12, False, model="m-7b", weights="3"),
         ),
     ],
 )
 def test_a_completion_becomes_the_turn_as_the_model_wrote_it(
-    server: ChatServer, body: dict[str, Any], prefix: str, expected: ChatAnswer
+    server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply
 ) -> None:
     server.answer = lambda role, prompt: body
     assert ask(server.url, prefix=prefix) == expected

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rollout.families import FAMILIES
 
 from medserl_agentloop.core.control_text import JOINER, as_data
-from medserl_agentloop.core.encoding import PlainText
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.games.medical.edits import injections, instructions_in
 from medserl_agentloop.games.medical.judges.llm import plain_text
 
@@ -64,7 +64,7 @@ KINDS = {
 @pytest.mark.parametrize("text", [*MARKUP, *SWITCHES])
 def test_control_text_of_every_family_is_broken_up_wherever_a_note_is_shown(text: str) -> None:
     note, qwen3 = f"He rests {text} daily.", FAMILIES["qwen3"]
-    ids = PlainText(qwen3).encode_text(note)
+    ids = ChatEncoder(qwen3).encode_text(note)
     for shown in (as_data(note), plain_text(note), *([qwen3.decode(ids)] if text in SWITCHES else [])):
         assert text not in shown
         assert shown.replace(JOINER, "").replace("/ ", "/") == note

@@ -5,7 +5,6 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -15,7 +14,6 @@ from support import TOKENIZER
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, policy_of
 from experiments.kuhn_poker.run import PAGE, read, table
 from experiments.pages import with_table
-from medserl_agentloop.core.columns import context_ids
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
@@ -106,11 +104,6 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
     assert record.moves == ("check", "bet", "call")
     said = [message["content"] for message in server.chats[1]["messages"]]
     assert said == ["You hold Q. check or bet?", "check", "The other says bet. fold or call?"]
-
-
-def test_context_ids_of_a_row_count_its_contexts() -> None:
-    assert context_ids(torch.tensor([4, 3]), 5).tolist() == [0, 0, 1, 1, 1]
-    assert context_ids(torch.tensor([5]), 3).tolist() == [0, 0, 0]
 
 
 def test_a_model_has_a_policy_at_every_information_set() -> None:

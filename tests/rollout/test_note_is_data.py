@@ -10,7 +10,7 @@ import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
 from rollout.families import FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, sentencepiece
 
-from medserl_agentloop.core.encoding import PlainText
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -33,19 +33,19 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
 def test_the_tokenizer_itself_is_left_as_it_was(family: str) -> None:
     tokenizer: Any = FAMILIES[family]
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    PlainText(tokenizer).encode_text(TEXT)
+    ChatEncoder(tokenizer).encode_text(TEXT)
     assert tokenizer.encode(TEXT, add_special_tokens=False) == ids
     assert not CONTROL[family].isdisjoint(ids)  # so that the target is put to the test
 
 
 def test_added_tokens_that_are_no_markers_stay_tokens_in_a_note() -> None:
-    ids = PlainText(FAMILIES["gemma"]).encode_text("a\n\nb")
+    ids = ChatEncoder(FAMILIES["gemma"]).encode_text("a\n\nb")
     assert FAMILIES["gemma"].convert_tokens_to_ids("\n\n") in ids
 
 
 def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_token() -> None:
     tokenizer = sentencepiece(GEMMA, [])
-    plain_text, unknown = PlainText(tokenizer), tokenizer.unk_token_id
+    plain_text, unknown = ChatEncoder(tokenizer), tokenizer.unk_token_id
     tokenizer.convert_tokens_to_ids = lambda tokens: [unknown] * len(tokens) if isinstance(tokens, list) else unknown
     with pytest.raises(ValueError, match="cannot write '</s>' as plain text"):
         plain_text.encode_text("a</s>")

@@ -130,7 +130,7 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: di
     run = against(server, "assessor", timeout_s=timeout_s, url=server.url if fault else "http://127.0.0.1:9")
     output, record, engine = play([], run=run)
     assert not engine.calls
-    assert record.void is not None and record.void.startswith(f"opponent failed: {reason}")
+    assert record.void is not None and record.void.startswith(f"opponent failed: attacker: {reason}")
     columns = judge(output, run)
     assert columns["response_mask"].eq(0).all() and columns["rm_scores"].eq(0).all()
     judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])

@@ -195,6 +195,16 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path, text: str) -> None:
     assert problem("checkpoints", here) == ""
 
 
+def test_a_damaged_line_of_the_games_is_named_before_ray(home: Path) -> None:
+    folder, records = home / "checkpoints", home / "run"
+    (folder / "global_step_2").mkdir(parents=True)
+    (folder / LATEST).write_text("2")
+    records.mkdir()
+    (records / "games.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 2}\n')
+    run = {"trainer.default_local_dir": str(folder), "selfplay.records": str(records)}
+    assert f"{records}/games.jsonl, line 2 has no step, so the run cannot be resumed" in problem("checkpoints", run)
+
+
 def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
     folder = home / "runs" / "quickstart"
     (folder / "global_step_12").mkdir(parents=True)

@@ -17,8 +17,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
-from medserl_agentloop.core.certificate import CertificateError, forward, game_rows
-from medserl_agentloop.core.claims import isolation, loss_measure, probe_loss
+from medserl_agentloop.core.certificate import CertificateError, forward, game_rows, isolation, loss_measure, probe_loss
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn

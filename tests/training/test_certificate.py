@@ -11,8 +11,7 @@ from real_runs import answers_of
 from training.model_families import ISOLATED, LEAKING, save
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate
-from medserl_agentloop.core.claims import Measure, credit
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.games.medical.types import Role
 

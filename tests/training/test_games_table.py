@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
     tracking.log({"val-core/acc": 0.5}, step=0)
     for step in (1, 2, 3):
-        log_games(GAME.table, games(step), step, 5, ["console", "wandb"])
+        log_games(GAME.table(games(step), 5), step)
         tracking.log({"selfplay/games": 21.0}, step=step)
     tracking.finish()
     wandb.teardown()  # W&B writes its file in another process, which has ended then
@@ -82,22 +81,14 @@ def test_a_lone_surrogate_and_a_missing_reward_do_not_lose_the_table(offline: Pa
     tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
     odd = finished(Outcome.MISSED_ERROR, step=1, attack={"note": "a \ud800 note", "reasoning": "\x1b[31m"})
     rewarded = finished(Outcome.MISSED_ERROR, step=1, rewards={Role.ATTACKER: {"game": 1.0}})
-    log_games(GAME.table, [odd, rewarded], 1, 8, "wandb")
+    log_games(GAME.table([odd, rewarded], 8), 1)
     tracking.finish()
     (path,) = offline.glob("wandb/offline-run-*/files/media/table/selfplay/*.json")
     assert len(json.loads(path.read_text())["data"]) == 2
 
 
-@pytest.mark.parametrize(("count", "loggers"), [(8, ["console"]), (8, "console"), (8, "vemlp_wandb"), (0, ["wandb"])])
-def test_without_wandb_among_the_loggers_it_is_not_even_imported(
-    count: int, loggers: str | list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    log_games(GAME.table, games(1), 1, count, loggers)
-
-
 def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
-    log_games(GAME.table, games(1), 1, 8, ["wandb"])
+    log_games(GAME.table(games(1), 8), 1)
     assert not list(offline.iterdir())
 
 

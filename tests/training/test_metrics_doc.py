@@ -11,8 +11,7 @@ from make_reference import METRICS
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
 from medserl_agentloop.core.alarms import METRIC_PREFIX
-from medserl_agentloop.core.certificate import Certificate
-from medserl_agentloop.core.claims import Measure
+from medserl_agentloop.core.certificate import Certificate, Measure
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics

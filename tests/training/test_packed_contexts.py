@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.backends import engines
-from medserl_agentloop.core.columns import token_roles
 from medserl_agentloop.testing.tiny import tiny_model
 
 FIRST, SECOND = 37, 53  # tokens of the two contexts
@@ -116,8 +115,3 @@ def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
 def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
     model_with(engines.PACKED).save_pretrained(tmp_path)
     assert engines.PACKED not in (tmp_path / "config.json").read_text(encoding="utf-8")
-
-
-def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:
-    roles = token_roles(torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0]))
-    assert roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]

@@ -216,25 +216,32 @@ def test_a_resumed_run_goes_on_in_its_wandb_run_and_a_new_one_begins_another(
 # --- a run's files ---
 
 
+TORN = b'{"rewards": {}, "step": 2, "uid": "g7", "session": 1, "att'
+
+
 @pytest.mark.parametrize(
-    ("kept", "warning"),
+    ("games", "metrics", "warnings"),
     [
-        (raw(1, 1, 2, 2), ""),
-        (raw(1, 1, 2) + b'{"step": 2, "rew', "it holds 1 of 2 of step 2"),
-        (raw(2, 2), "it holds 0 of 2 of step 1"),
-        (None, "it holds 0 of 2 of step 1, 0 of 2 of step 2"),
+        (raw(1, 1, 2, 2), 3, []),
+        (raw(1, 1, 2, 2, 3), 3, []),  # a step that is played again
+        (raw(1, 1, 2, 2) + TORN.replace(b"2", b"3"), 3, []),
+        (raw(1, 1, 2) + TORN, 3, ["it holds 1 of 2 of step 2", 'so this game is lost: step 2, uid "g7", session 1']),
+        (raw(2, 2), 3, ["it holds 0 of 2 of step 1"]),
+        (None, 3, ["it holds 0 of 2 of step 1, 0 of 2 of step 2"]),
+        (raw(1, 1, 2, 2), 1, ["metrics.jsonl lacks steps that were trained: 2"]),
+        (None, 0, ["metrics.jsonl lacks steps that were trained: 1, 2"]),
     ],
 )
-def test_a_resumed_run_says_which_games_its_file_has_lost(
-    tmp_path: Path, kept: bytes | None, warning: str, capsys: pytest.CaptureFixture[str]
+def test_a_resumed_run_says_which_games_and_steps_its_files_have_lost(
+    tmp_path: Path, games: bytes | None, metrics: int, warnings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = RunFiles(tmp_path)
-    files.metrics.append({"step": n, "selfplay/games": 2.0} for n in (1, 2, 3))
-    if kept is not None:
-        files.games.path.write_bytes(kept)
+    files.metrics.append({"step": n + 1, "selfplay/games": 2.0} for n in range(metrics))
+    if games is not None:
+        files.games.path.write_bytes(games)
     files.resume_after(2)
     lines = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert len(lines) == bool(warning) and all(line.endswith(warning) for line in lines)
+    assert all(line.endswith(warning) for line, warning in zip(lines, warnings, strict=True))
 
 
 def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(

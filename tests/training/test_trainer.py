@@ -15,35 +15,23 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from medserl_agentloop.core import trainer as core_trainer
-from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError
-from medserl_agentloop.core.claims import Measure
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
 from medserl_agentloop.core.columns import (
     context_leak_metrics,
-    equal_role_tokens,
     role_token_metrics,
-    stacked,
     turn_metrics,
 )
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
-from medserl_agentloop.core.credit import RoleCredit
+from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens
 from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
 
 NAMES = MedicalGameInteraction.roles
-
-
-def test_role_ids_have_the_shape_of_the_mask() -> None:
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [[1, 2, 0], [2, 0, 0]]
-    # verl pads with copies of a row: all its columns, but the response is one masked token.
-    mask = torch.tensor([[1, 1], [0, 0]])
-    roles = stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask)
-    assert roles.shape == mask.shape
-    assert ((roles > 0) & (mask > 0)).sum() == 2
 
 
 def test_metrics_of_columns_count_trained_tokens_only() -> None:
@@ -133,16 +121,22 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
 
 
 @pytest.mark.parametrize(
-    ("metrics", "line"),
+    ("game", "metrics", "line"),
     [
-        ({"selfplay/attacker/reward": -0.5}, "reward -0.5"),
-        ({"selfplay/assessor/reward": -0.5}, "reward -0.5"),
-        ({"selfplay/void_rate": 0.0}, ""),
-        ({"selfplay/void_rate": 0.25}, "void 0.25"),
+        (MedicalGameInteraction, {"selfplay/attacker/reward": -0.5}, "reward -0.5"),
+        (MedicalGameInteraction, {"selfplay/void_rate": 0.0}, ""),
+        (KuhnPoker, {"selfplay/void_rate": 0.25}, "void 0.25"),
+        (
+            KuhnPoker,
+            {"selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5, "selfplay/illegal_rate": 0.1},
+            "illegal 0.1, first reward -0.5, second reward 0.5",
+        ),
     ],
 )
-def test_the_step_line_leaves_out_what_a_step_lacks(metrics: dict[str, float], line: str) -> None:
-    assert step_line(metrics, MedicalGameInteraction.shown) == line
+def test_the_step_line_has_every_role_s_reward_and_leaves_out_what_a_step_lacks(
+    game: Any, metrics: dict[str, float], line: str
+) -> None:
+    assert step_line(metrics, game.roles, game.shown) == line
 
 
 def test_what_is_no_number_stays_out_of_the_file() -> None:

@@ -30,7 +30,7 @@ from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_clas
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
 from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
-from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, sha256_of
 
 DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
@@ -232,6 +232,10 @@ def checkpoints(run: RunConfig) -> Iterator[str]:
             f"one would resume from them. For a run of its own {another}; to go on from them on purpose add "
             "selfplay.allow_changes=true."
         )
+    try:
+        list(RunFiles(run.selfplay.records).missing(int(step)))  # what is missing is said once it resumes
+    except ValueError as error:
+        yield str(error)
     total = run["trainer.total_training_steps"]
     if total is not None and int(step) >= total and not run["trainer.val_only"]:
         yield (

@@ -19,7 +19,7 @@ from medserl_agentloop.games.medical.types import EVAL_SPLIT, Role, VanillaAttac
 class _TokenBudget(BaseModel):
     """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     attacker_reasoning: int = Field(default=512, ge=1, description="Tokens for the attacker's reasoning and tags.")
     note_growth: float = Field(default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's.")

@@ -21,9 +21,10 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatAnswer, ChatClient
+from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import as_data
+from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -166,7 +167,7 @@ class _Model(Generic[Answer]):
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
         return read_answer(answer.text, self._kind)
 
-    async def _complete(self, prompt: str, *, json_schema: bool) -> ChatAnswer:
+    async def _complete(self, prompt: str, *, json_schema: bool) -> Reply:
         fields = {"response_format": self._schema, **self._fields} if json_schema else self._fields
         return await self.chat.complete([{"role": "user", "content": prompt}], fields)
 
