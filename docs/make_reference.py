@@ -23,7 +23,6 @@ from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import GAMES
-from medserl_agentloop.report import TURNS
 
 MORE = {
     "profile": "prompts.md",
@@ -101,15 +100,10 @@ def keys() -> str:
 
 
 def columns() -> str:
-    """The columns of the frames of a run."""
-    lines = []
-    for name, schema in (("games", GAMES), ("turns", TURNS)):
-        lines += [f"`{name}`\n", "| column | dtype | meaning |", "|---|---|---|"]
-        lines += [f"| `{column}` | {c.dtype} | {c.meaning} |" for column, c in schema.items()]
-        if name == "games":
-            lines.append("| `reward/<role>/<component>` | Float64 | one component of the reward |")
-        lines.append("")
-    return "\n".join(lines)
+    """The columns of the table of games."""
+    lines = ["| column | dtype | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | {column.dtype} | {column.meaning} |" for name, column in GAMES.items()]
+    return "\n".join([*lines, "| `reward/<role>/<component>` | Float64 | one component of the reward |"])
 
 
 METRICS = Path(__file__).with_name("metrics.csv")

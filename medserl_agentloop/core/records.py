@@ -101,14 +101,6 @@ class GameRecord(BaseModel):
         """How much the game tells a reader: the latest of those that tell most is shown first."""
         return int(not self.is_void)
 
-    def turn_rows(self) -> list[dict[str, Any]]:
-        """The turns as rows of the frame of turns (``medserl_agentloop.report.TURNS``), in the order of play."""
-        earned = {number: sum(parts.values()) for number, parts in self.turn_rewards.items()}
-        return [
-            {**turn.model_dump(exclude={"messages"}), "reward": earned.get(number, self.reward(turn.role))}
-            for number, turn in enumerate(self.turns)
-        ]
-
     def reward(self, role: str) -> float | None:
         """The role's reward: the sum of its components, None if the role is not rewarded."""
         components = self.rewards.get(role)
@@ -174,7 +166,7 @@ COLUMNS = {
     "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
     "finished": Column("datetime64[s, UTC]", "when its last turn was over", lambda g: g.finished),
 }
-"""The facts of any game, without its texts. Reward and tokens of each role are columns too: ``<role>_reward``."""
+"""The facts of any game, without its texts. Each role has ``<role>_reward``, ``_tokens`` and ``_truncated`` besides."""
 
 
 Pieces = Sequence[tuple[str, str]]

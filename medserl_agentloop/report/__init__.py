@@ -1,6 +1,6 @@
 """Looking at runs: a page for the browser, and here frames for notebooks and text for the terminal.
 
-The frames are the games, turns and metrics of a run and the scores of an evaluation, as pandas has them:
+The frames are the games and metrics of a run, as pandas has them:
 
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,43 +41,11 @@ PART = 1000
 GameClass: TypeAlias = Any
 """A class of games, which is not made here: a ``type[Interaction]``."""
 
-TURNS = {
-    "game": Column("Int64", "row of the game in `games(run)`"),
-    "role": Column("string", "who took the turn"),
-    "response": Column("string", "what the model wrote"),
-    "reasoning": Column("string", "its reasoning, as the profile's parser reads it"),
-    "tokens": Column("Int64", "length"),
-    "truncated": Column("boolean", "whether the token budget cut it off"),
-    "readable": Column("boolean", "whether it has a note, or a verdict"),
-    "violations": Column("string", "departures from the format, joined by commas"),
-    "reward": Column("Float64", "the role's reward; of several assessments, each its own"),
-    "seconds": Column("Float64", "how long the game waited for it; missing in old records"),
-}
-"""A row per generated turn; what a game does not record is missing."""
-
 
 def games(run: str | Path) -> pd.DataFrame:
     """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
     game, records = read_run(run)
     return with_signal(pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True))
-
-
-def turns(run: str | Path) -> pd.DataFrame:
-    """The turns of the same games."""
-    frames, first = [], 0
-    for part in parts(read_run(run)[1]):
-        frames.append(turns_frame(part, first))
-        first += len(part)
-    return pd.concat(frames, ignore_index=True)
-
-
-def turns_frame(records: Sequence[GameRecord], first: int = 0) -> pd.DataFrame:
-    """The frame of the turns of these games, which are numbered from ``first``; see :data:`TURNS`."""
-    rows = []
-    for number, record in enumerate(records, start=first):
-        seconds = iter(record.seconds)
-        rows += [{**row, "game": number, "seconds": next(seconds, None)} for row in record.turn_rows()]
-    return typed_frame(rows, TURNS)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
@@ -148,27 +115,23 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
 
 
 def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
-    """The frame of these games: the ``columns`` of their class, and reward, components and tokens of each role."""
-    columns = dict(game.columns)
-    for role in dict.fromkeys([*game.roles, *(role for record in records for role in record.rewards)]):
-        columns.setdefault(f"{role}_reward", Column("Float64", "", partial(_reward, role)))
-        columns.setdefault(f"{role}_tokens", Column("Int64", "", partial(_tokens, role)))
-    frame = typed_frame([{name: column.value(g) for name, column in columns.items()} for g in records], columns)
-    for role, part in sorted(
-        {(str(role), part) for g in records for role, parts in g.rewards.items() for part in parts}
-    ):
+    """The frame of these games: the ``columns`` of their class, and of each role its reward, components and tokens."""
+    roles = dict.fromkeys([*game.roles, *(str(role) for record in records for role in record.rewards)])
+    own = {"reward": "Float64", "tokens": "Int64", "truncated": "boolean"}
+    of_roles = {f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()}
+    rows = []
+    for record in records:
+        row: dict[str, Any] = {f"{role}_reward": record.reward(role) for role in roles}
+        for turn in record.turns:
+            tokens, truncated = f"{turn.role}_tokens", f"{turn.role}_truncated"
+            row |= {tokens: row.get(tokens, 0) + turn.tokens, truncated: row.get(truncated, False) or turn.truncated}
+        rows.append(row | {name: column.value(record) for name, column in game.columns.items()})
+    frame = typed_frame(rows, {**of_roles, **game.columns})
+    components = {(str(role), part) for record in records for role in record.rewards for part in record.rewards[role]}
+    for role, part in sorted(components):
         values = [record.rewards.get(role, {}).get(part) for record in records]
         frame[f"reward/{role}/{storable(part)}"] = pd.array(values, dtype="Float64")
     return with_signal(frame)
-
-
-def _reward(role: str, record: GameRecord) -> float | None:
-    return record.reward(role)
-
-
-def _tokens(role: str, record: GameRecord) -> int | None:
-    lengths = [turn.tokens for turn in record.turns if turn.role == role]
-    return sum(lengths) if lengths else None
 
 
 def reward_columns(frame: pd.DataFrame) -> list[str]:

@@ -36,9 +36,6 @@ MEMORY = {
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
 
-_OF_TURNS = ["role", "violations", "readable", "truncated"]
-"""The columns of turns that are compared."""
-
 
 @dataclass(frozen=True)
 class _MeasuredRun:
@@ -47,7 +44,6 @@ class _MeasuredRun:
     name: str  # its path
     schemes: str  # names of its reward schemes; empty if it does not say
     games: pd.DataFrame
-    turns: pd.DataFrame
     metrics: pd.DataFrame  # by step; without columns if it has none
 
     @property
@@ -88,18 +84,16 @@ def _read(path: Path) -> _MeasuredRun:
         with path.open("rb") as file:
             if b'"rewards"' not in file.readline():  # every game record has them
                 return _MeasuredRun(str(path), "", *read_log(path))
-    games, turns, schemes = [], [], set()
+    games, schemes = [], set()
     game, records = report.read_run(path)
     for part in report.parts(records):
         frame = report.games_frame(part, game)
         games.append(frame[[name for name in frame if _is_compared(name, frame[name])]])
-        turns.append(report.turns_frame(part)[_OF_TURNS])
         schemes |= {getattr(record, "scheme", "") for record in part}
     return _MeasuredRun(
         str(path),
         "; ".join(sorted(schemes - {""})),
         pd.concat(games, ignore_index=True),
-        pd.concat(turns, ignore_index=True),
         report.metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
     )
 
@@ -122,13 +116,12 @@ class _LoggedTurn(BaseModel):
     step: int | None = Field(default=None, validation_alias=AliasChoices(*_STEPS))
 
 
-def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The games, turns and metrics of a log; what it does not say is missing. A ValueError names a wrong line.
+def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The games and metrics of a log; what it does not say is missing. A ValueError names a wrong line.
 
     A line with a ``game_role`` is a turn state of that system's game manager; any other holds the metrics of a step.
     """
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
-    turns: list[dict[str, Any]] = []
     numbers: list[dict[str, Any]] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     for number, row in enumerate(StepFile(path).read(), start=1):
@@ -136,28 +129,26 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
             if "game_role" not in row:
                 numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
                 continue
-            turns.append(turn := _columns_of(_LoggedTurn.model_validate(row)))
+            turn = _LoggedTurn.model_validate(row)
         except (ValueError, TypeError, StopIteration) as error:
             why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
             raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
-        game = (turn["step"], turn["game_idx"])
-        seen[(*game, turn["role"])] += 1  # without steps, a game's index comes again in every batch
-        games.setdefault((*game, seen[(*game, turn["role"])]), {}).update(turn)
+        game = (turn.step, turn.game_idx)
+        seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
+        games.setdefault((*game, seen[*game, turn.game_role]), {}).update(_columns_of(turn))
     by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
     if _SECONDS not in by_step and _CLOCK in by_step:
         by_step[_SECONDS] = by_step[_CLOCK].diff()
-    return report.typed_frame(list(games.values()), GAMES), report.typed_frame(turns, report.TURNS), by_step
+    return report.typed_frame(list(games.values()), GAMES), by_step
 
 
 def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     """The columns of a turn, and of its game as far as the turn tells."""
     role, (thinking, answer) = turn.game_role.value, turn.length_cot_and_answer
     tokens = None if thinking is None or answer is None else thinking + answer
-    columns: dict[str, Any] = {"step": turn.step, "game_idx": turn.game_idx, "role": role}
-    for owner in ("", f"{role}_"):
-        columns |= {f"{owner}tokens": tokens, f"{owner}reward": turn.reward}
+    columns: dict[str, Any] = {"step": turn.step, f"{role}_reward": turn.reward, f"{role}_tokens": tokens}
     if turn.cot_format_violation is not None:
-        columns["violations"] = "cot_format_violation" if turn.cot_format_violation else ""
+        columns[f"{role}_format_kept"] = not turn.cot_format_violation
     for name in turn.game_outcomes:
         player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
@@ -213,13 +204,10 @@ def _rewards(a: Side, b: Side) -> _Section:
 
 def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
     """How often something was so, of how many times: each of the ``outcomes``, and each column of yes and no."""
-    games, turns = (pd.concat([getattr(run, kind) for run in side]) for kind in ("games", "turns"))
+    games = pd.concat([run.games for run in side])
     flags = {name.replace("_", " "): games[name] for name in games if games[name].dtype == "boolean"}
     ended = games["outcome"].dropna()
     flags |= {f"outcome: {word.replace('_', ' ')}": ended == word for word in outcomes}
-    for role, own in turns.groupby("role"):
-        flags[f"{role}: format kept"] = own["violations"].dropna() == ""
-        flags |= {f"{role}: {name}": own[name] for name in ("readable", "truncated")}
     return {name: (int(values.sum()), int(values.count())) for name, values in flags.items()}
 
 

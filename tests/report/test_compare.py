@@ -87,8 +87,8 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
     rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"))
     assert rows["Rewards: assessor"][0] == "1.0000, 1.0000 (2)"
     assert rows["Outcomes and format: error found"][0] == "0.000 [0.000, 0.793] (1)"
-    assert rows["Outcomes and format: assessor: format kept"][0] == "1.000 [0.207, 1.000] (1)"
-    for share in ("attacker: format kept", "assessor: readable", "outcome: void", "valid"):
+    assert rows["Outcomes and format: assessor format kept"][0] == "1.000 [0.207, 1.000] (1)"
+    for share in ("attacker format kept", "assessor readable", "outcome: void", "valid"):
         assert rows[f"Outcomes and format: {share}"][0] == NOT_MEASURED
     assert rows["Speed and memory: seconds per step, median"] == ["20", "2", "0.1"]
     for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):

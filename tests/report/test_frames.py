@@ -12,7 +12,7 @@ from game.builders import ERROR_NOTE, ERROR_SENTENCE, paid
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import GAMES, Outcome
-from medserl_agentloop.report import TURNS, games, metrics, turns
+from medserl_agentloop.report import games, metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,12 +38,14 @@ def run(tmp_path: Path) -> Path:
 def test_a_game_is_a_row_with_the_columns_of_the_schema(run: Path) -> None:
     frame = games(run)
     components = [name for name in frame.columns if name.startswith("reward/")]
-    assert list(frame.columns) == [*GAMES, *components]
+    assert set(frame.columns) == {*GAMES, *components}
     assert {name: str(dtype) for name, dtype in frame.dtypes.items() if name in GAMES} == {
         name: column.dtype for name, column in GAMES.items()
     }
     assert list(frame["outcome"]) == [record.outcome.value for record in RECORDS]
     assert list(frame["right"].astype(object)) == [False, True, pd.NA, pd.NA, pd.NA]
+    assert list(frame["assessor_readable"].astype(object)) == [True, True, pd.NA, False, True]
+    assert list(frame["finished"][:2].astype(object)) == [NOON, pd.NaT]
     assert list(frame["attacker_reward"].fillna(99)) == [
         99 if (reward := record.reward("attacker")) is None else reward for record in RECORDS
     ]
@@ -62,22 +64,6 @@ def test_a_group_has_a_signal_where_a_role_is_not_always_paid_the_same(run: Path
     assert list(games(run)["signal"]) == [True, True, False, False, False]
 
 
-def test_the_turns_name_their_game_and_whether_they_can_be_read(run: Path) -> None:
-    frame = turns(run)
-    assert list(frame.columns) == list(TURNS)
-    expected = [
-        (number, role)
-        for number, record in enumerate(RECORDS)
-        for role, turn in (("attacker", record.attack), ("assessor", record.assessment))
-        if turn is not None
-    ]
-    assert list(zip(frame["game"], frame["role"], strict=True)) == expected
-    assert list(frame["seconds"].fillna(-1)[:4]) == [2.5, 0.5, -1, -1]
-    assert list(games(run)["finished"][:2].astype(object)) == [NOON, pd.NaT]
-    unreadable = frame[(frame["game"] == 3) & (frame["role"] == "assessor")]
-    assert list(unreadable["readable"]) == [False]
-
-
 def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) -> None:
     frame = metrics(run)
     assert list(frame.index) == [1, 2] and frame.loc[1, "actor/grad_norm"] == 0.5
@@ -91,7 +77,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         metrics(tmp_path)
     (tmp_path / GAMES_FILE).write_text("")
     with pytest.raises(ValueError, match="holds no games yet"):
-        turns(tmp_path)
+        games(tmp_path)
 
 
 @pytest.fixture

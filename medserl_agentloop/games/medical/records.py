@@ -228,17 +228,6 @@ class MedicalRecord(GameRecord):
         found = FOUND.get(self.outcome)
         return 0 if self.attack is None or found is None else 2 - found
 
-    def turn_rows(self) -> list[dict[str, Any]]:
-        assessed = [(Role.ASSESSOR, each, each.assessment) for each in self.by_assessment]
-        rows = []
-        for role, each, turn in [(Role.ATTACKER, self, self.attack), *assessed]:
-            if turn is not None:
-                answer = turn.note if isinstance(turn, AttackRecord) else turn.verdict
-                row = turn.model_dump(include={"response", "reasoning", "tokens", "truncated"})
-                row |= {"role": role.value, "readable": answer is not None, "violations": ",".join(turn.violations)}
-                rows.append({**row, "reward": each.reward(role.value)})
-        return rows
-
     @property
     def assessments(self) -> list[AssessmentRecord]:
         """All assessments, in the order of their turns."""
@@ -332,6 +321,16 @@ GAMES = COLUMNS | {
     "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
     "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
     "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
+    "attacker_truncated": Column("boolean", "whether its budget cut it off", lambda g: g.attack and g.attack.truncated),
+    "assessor_truncated": Column("boolean", "the same", lambda g: g.assessment and g.assessment.truncated),
+    "attacker_readable": Column("boolean", "whether it has a note", lambda g: g.attack and g.attack.note is not None),
+    "assessor_readable": Column(
+        "boolean", "whether it has a verdict", lambda g: g.assessment and bool(g.assessment.verdict)
+    ),
+    "attacker_format_kept": Column(
+        "boolean", "no departure from the format", lambda g: g.attack and not g.attack.violations
+    ),
+    "assessor_format_kept": Column("boolean", "the same", lambda g: g.assessment and not g.assessment.violations),
 }
 """The facts of a game, without its texts: a run may have a million games."""
 
