@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -76,9 +77,10 @@ def play(
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), **asking)
         # The game does not know how long its texts are for this model, so the option says the turns' budget.
-        budgets = dict.fromkeys(interaction.roles, max_tokens)
-        drawn: Any = {"budgets": budgets, "temperature": temperature, "seed": seed, "concurrency": concurrency}
-        records = asyncio.run(play_and_write(interaction, started, player, output, console, rows=games, **drawn))
+        budgets, players = dict.fromkeys(interaction.roles, max_tokens), dict.fromkeys(interaction.roles, player)
+        drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
+        with written(output, games, games, console) as done:
+            records = asyncio.run(play_games(interaction, started, players, budgets=budgets, done=done, **drawn))
     metrics = interaction.metrics(records)
     console.print(metrics_table(metrics))
     void = Counter(record.void for record in records if record.void is not None)
@@ -142,20 +144,18 @@ def new_file(output: Path | None, command: str, model: str, served: str | None) 
 # --- players and rows ---
 
 
-def server_options(url: str, model: str, **options: Any) -> ServerOptions:
-    """How a server is asked; ``url`` is the base of its API, and ``/v1`` is added where it has no path."""
-    base = url.strip().rstrip("/")
-    base = base if "/" in base.partition("://")[2] else f"{base}/v1"
-    return ServerOptions(url=base, model=model, **options)
-
-
 def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
-    """The model in a folder, or the one that the server at ``place`` calls ``served``, asked by these options."""
+    """The model in a folder, or the one that the server at ``place`` calls ``served``, asked by these options.
+
+    ``place`` is then the base of the server's API; ``/v1`` is added where it has no path.
+    """
     if place.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")
+        base = place.strip().rstrip("/")
+        base = base if "/" in base.partition("://")[2] else f"{base}/v1"
         extra = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
-        return ServedModel(server_options(place, served, extra_body=extra, **options).client(PATH))
+        return ServedModel(ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH))
     if served is not None:
         raise ValueError("--model names the model of a server, whose address begins with http:// or https://")
     from medserl_agentloop.evaluation.local_models import load_player  # loads verl
@@ -214,12 +214,6 @@ def start_games(
                 "use another judge, or data without the category"
             )
     return interaction, games
-
-
-def budgets_of(config: MedicalConfig, attacker: Model, specs: Sequence[GameSpec]) -> dict[str, int]:
-    """Most tokens of each role's turn by the config, for the longest of the notes."""
-    longest = max(attacker.count(spec.seed_note) for spec in specs)
-    return {Role.ATTACKER.value: config.budget.attacker(longest), Role.ASSESSOR.value: config.budget.assessor}
 
 
 @dataclass
@@ -293,13 +287,16 @@ async def play_match(
 ) -> list[MedicalRecord]:
     """Play one game per spec, with the profile, judge, scheme and rules of ``config``, as :func:`play_games` does it.
 
-    ``budgets`` are those of ``config`` if not given. ``attacks`` are the attacker's turns against another assessor.
+    ``budgets`` are those of ``config``, for the longest note, if not given. ``attacks`` are the attacker's against
+    another assessor.
     """
     interaction = MedicalGameInteraction(config)
     games = [interaction.new_game(asdict(spec)) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
     known = {} if attacks is None else {Role.ATTACKER.value: attacks}
-    budgets = budgets or budgets_of(config, attacker, specs)
+    if budgets is None:
+        longest = max(attacker.count(spec.seed_note) for spec in specs)
+        budgets = {Role.ATTACKER.value: config.budget.attacker(longest), Role.ASSESSOR.value: config.budget.assessor}
     records = await play_games(interaction, games, players, budgets=budgets, known=known, **options)
     names = {role: model.name for role, model in players.items()}
     for record in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
@@ -307,20 +304,12 @@ async def play_match(
     return records
 
 
-async def play_and_write(
-    interaction: Interaction[Any, Any],
-    games: Sequence[Any],
-    model: Model,
-    output: Path,
-    console: Console,
-    *,
-    rows: int,
-    **options: Any,
-) -> list[Any]:
-    """Let ``model`` play games on so many ``rows`` again and again; each record is written as soon as it is scored."""
+@contextmanager
+def written(output: Path, games: int, rows: int, console: Console) -> Iterator[Callable[[int, Any], None]]:
+    """Gives what writes each of the ``games`` as soon as it is scored; they are on ``rows`` rows, again and again."""
     say(console, f"games: {output}")
     progress, file, void = Progress(console=console), StepFile(output), 0
-    bar = progress.add_task("games", total=len(games))
+    bar = progress.add_task("games", total=games)
 
     def done(number: int, record: Any) -> None:
         nonlocal void
@@ -330,4 +319,4 @@ async def play_and_write(
         progress.update(bar, advance=1, description=f"games, {void} void")
 
     with progress:
-        return await play_games(interaction, games, dict.fromkeys(interaction.roles, model), done=done, **options)
+        yield done

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -19,14 +18,14 @@ from rich.console import Console
 from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.evaluation.play import (
     MODEL_HELP,
-    budgets_of,
     metrics_table,
     model_at,
     new_file,
-    play_and_write,
+    play_match,
     run_config,
     start_games,
     template_of,
+    written,
 )
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -58,11 +57,10 @@ def probe(
         interaction, games = start_games(run, MedicalConfig, named, settings, data, notes, seed)
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), **asking)
-        rows = [game.record.spec for game in games]
-        repeated = [interaction.new_game(asdict(spec)) for spec in rows * samples]
-        budgets = budgets_of(interaction.config, player, rows)
-        drawn: Any = {"budgets": budgets, "temperature": temperature, "seed": seed, "concurrency": concurrency}
-        records = asyncio.run(play_and_write(interaction, repeated, player, output, console, rows=notes, **drawn))
+        rows = [game.record.spec for game in games] * samples
+        drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
+        with written(output, len(rows), notes, console) as done:
+            records = asyncio.run(play_match(player, player, rows, interaction.config, done=done, **drawn))
     measured = role_metrics(records) | note_shares(records)
     console.print(metrics_table(measured))
     for reason, override in settings_that_follow(measured, interaction.config):

@@ -22,7 +22,7 @@ from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.paths import sha256_of
+from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring.metrics import (
     COMPARED,
     GROUP_MEASURES,
@@ -43,34 +43,8 @@ _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 """Ids of MEDEC's notes: published results are quoted beside these alone."""
 
 
-def _quoted(system: str, source: str, differs: str, **measures: float) -> dict[str, Any]:
-    """A result that others report, and what keeps it from being comparable: notes, prompt, judge."""
-    return {"system": system, "source": source, "differs": differs, "measures": measures}
-
-
-_LOG = "log of the OpenRLHF system that this project replaces; not published"
-_RAG = "arXiv 2511.19858"
-_READERS = f"arXiv 2412.19260 as quoted in {_RAG}"
-_GEPA = "arXiv 2602.22483"
-_TEST = "MEDEC test set"
-_BOTH = f"{_TEST}, notes of both hospitals (925)"
-_OWN = f"{_BOTH}; its own prompt and scoring"
-_MS = "MEDEC-MS test set (597); its own prompt and scoring"
-_SHOTS = f"{_TEST}; ten training notes in each prompt"
-_OPTIMISED = f"{_BOTH}; prompt optimised by GEPA"
-_HUMAN = f"{_TEST}; a human reader"
-PUBLISHED = (
-    _quoted("Qwen3-4B, zero-shot", _LOG, _OWN, flag_accuracy=0.587, f1=0.675, recall=0.811, sentence_accuracy=0.554),
-    _quoted("Qwen3-4B, best RL run", _LOG, _OWN, f1=0.700, recall=0.878, sentence_accuracy=0.739),
-    _quoted("Qwen3-4B, a later RL run", _LOG, _OWN, f1=0.498),
-    _quoted("earlier inference run", _LOG, _MS, flag_accuracy=0.519, precision=0.532, recall=0.720, f1=0.612),
-    _quoted("GPT-4.1, zero-shot", _RAG, _TEST, flag_accuracy=0.6812, sentence_accuracy=0.6573),
-    _quoted("GPT-4.1, 10 retrieved shots", _RAG, _SHOTS, flag_accuracy=0.7286, sentence_accuracy=0.7037),
-    _quoted("GPT-5, optimised prompt", _GEPA, _OPTIMISED, flag_accuracy=0.785),
-    _quoted("Qwen3-32B, optimised prompt", _GEPA, _OPTIMISED, flag_accuracy=0.690),
-    _quoted("physician 1", _READERS, _HUMAN, flag_accuracy=0.7961, sentence_accuracy=0.6588),
-    _quoted("physician 2", _READERS, _HUMAN, flag_accuracy=0.7161, sentence_accuracy=0.6677),
-)
+PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
+"""Results that others report, and what keeps each from being comparable: notes, prompt, judge."""
 
 Train = Annotated[
     list[Path] | None,

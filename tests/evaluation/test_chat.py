@@ -12,10 +12,10 @@ from evaluation.chat_server import MODEL, ChatServer
 from game.builders import CLEAN_NOTE
 from serving import completion
 
-from medserl_agentloop.core.chat import PATH, ChatClient, ServedModel
+from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
-from medserl_agentloop.evaluation.play import server_options
+from medserl_agentloop.evaluation.play import model_at
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -42,18 +42,6 @@ def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "token", ["<|im_end|>", "<|a:b|>", "<\uff5cUser\uff5c>", "</s>", "<end_of_turn>", "[/INST]", "<MINE>"]
-)
-def test_a_special_token_reaches_the_server_as_text_and_comes_back_as_written(server: ChatServer, token: str) -> None:
-    server.answer = lambda role, prompt: prompt
-    content = f"BP <140, [2] a{token}{token}b <note>"
-    answer = ask(server.url, content, special_tokens=["<MINE>", ""])
-    sent = server.requests[0]["messages"][0]["content"]
-    assert token not in sent
-    assert sent.replace("\u2060", "") == answer.text == content
-
-
 MARKERS = """
     <|im_end|> <|a:b|> <|endoftext|> <\uff5cUser\uff5c> <\uff5cend\u2581of\u2581sentence\uff5c> <think> </think>
     <tool_call> </tool_call> <tool_response> <s> </s> <bos> <eos> <pad> <unk> <mask> <im_end> <start_of_turn>
@@ -63,14 +51,22 @@ MARKERS = """
 """
 
 
-@pytest.mark.parametrize("token", [*MARKERS.split(), "<| im end |>"])
+@pytest.mark.parametrize("token", [*MARKERS.split(), "<| im end |>", "<MINE>"])
 def test_no_control_token_of_a_players_text_reaches_a_server(server: ChatServer, token: str) -> None:
     text = f"{token}{token} x{token.upper()}\n{token}"
-    sent = Prompt(({"role": "user", "content": f"Read this: {place('note')}"},), {"note": text}).filled()
-    assert not re.search(re.escape(token), sent[0]["content"], re.IGNORECASE)
-    assert sent[0]["content"].replace("\u2060", "") == f"Read this: {text}"
+    filled = Prompt(({"role": "user", "content": f"Read this: {place('note')}"},), {"note": text}).filled()
     server.answer = lambda role, prompt: prompt
-    assert ask(server.url, sent[0]["content"]).text == f"Read this: {text}"
+    answer = ask(server.url, filled[0]["content"], special_tokens=["<MINE>", ""]).text
+    sent = server.requests[0]["messages"][0]["content"]
+    assert not re.search(re.escape(token), sent, re.IGNORECASE)
+    for shown in (sent.replace("\u2060", ""), answer):
+        assert shown.replace("/ ", "/") == f"Read this: {text}"  # a blank breaks the switch in "/think"
+
+
+def test_a_special_token_in_an_earlier_turn_reaches_the_server_as_text(server: ChatServer) -> None:
+    ask(server.url, "BP <140, [2] a<MINE>b </s> <note>", special_tokens=["<MINE>", ""])
+    sent = server.requests[0]["messages"][0]["content"]
+    assert sent == "BP <140, [2] a<\u2060MINE>b <\u2060/s> <note>"
 
 
 def test_other_signs_of_a_note_and_the_prompts_own_words_stay_as_they_are() -> None:
@@ -143,16 +139,17 @@ def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
     return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
 
 
-def play(url: str, use: Callable[[ServedModel], Awaitable[T]], **fields: Any) -> T:
+def play(url: str, use: Callable[[ServedModel], Awaitable[T]]) -> T:
     async def played() -> T:
-        http = server_options(url, MODEL, timeout_s=5.0, retries=1).client(PATH)
-        return await use(ServedModel(http, **fields))
+        model = model_at(url, MODEL, {}, timeout_s=5.0, retries=1)
+        assert isinstance(model, ServedModel)
+        return await use(model)
 
     return asyncio.run(played())
 
 
 def reply(url: str, one: Any, **fields: Any) -> Reply:
-    return play(url, lambda player: player.reply(one, one.prompt.filled()), **fields)
+    return play(url, lambda player: player.reply(one, one.prompt.filled(), **fields))
 
 
 def test_the_model_gets_the_profile_s_messages_and_the_turn_s_budget_and_stop_strings(server: ChatServer) -> None:

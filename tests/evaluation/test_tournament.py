@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from evaluation.chat_server import MODEL, chat_server
+from evaluation.chat_server import MODEL, ChatServer
+from evaluation.conftest import run_at
 from evaluation.test_play import good_player
 from game.builders import finished
 from invoking import invoke
@@ -16,9 +17,8 @@ from typer.testing import Result
 
 from experiments.clinic import inject_error, sample_clean_note
 from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.core.step_file import CONFIG_FILE
 from medserl_agentloop.data.rows import write_parquet
-from medserl_agentloop.evaluation.local_models import LocalModel, load_player
+from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -50,33 +50,15 @@ def specs(count: int) -> list[GameSpec]:
     return found
 
 
-@pytest.fixture(scope="module")
-def player() -> LocalModel:
-    return load_player(Path(TINY))
+def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
+    def play(seed: int, most: int = 200) -> list[MedicalRecord]:
+        options: Any = {"temperature": 1.0, "seed": seed, "budgets": {Role.ATTACKER: most, Role.ASSESSOR: most}}
+        records = asyncio.run(play_match(player, player, specs(2), MedicalConfig(judge=ORACLE), **options))
+        return [record.model_copy(update={"seconds": [], "finished": None}) for record in records]
 
-
-def play(player: LocalModel, games: list[GameSpec], **changes: Any) -> list[MedicalRecord]:
-    options: dict[str, Any] = {
-        "config": MedicalConfig(judge=ORACLE),
-        "temperature": 1.0,
-        "budgets": {Role.ATTACKER: 300, Role.ASSESSOR: 200},
-        "seed": 1,
-    }
-    return asyncio.run(play_match(player, player, games, **{**options, **changes}))
-
-
-def test_a_match_repeats_itself_and_another_seed_is_another_play(player: LocalModel) -> None:
-    games = specs(3)
-    first, again, other = (
-        [record.model_copy(update={"seconds": [], "finished": None}) for record in play(player, games, seed=seed)]
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
-def test_a_turn_without_room_is_cut_off_and_counts_as_such(player: LocalModel) -> None:
-    records = play(player, specs(1), budgets={Role.ATTACKER: 3, Role.ASSESSOR: 3})
-    turns = [turn for r in records for turn in (r.attack, r.assessment) if turn is not None]
+    player = load_player(Path(TINY))
+    assert play(1) == play(1) != play(2)
+    turns = [turn for record in play(1, most=3) for turn in (record.attack, record.assessment) if turn is not None]
     assert all(turn.truncated and turn.tokens == 3 for turn in turns)
 
 
@@ -152,10 +134,11 @@ def test_a_folder_of_another_tournament_is_refused(played: tuple[Path, Result], 
     assert (played[0] / "games.jsonl").read_bytes() == before
 
 
-def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(notes: Path, tmp_path: Path) -> None:
-    with chat_server() as server:
-        server.answer = lambda role, prompt: 400 if len(server.requests) == 1 else good_player(role, prompt)
-        done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
+def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda role, prompt: 400 if len(server.requests) == 1 else good_player(role, prompt)
+    done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
     assert done.exit_code == 0, done.output
     games = records(tmp_path / "out")
     assert {game.players["assessor"] for game in games if game.assessment} == {"served"}
@@ -177,30 +160,24 @@ def test_what_cannot_be_played_is_said_in_one_line(
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "out").exists()
 
 
-def test_a_run_is_its_checkpoints_and_what_it_started_from(tmp_path: Path) -> None:
-    for step in (20, 5):
-        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
-    (tmp_path / "global_step_3").mkdir()  # its weights were deleted
-    (tmp_path / CONFIG_FILE).write_text(f"actor_rollout_ref: {{model: {{path: {NOVICE}}}}}")
-    found = entries(f"mine={tmp_path}")
-    assert [entry.name for entry in found] == ["mine/0", "mine/5", "mine/20"]
+def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.parquet"
+    node = {"profile": "brief", "judge": ORACLE, "vanilla_attacker": "copy"}
+    start = {"model": {"path": NOVICE}}
+    run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(gone)}, actor_rollout_ref=start)
+    (run / "global_step_10" / "actor").mkdir(parents=True)
+    (run / "global_step_3").mkdir()  # its weights were deleted
+    found = entries(f"mine={run}")
+    assert [entry.name for entry in found] == ["mine/0", "mine/1", "mine/2", "mine/10"]
     assert found[0].place == NOVICE and {entry.line for entry in found} == {"mine"}
-
-
-def test_the_run_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    node = {"selfplay": {"profile": "brief", "judge": ORACLE, "vanilla_attacker": "copy"}}
-    node |= {"data": {"val_files": str(tmp_path / "gone.parquet")}}
-    (tmp_path / "run" / CONFIG_FILE).write_text(json.dumps(node))
-    (tmp_path / "run" / "global_step_1").mkdir()
-    (tmp_path / "run" / "global_step_1" / "actor").symlink_to(NOVICE)
-    command = ("tournament", tmp_path / "run", "--games", 3, "-o", tmp_path / "out", *SHORT)
+    (run / "global_step_10" / "actor").rmdir()
+    command = ("tournament", run, "--games", 3, *SHORT)
     done = invoke(*command)
     assert done.exit_code == 2 and "name the notes with --data" in " ".join(done.output.split())
-    (tmp_path / "gone.parquet").write_bytes(notes.read_bytes())
+    gone.write_bytes(notes.read_bytes())
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    settings = json.loads((tmp_path / "out" / "tournament.json").read_text())["settings"]["selfplay"]
+    settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"]["selfplay"]
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
 
 
@@ -250,10 +227,7 @@ def test_a_difference_of_ratings_is_the_odds_of_success() -> None:
     assert rated["attacker"]["a"] - rated["attacker"]["b"] == pytest.approx(400, rel=0.05)
     assert rated["assessor"]["x"] - rated["assessor"]["y"] == pytest.approx(400, rel=0.05)
     assert sum(rated["attacker"].values()) == pytest.approx(0, abs=1)
-
-
-def test_who_always_wins_has_a_rating_too() -> None:
-    assert ratings(shares(match("a", "x", 20, 0)))["attacker"] == {"a": pytest.approx(0, abs=1)}
+    assert ratings(shares(match("a", "x", 20, 0)))["attacker"] == {"a": pytest.approx(0, abs=1)}  # it always won
 
 
 def test_an_older_attacker_that_wins_again_was_forgotten() -> None:

@@ -1,13 +1,9 @@
-"""``--official-bugs`` against a second writing of what the published script does, digit for digit."""
+"""``--official-bugs``: what the published script prints, digit for digit, and how it stops."""
 
-import csv
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from note_files import OFFICIAL, medec_file
-from rouge import Rouge
 from scoring.builders import gold, guesses, note, validation, write_reference
 
 from medserl_agentloop.evaluation.score import read_reference
@@ -15,76 +11,31 @@ from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import read_submission, write_submission
 from medserl_agentloop.scoring.official import official_scores
 
-ESCAPES = {"\\": "\\", "n": "\n", "t": "\t", "r": "\r"}
 
-
-def published(reference: Path, submission: Path) -> dict[str, float | None]:
-    """The published script's behaviour, told from its description and without pandas."""
-    with reference.open(encoding="utf-8", newline="") as file:
-        records = list(csv.DictReader(file))
-    spoilt = any(record["Error Flag"] == "" for record in records)
-    flags, sentences, corrections = {}, {}, {}
-    for record in records:
-        number = float if spoilt else int
-        key = record["Text ID"]
-        flags[key] = str(number(record["Error Flag"])) if record["Error Flag"] else "nan"
-        sentences[key] = str(number(record["Error Sentence ID"])) if record["Error Sentence ID"] else "nan"
-        corrections[key] = record["Corrected Sentence"] or "NA"
-    said = {}
-    for line in submission.read_text(encoding="utf-8").splitlines():
-        line = line.strip()
-        if re.fullmatch(r"[a-z0-9-]+\s\d+\s-?\d+\s.+", line):
-            key, flag, sentence, *words = _template(line).split()
-            text = " ".join(words)
-            text = text.lstrip('"') if text.strip('"') else '"'
-            text = text.rstrip('"') if text.strip('"') else '"'
-            said[key] = (flag, sentence, "NA" if flag == "0" else text)
-    total, pairs, both_na, right_flags, right_sentences = 0, [], 0, 0, 0
-    for key, correction in corrections.items():
-        total += 1
-        if key not in said:
-            continue
-        flag, sentence, text = said[key]
-        right_flags += flag == flags[key]
-        right_sentences += sentence == sentences[key]
-        both_na += text == correction == "NA"
-        if text != "NA" and correction != "NA":
-            pairs.append((text, correction))
-    result: dict[str, float | None] = {
-        "Error Flags Accuracy": right_flags / total,
-        "Error Sentence Detection Accuracy": right_sentences / total,
-    }
-    for short, name in (("R1F", "rouge-1"), ("R2F", "rouge-2"), ("RLF", "rouge-l")):
-        f = np.array([Rouge([name]).get_scores(text, correction)[0][name]["f"] for text, correction in pairs])
-        result[f"{short}_subset_check"] = float(f.mean()) if pairs else None
-        result[f"{short}C"] = float((f.sum() + both_na) / total)
-    return result
-
-
-def _template(line: str) -> str:
-    """The line as the template of a replacement: escapes of whole texts are decoded, the others raise."""
-
-    def decoded(match: re.Match[str]) -> str:
-        if match[1] not in ESCAPES:
-            raise ValueError(f"bad escape {match[0]}")
-        return ESCAPES[match[1]]
-
-    return re.sub(r"\\(.)", decoded, line)
-
-
-@pytest.mark.parametrize("blank", [0, 7])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_numbers_are_the_published_scripts(tmp_path: Path, seed: int, blank: int) -> None:
+@pytest.mark.parametrize(
+    ("blank", "flags", "sentences", "composites"),
+    [
+        (0, 0.575, 0.275, {"R1FC": 0.2169755230946072, "R2FC": 0.15227272692561983, "RLFC": 0.21312936924845335}),
+        (7, 0.0, 0.0, {"R1FC": 0.21168343716547044, "R2FC": 0.14855875797621448, "RLFC": 0.2079310919497106}),
+    ],
+)
+def test_the_numbers_are_the_published_scripts(
+    tmp_path: Path, blank: int, flags: float, sentences: float, composites: dict[str, float]
+) -> None:
+    """The numbers are those of a second writing of the script, which agreed on eight such submissions."""
     notes = [note(n, n % 3 > 0, f"Sentence {n % 3} of a right note, {n % 5} mg." if n % 3 else None) for n in range(40)]
-    reference = write_reference(tmp_path / "notes.csv", notes, blank)
     path = tmp_path / "s.txt"
-    write_submission(path, guesses(notes, seed))
+    write_submission(path, guesses(notes, 0))
     with path.open("a") as file:
         file.write('\nms-test-0 0 -1\nms-test-1 1 0 ""quoted""\nmade-up-1 1 1 A\nms-test-2  1 1 "two blanks"\n')
         file.write('ms-test-4 1 1 "A\\\\B\\nC \\t"\nMS-test-5 1 1 A\nms-test-7 1 2 tail" "\n')
-    found = official_scores(reference, path)
-    assert found == published(reference, path)
-    assert blank == 0 or found["Error Flags Accuracy"] == found["Error Sentence Detection Accuracy"] == 0.0
+    of_pairs = {"R1F": 0.20439005132134935, "R2F": 0.06060605983471074, "RLF": 0.19584304277434078}
+    assert official_scores(write_reference(tmp_path / "notes.csv", notes, blank), path) == {
+        "Error Flags Accuracy": flags,
+        "Error Sentence Detection Accuracy": sentences,
+        **{f"{name}_subset_check": value for name, value in of_pairs.items()},
+        **composites,
+    }
 
 
 @pytest.mark.parametrize("blank", [0, 328])
@@ -96,7 +47,6 @@ def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, bla
     reference.write_bytes(real.read_bytes().rstrip() + b"\r\n" + b",,,,,,,,\r\n" * blank)
     write_submission(tmp_path / "s.txt", gold(notes))
     found = official_scores(reference, tmp_path / "s.txt")
-    assert found == published(reference, tmp_path / "s.txt")
     assert found["Error Flags Accuracy"] == found["Error Sentence Detection Accuracy"] == (0.0 if blank else 1.0)
     ours = read_reference([reference])
     assert ours.dropped_empty == blank and ours.notes == notes
