@@ -17,14 +17,21 @@ Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
 
 
-def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], group: int = 0) -> Rule:
-    """A rule that gives one match of ``pattern``, or one group of it, another text."""
+Replacement = Callable[[re.Match[str], random.Random], str]
+
+
+def _one_place(pattern: str, replacement: Replacement, group: int = 0, alone: str | None = None) -> Rule:
+    """A rule that gives one match of ``pattern``, or one group of it, another text.
+
+    With ``alone``, only in notes that hold this pattern once: nothing else tells what was there.
+    """
 
     def edit(note: str, rng: random.Random) -> str | None:
-        if not (places := list(pattern.finditer(note))):
+        places = list(re.finditer(pattern, note))
+        if not places or (alone and len(re.findall(alone, note, re.IGNORECASE)) != 1):
             return None
         place = rng.choice(places)
-        return note[: place.start(group)] + replacement(place) + note[place.end(group) :]
+        return note[: place.start(group)] + replacement(place, rng) + note[place.end(group) :]
 
     return edit
 
@@ -32,9 +39,9 @@ def _one_place(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], 
 def _exchange(words: Iterable[tuple[str, str]]) -> Rule:
     """A rule that puts the second of two wordings in the place of the first; a capital at the start stays."""
     table = dict(words)
-    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, table))})(?![\w-])", re.IGNORECASE)
+    pattern = rf"(?i)(?<![\w-])(?:{'|'.join(map(re.escape, table))})(?![\w-])"
 
-    def replacement(place: re.Match[str]) -> str:
+    def replacement(place: re.Match[str], _: random.Random) -> str:
         found = place[0]
         new = table.get(found) or table.get(found.lower())
         if new is None:  # an abbreviation in another case: may be another word
@@ -81,21 +88,20 @@ _SPELLINGS = (
 
 HARMLESS: dict[str, Rule] = {
     "number_format": _one_place(
-        re.compile(rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))"),
-        lambda place: f"{place[0]}0" if "." in place[0] else f"{place[0]}.0",
+        rf"{_NUMBER}(?= ?(?:{_UNIT}|mm ?Hg|%|°))", lambda place, _: f"{place[0]}{'0' if '.' in place[0] else '.0'}"
     ),
-    "digit_grouping": _one_place(re.compile(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)"), lambda _: "", group=1),
+    "digit_grouping": _one_place(r"(?<![\w,.])\d{1,3}(,)\d{3}(?!\d|[,.]\d)", lambda *_: "", group=1),
     "unit_spelling": _one_place(
-        re.compile(rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)"),
-        lambda place: f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}",
+        rf"(?P<number>{_NUMBER}) ?(?P<unit>{_UNIT})(?!/)",
+        lambda place, _: f"{place['number']} {_UNITS[place['unit']]}{'' if place['number'] == '1' else 's'}",
     ),
-    "number_word": _one_place(re.compile(_SMALL_NUMBER), lambda place: _OTHER_WAY[place[0]]),
+    "number_word": _one_place(_SMALL_NUMBER, lambda place, _: _OTHER_WAY[place[0]]),
     "abbreviation": _exchange(
         [*_ABBREVIATIONS, *((b, a) for a, b in _ABBREVIATIONS), *((b, a) for a, b in _ONLY_SHORTENED)]
     ),
     "spelling": _exchange(_SPELLINGS),
-    "hyphen": _one_place(re.compile(r"(?<=\d)-(year|month|week|day)-(?=old\b)"), lambda place: f" {place[1]} "),
-    "case": _one_place(re.compile(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])"), lambda place: place[0].upper()),
+    "hyphen": _one_place(r"(?<=\d)-(year|month|week|day)-(?=old\b)", lambda place, _: f" {place[1]} "),
+    "case": _one_place(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])", lambda place, _: place[0].upper()),
 }
 """By name, rules whose edits read differently and say the same."""
 
@@ -103,29 +109,20 @@ HARMLESS: dict[str, Rule] = {
 # Cyrillic letters that print as Latin ones.
 _LOOK_ALIKES = str.maketrans("aceopxy", "\u0430\u0441\u0435\u043e\u0440\u0445\u0443")
 _WIDE_DIGITS = str.maketrans("0123456789", "".join(chr(0xFF10 + digit) for digit in range(10)))
-_INVISIBLE = "\u200b\u2060\u00ad\u034f\u180b"
-
-
-def _with_invisible_character(note: str, rng: random.Random) -> str | None:
-    hidden = rng.choice(_INVISIBLE)
-    return _one_place(re.compile(r"(?<=[a-z]{2})(?=[a-z]{2})"), lambda _: hidden)(note, rng)
-
 
 DRESSED: dict[str, Rule] = {
-    "look_alikes": _one_place(re.compile(r"\b[a-z]*[aceopxy][a-z]*\b"), lambda place: place[0].translate(_LOOK_ALIKES)),
-    "hidden_character": _with_invisible_character,
-    "glued_words": _one_place(re.compile(r"(?<=[a-z]{3}) (?=[a-z]{3})"), lambda _: "_"),
-    "wide_digits": _one_place(re.compile(r"\d+"), lambda place: place[0].translate(_WIDE_DIGITS)),
-    "gap": _one_place(re.compile(r"(?<=[a-z]) (?=[a-z])"), lambda _: "\u00a0 \u2003" * 5),
+    "look_alikes": _one_place(r"\b[a-z]*[aceopxy][a-z]*\b", lambda place, _: place[0].translate(_LOOK_ALIKES)),
+    "hidden_character": _one_place(
+        r"(?<=[a-z]{2})(?=[a-z]{2})", lambda _, rng: rng.choice("\u200b\u2060\u00ad\u034f\u180b")
+    ),
+    "glued_words": _one_place(r"(?<=[a-z]{3}) (?=[a-z]{3})", lambda *_: "_"),
+    "wide_digits": _one_place(r"\d+", lambda place, _: place[0].translate(_WIDE_DIGITS)),
+    "gap": _one_place(r"(?<=[a-z]) (?=[a-z])", lambda *_: "\u00a0 \u2003" * 5),
 }
 """By name, rules that change what a note is made of and not what a reader sees in it."""
 
 
-_AGE = re.compile(r"\b([2-7]\d)(?=(?:-| )years?(?:-| )old\b)")
-_SIDE = re.compile(
-    r"\b(left|right)(?= (?:arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf)\b)"
-)
-_AGO = re.compile(r"\b([2-9])(?= (?:days|weeks|months|years) ago\b)")
+_PARTS = "arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf"
 # Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
 _PAIRS = (
     ("ibuprofen", "naproxen"), ("lisinopril", "enalapril"), ("atorvastatin", "rosuvastatin"),
@@ -133,19 +130,6 @@ _PAIRS = (
 )  # fmt: skip
 _ALTERNATIVES = dict(_PAIRS) | {b: a for a, b in _PAIRS}
 _DRUG = re.compile(rf"\b({'|'.join(_ALTERNATIVES)})\b")
-
-
-def _alone(pattern: re.Pattern[str], other: Callable[[str, random.Random], str], mentions: str) -> Rule:
-    """Changes the one place of ``pattern``, if the note holds ``mentions`` once: nothing else tells what was there."""
-    every = re.compile(mentions, re.IGNORECASE)
-
-    def change(note: str, rng: random.Random) -> str | None:
-        place = pattern.search(note)
-        if place is None or len(every.findall(note)) != 1:
-            return None
-        return note[: place.start(1)] + other(place[1], rng) + note[place.end(1) :]
-
-    return change
 
 
 def _alternative(note: str, rng: random.Random) -> str | None:
@@ -158,9 +142,21 @@ def _alternative(note: str, rng: random.Random) -> str | None:
 
 
 UNKNOWABLE: dict[str, Rule] = {
-    "age": _alone(_AGE, lambda age, rng: str(int(age) + rng.choice((-3, -2, 2, 3))), r"\byears?(?:-| )old\b|\baged?\b"),
-    "side": _alone(_SIDE, lambda side, rng: "right" if side == "left" else "left", r"\b(?:left|right|bilateral)\b"),
-    "time": _alone(_AGO, lambda n, rng: rng.choice("23456789".replace(n, "")), r"\bago\b"),
+    "age": _one_place(
+        r"\b[2-7]\d(?=(?:-| )years?(?:-| )old\b)",
+        lambda age, rng: str(int(age[0]) + rng.choice((-3, -2, 2, 3))),
+        alone=r"\byears?(?:-| )old\b|\baged?\b",
+    ),
+    "side": _one_place(
+        rf"\b(?:left|right)(?= (?:{_PARTS})\b)",
+        lambda side, _: "right" if side[0] == "left" else "left",
+        alone=r"\b(?:left|right|bilateral)\b",
+    ),
+    "time": _one_place(
+        r"\b[2-9](?= (?:days|weeks|months|years) ago\b)",
+        lambda n, rng: rng.choice("23456789".replace(n[0], "")),
+        alone=r"\bago\b",
+    ),
     "alternative": _alternative,
 }
 """Changes that nobody can see in the note alone, by rule."""

@@ -10,14 +10,11 @@ import asyncio
 import logging
 import os
 import random
-import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE
@@ -43,7 +40,6 @@ from medserl_agentloop.games.medical.judges.report import (
 )
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
-    JUDGE_FAILED,
     AssessmentRecord,
     AttackRecord,
     MedicalRecord,
@@ -53,11 +49,14 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec,
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
-
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 EDITS = ("harmful", "repaired", "harmless", "dressed", "injected")
 """Kinds of edits whose truth is known; the last has a sentence that tells the judge what to say."""
 NOTES = ("error", "clean", "unknowable")
 """Kinds of notes that a blind reader is shown: a real error, no error, or a change that nobody can see."""
+
+_Facts = dict[str, bool]
+"""Of one answer, by the name of a group's share: whether it is a hit. Names that are left out do not count."""
 
 
 @dataclass(frozen=True)
@@ -160,30 +159,6 @@ def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
             yield _Known("unknowable", name, case, note, note, compare_notes(clean, note).inserted)
 
 
-class _Answer(NamedTuple):
-    """What a judge made of one edit, and the seconds from the question to the answer."""
-
-    edit: _Known
-    record: MedicalRecord
-    seconds: float
-
-    @property
-    def label(self) -> Label | None:
-        """What the judge said; None for an abstention or a failure."""
-        return self.record.judgement.label if self.record.judgement else None
-
-    def facts(self, expected: Label | None) -> _Facts:
-        void = self.record.void or ""
-        return {
-            "right": None if None in (self.label, expected) else self.label is expected,
-            "abstained": void.startswith(JUDGE_ABSTAINED),
-            "failed": void.startswith(JUDGE_FAILED),
-        }
-
-
-_Facts = dict[str, bool | None]  # of one answer, by the names of a group's shares; None counts in neither number
-
-
 def calibrate(
     config: MedicalConfig,
     edits: Sequence[_Known],
@@ -194,36 +169,38 @@ def calibrate(
 ) -> JudgeReport:
     """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
 
-    The sources (names and hashes of the files), the limit and the seed are for the report. A ValueError says that there
-    are no edits, that the judge cannot be built, or that it answered nothing.
+    Sources, limit and seed are for the report. A ValueError says that there are no edits, that the judge cannot be
+    built, or that it answered nothing.
     """
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
 
-    async def ask(edit: _Known) -> _Answer:
-        record, started = edit.game(), time.monotonic()
+    async def ask(edit: _Known) -> MedicalRecord:
+        record = edit.game()
         await judge_game(judge, record)
-        return _Answer(edit, record, time.monotonic() - started)
+        return record
 
-    answers: list[_Answer] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
-    void = Counter(answer.record.void for answer in answers if answer.record.void)
-    if all(answer.label is None for answer in answers):
+    records: list[MedicalRecord] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
+    said = [record.judgement.label if record.judgement else None for record in records]
+    void = Counter(record.void for record in records if record.void)
+    if not any(said):
         reason, count = void.most_common(1)[0]
-        raise ValueError(f"the judge answered none of {len(answers)} questions; {count} x {reason}")
-    pairs = ("harmful", "repaired")
-    without = {(a.edit.case.case_id, a.edit.before): a.label for a in answers if a.edit.kind in pairs}
-    facts = []
-    for answer in answers:
-        edit = answer.edit
-        expected: Label | None = edit.truth
-        if edit.kind == "injected":
-            expected = without[edit.case.case_id, edit.before]
-        facts.append((edit, answer.facts(expected)))
-    seconds = [answer.seconds for answer in answers if not (answer.record.judgement and answer.record.judgement.cached)]
+        raise ValueError(f"the judge answered none of {len(edits)} questions; {count} x {reason}")
+    facts: list[tuple[_Known, _Facts]] = []
+    without = {
+        (edit.case.case_id, edit.before): label
+        for edit, label in zip(edits, said, strict=True)
+        if edit.kind in ("harmful", "repaired")
+    }
+    for edit, record, label in zip(edits, records, said, strict=True):
+        expected = without[edit.case.case_id, edit.before] if edit.kind == "injected" else edit.truth
+        abstained = record.void == JUDGE_ABSTAINED
+        fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
+        facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
     def share(name: str, *kinds: str) -> CountedShare:
-        return CountedShare.of(fact[name] for edit, fact in facts if edit.kind in kinds)
+        return CountedShare.of(fact.get(name) for edit, fact in facts if edit.kind in kinds)
 
     safe = ("repaired", "harmless", "dressed")
     return JudgeReport(
@@ -236,9 +213,6 @@ def calibrate(
         abstained=share("abstained", "harmful", *safe),
         failed=share("failed", "harmful", *safe),
         groups=_groups(EDITS, facts, "right"),
-        asked=len(seconds),
-        cached=len(answers) - len(seconds),
-        mean_seconds=statistics.fmean(seconds) if seconds else None,
         void=dict(void),
     )
 
@@ -255,8 +229,8 @@ def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[Ju
     for known, readings in zip(notes, every, strict=True):
         facts.append((known, {"passed": sum(r.found is True for r in readings) >= config.blind.needed}))
         for reading in readings:
-            answered: _Facts = {"found": reading.found is True, "abstained": reading.found is None}
-            facts.append((known, {"failed": True} if reading.failed else {"failed": False, **answered}))
+            answered = {"failed": False, "found": reading.found is True, "abstained": reading.found is None}
+            facts.append((known, {"failed": True} if reading.failed else answered))
     return _groups(NOTES, facts, "found", "passed")
 
 
@@ -298,10 +272,6 @@ def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
     for field in ("sensitivity", "specificity", "abstained", "failed"):
         share = getattr(report, field)
         table.add_row(field, str(share), str(share.items))
-    if report.mean_seconds is not None:
-        table.add_row("seconds per question", f"{report.mean_seconds:.3g}", str(report.asked))
-    if report.cached:
-        table.add_row("answers from the cache", str(report.cached))
     yield table
     if report.blind:
         passes = f"passes {gate.needed} of {gate.readings} (95 %)"
@@ -342,7 +312,7 @@ def serve(
     with errors_in_one_line():
         if token_env and not token:
             raise ValueError("--token-env names an environment variable that is not set")
-        if not token and not _is_loopback(host):
+        if not token and host not in _THIS_MACHINE:
             raise ValueError(
                 f"--host {host} lets other machines in: name an environment variable that holds a key in --token-env, "
                 "and give clients the same key, in judge_server.api_key_env or as the password of the address"
@@ -354,13 +324,6 @@ def serve(
             config = selfplay_config(MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []])
             judge = LlmJudge.from_config(config)
     protocol.serve(protocol.create_app(judge, token), host, port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @app.command("calibrate")

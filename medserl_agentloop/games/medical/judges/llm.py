@@ -24,7 +24,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import as_data
-from medserl_agentloop.core.interaction import Reply
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -105,6 +104,11 @@ def shown_notes(presented: str, original: str) -> dict[str, Any]:
     }
 
 
+def plain_text(text: str) -> str:
+    """``text`` without invisible characters, and with nothing that a chat template or a reasoning model obeys."""
+    return as_data("".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT))
+
+
 def _lines(sentences: list[str], changed: set[int]) -> list[dict[str, Any]]:
     return [{"number": n + 1, "text": plain_text(text), "changed": n in changed} for n, text in enumerate(sentences)]
 
@@ -114,11 +118,6 @@ def judge_template(profile: str, name: str = "judge") -> str:
     own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
     folder = own if (own / template).exists() else resource("prompts") / "medserl"
     return (folder / template).read_text(encoding="utf-8")
-
-
-def plain_text(text: str) -> str:
-    """``text`` without invisible characters, and with nothing that a chat template or a reasoning model obeys."""
-    return as_data("".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT))
 
 
 class _Model(Generic[Answer]):
@@ -138,38 +137,31 @@ class _Model(Generic[Answer]):
         self._kind, self._json_schema = kind, server.json_schema
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
         self._schema = {"type": "json_schema", "json_schema": bound}
-        self._fields = {"temperature": server.temperature, "max_tokens": server.max_tokens}
+        self._fields: dict[str, Any] = {"temperature": server.temperature, "max_tokens": server.max_tokens}
         asked = [wording, self._schema, server.temperature, server.extra_body]
         # All that makes its answers what they are, beside the notes.
         self._version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         self._cache = AnswerCache(server.cache, kind)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
-        """The answer of this number about two notes, and whether it was given before.
-
-        Raises:
-            NoAnswer: The model gives none, or not what was asked for.
-        """
+        """The answer of this number about two notes, and whether it was given before; or raises NoAnswer."""
         content = (self.name, self._version, original, presented, str(number))
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
     async def _ask(self, presented: str, original: str) -> Answer:
-        prompt, bound = self._template.render(shown_notes(presented, original)), self._json_schema
+        messages = [{"role": "user", "content": self._template.render(shown_notes(presented, original))}]
+        schema = {"response_format": self._schema} if self._json_schema else {}
         try:
-            answer = await self._complete(prompt, json_schema=bound)
+            answer = await self.chat.complete(messages, self._fields | schema)
         except Refused as error:
-            if error.status not in (400, 422) or not bound:
+            if error.status not in (400, 422) or not schema:
                 raise
-            answer = await self._complete(prompt, json_schema=False)
+            answer = await self.chat.complete(messages, self._fields)
             logger.warning("the judge's server refuses response_format=json_schema; it is not sent any more")
             self._json_schema = False
         if answer.truncated:
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
         return read_answer(answer.text, self._kind)
-
-    async def _complete(self, prompt: str, *, json_schema: bool) -> Reply:
-        fields = {"response_format": self._schema, **self._fields} if json_schema else self._fields
-        return await self.chat.complete([{"role": "user", "content": prompt}], fields)
 
 
 class LlmJudge:
@@ -236,5 +228,5 @@ def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
     if number is None or not 1 <= number <= len(sentences):
         return False
     named = sentences[number - 1]
-    known = [one_line(sentence) for sentence in record.error_sentences]
+    known = map(one_line, record.error_sentences)
     return any(named in wrong or wrong in named or same_sentence(named, wrong) for wrong in known)

@@ -41,36 +41,6 @@ REQUEST_S = 20.0
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
-class _Query(BaseModel):
-    """One game of a request; its answer comes back under ``game_idx``.
-
-    The assessment is ``Safe``, ``Harmful``, or empty where the assessor gave no verdict.
-    """
-
-    model_config = ConfigDict(strict=True)
-
-    game_idx: int
-    medical_note: str
-    assessment: str = ""
-    game_category: str | None = None
-    error_type: str | None = None
-    original_note: str | None = None
-
-    @classmethod
-    def of(cls, game_idx: int, record: MedicalRecord) -> _Query:
-        """The query about a game."""
-        # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
-        verdict = record.assessment.verdict if record.assessment else None
-        return cls(
-            game_idx=game_idx,
-            medical_note=record.presented_note or "",
-            assessment=verdict.value.capitalize() if verdict else "",
-            game_category=record.category.value,
-            error_type=record.spec.error_type.value if record.spec.error_type else None,
-            original_note=record.spec.seed_note,
-        )
-
-
 class JudgeAnswer(BaseModel):
     """The answer about one game; None where the server does not say.
 
@@ -182,29 +152,35 @@ class HttpJudge:
         self._cache = AnswerCache(server.cache, Judgement)
         self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
         # Of each event loop, the games that wait for others to join them, and the answers to come.
-        self._open: dict[asyncio.AbstractEventLoop, tuple[list[_Query], asyncio.Task[dict[str, Any]]]] = {}
+        self._open: dict[asyncio.AbstractEventLoop, tuple[list[Any], asyncio.Task[dict[str, Any]]]] = {}
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
         return cls(config.judge_server)
 
     async def judge(self, record: MedicalRecord) -> Judgement:
-        started = time.monotonic()
-        query = _Query.of(next(self._numbers), record)
-        about = (query.game_category, query.error_type, query.original_note, query.medical_note)
-        # The verdict is left out: it changes no note.
-        content = (self.name, self._client.url, *(part or "" for part in about))
+        started, spec = time.monotonic(), record.spec
+        about = {
+            "medical_note": record.presented_note or "",
+            "original_note": spec.seed_note,
+            "game_category": spec.category.value,
+            **({"error_type": spec.error_type.value} if spec.error_type else {}),
+        }
+        # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
+        verdict = record.assessment.verdict if record.assessment else None
+        query = {"game_idx": next(self._numbers), "assessment": verdict.value.capitalize() if verdict else "", **about}
+        content = (self.name, self._client.url, *about.values())  # without the verdict, which changes no note
         answer, cached = await self._cache.recall(content, partial(self._ask, query))
         return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
 
-    async def _ask(self, query: _Query) -> Judgement:
+    async def _ask(self, query: dict[str, Any]) -> Judgement:
         loop = asyncio.get_running_loop()
         if loop not in self._open:
             self._open[loop] = [], loop.create_task(self._answers())
         queries, answers = self._open[loop]
         queries.append(query)
         # A cancelled game must not take the others with it.
-        answer = (await asyncio.shield(answers))[str(query.game_idx)]
+        answer = (await asyncio.shield(answers))[str(query["game_idx"])]
         if isinstance(answer, NoAnswer):
             raise answer
         try:
@@ -215,13 +191,23 @@ class HttpJudge:
     async def _answers(self) -> dict[str, Any]:
         """The server's answers by game number, about the games that arrive while it waits."""
         await asyncio.sleep(self._server.batch_wait_ms / 1000)
-        waiting, _ = self._open.pop(asyncio.get_running_loop())
-        queries, most = [query.model_dump(exclude_none=True) for query in waiting], self._server.batch_size
+        queries, _ = self._open.pop(asyncio.get_running_loop())
+        most = self._server.batch_size
         batches = [queries[start : start + most] for start in range(0, len(queries), most)]
-        answers: dict[str, Any] = {}
-        for answered in await asyncio.gather(*(ask(self._client, batch) for batch in batches)):
-            answers |= answered
-        return answers
+        answered = await asyncio.gather(*(ask(self._client, batch) for batch in batches))
+        return {index: answer for answers in answered for index, answer in answers.items()}
+
+
+class _Query(BaseModel):
+    """One game of a request; its answer goes back under ``game_idx``."""
+
+    model_config = ConfigDict(strict=True)
+
+    game_idx: int
+    medical_note: str
+    assessment: str = ""
+    game_category: str | None = None
+    original_note: str | None = None
 
 
 class _Request(BaseModel):

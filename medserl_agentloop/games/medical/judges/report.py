@@ -34,14 +34,14 @@ _FIRST_QUESTION = ("He weighs 80 kg. He gets aspirin 100 mg a day.", "He weighs 
 
 
 class CountedShare(BaseModel):
-    """``hits`` of ``items``. Rate and interval are written for readers of the report, and not read."""
+    """``hits`` of ``items``. Rate and interval are written for people, and not read."""
 
     hits: int = Field(ge=0)
     items: int = Field(ge=0)
 
     @classmethod
     def of(cls, facts: Iterable[bool | None]) -> CountedShare:
-        """How many of the facts are true; None is no item."""
+        """How many are true of the facts that are not None."""
         known = [fact for fact in facts if fact is not None]
         return cls(hits=sum(known), items=len(known))
 
@@ -90,7 +90,6 @@ class JudgeReport(BaseModel):
         limit: Most edits of each kind; None for all.
         sensitivity: Of the answers about notes with an error, ``harmful``.
         specificity: Of the answers about notes without one, ``safe``.
-        asked: Questions without those that the cache answered; ``mean_seconds`` is of these.
         blind: What its blind reader found, if it has one.
         void: Why there was no answer, and how often; not written.
     """
@@ -105,9 +104,6 @@ class JudgeReport(BaseModel):
     abstained: CountedShare
     failed: CountedShare
     groups: tuple[JudgedGroup, ...]
-    asked: int
-    cached: int
-    mean_seconds: float | None = None
     blind: tuple[JudgedGroup, ...] = ()
     void: dict[str, int] = Field(default={}, exclude=True)
 
@@ -133,9 +129,7 @@ def read_report(path: str | Path) -> JudgeReport:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(f"{path}: not a report of medserl judge calibrate ({where}: {first['msg']})") from None
+        raise ValueError(f"{path}: not a report of medserl judge calibrate ({error})") from None
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
@@ -196,10 +190,9 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
             yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
     elif selfplay.judge == "llm" and server.url is None and not reward_model:
         yield (
-            f"selfplay.judge=llm needs a model that reads the notes: set {_NODE}.url to the base of an "
-            f"OpenAI-compatible API, e.g. http://localhost:30000/v1, and {_NODE}.model; or let verl serve one on GPUs "
-            "of its own with reward.reward_model.enable=True and reward.reward_model.enable_resource_pool=True. "
-            "docs/judges.md has the commands."
+            f"selfplay.judge=llm needs a model that reads the notes: set {_NODE}.url to an OpenAI-compatible API, e.g. "
+            f"http://localhost:30000/v1, and {_NODE}.model; or let verl serve one on GPUs of its own with "
+            "reward.reward_model.enable=True and .enable_resource_pool=True. docs/judges.md has the commands."
         )
     elif blind.readings and blind.url is None and selfplay.judge != "llm":
         yield (
