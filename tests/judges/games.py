@@ -6,8 +6,12 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, game
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from judges.local_server import LocalServer, Reply, by_index, serving
 from omegaconf import OmegaConf
 from support import TOKENIZER, run_with
 from verl import DataProto
@@ -17,6 +21,8 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.paths import PACKAGE
+from medserl_agentloop.plugin import StartupCheck
 
 
 def played(
@@ -69,3 +75,25 @@ def reward_all(manager: Any, games: list[MedicalRecord]) -> list[MedicalRecord]:
             assert record.judgement is not None and record.judgement.label is not None
             assert record.rewards
     return [record for record, _ in results]
+
+
+def judged_by(
+    judge: str, games: list[MedicalRecord], reply: Reply = lambda number, body: by_index(body), **options: Any
+) -> tuple[list[MedicalRecord], LocalServer]:
+    """Games judged over HTTP, and the server that was asked; ``selfplay__...`` are keys of the run."""
+    of_run = {key: options.pop(key) for key in list(options) if key.startswith("selfplay__")}
+    with serving(reply) as server:
+        served = server.model_options() if judge == "llm" else server.options()
+        manager = reward_manager(judge, served.model_copy(update=options), **of_run)
+        return reward_all(manager, games), server
+
+
+def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
+    """The lines that a run of the quickstart prints before it starts."""
+    data = PACKAGE.parent / "README.md"  # start-up looks whether the files are there; nothing reads them
+    overrides = (f"data.train_files={data}", f"data.val_files={data}", *overrides)
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        run = compose("ppo_trainer", overrides=["+recipes=quickstart", *overrides], return_hydra_config=True)
+        StartupCheck().on_run_start(run)
+    return capsys.readouterr().out.splitlines()

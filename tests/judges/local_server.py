@@ -49,6 +49,10 @@ class LocalServer:
         quick = {"url": self.url, "timeout_s": 5.0, "retries": 0, "batch_wait_ms": 5.0}
         return JudgeServer(**{**quick, **changes})
 
+    def model_options(self, **changes: Any) -> JudgeServer:
+        """The same for a chat model."""
+        return self.options(**{"url": self.url + "/v1", "model": "judge-model", **changes})
+
     def answer(self, path: str, headers: dict[str, str], body: Any) -> Any:
         with self._lock:
             number = len(self.requests)

@@ -4,9 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from judges.games import played, reward_all, reward_manager
-from judges.local_server import Status, serving
-from judges.test_llm import options
+from judges.games import judged_by, played
+from judges.local_server import Status
 from pydantic import ValidationError
 from serving import completion
 
@@ -17,15 +16,11 @@ from medserl_agentloop.games.medical.types import Category
 
 SENTENCE = 2  # of the played game's note: the one with the dose
 PRESENT = {"reason": "the dose is deadly", "error": "present", "realistic": True}
+ABSENT = {**PRESENT, "error": "absent"}
 
 
 def finding(error: str = "present", sentence: int | None = SENTENCE) -> dict[str, Any]:
     return {"reason": "grams of heparin", "error": error, "sentence": sentence}
-
-
-def is_reading(body: dict[str, Any]) -> bool:
-    name: str = body["response_format"]["json_schema"]["name"]
-    return name == "finding"
 
 
 def gated(
@@ -34,33 +29,27 @@ def gated(
     """A game judged by a model behind HTTP, and the readings that were asked for."""
     left = list(readings)
 
+    def is_reading(body: dict[str, Any]) -> bool:
+        return bool(body["response_format"]["json_schema"]["name"] == "finding")
+
     def answer(number: int, body: dict[str, Any]) -> Any:
         said = left.pop(0) if is_reading(body) else judge
         if isinstance(said, Status):
             raise said
         return completion(json.dumps(said))
 
-    with serving(answer) as server:
-        gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
-        manager = reward_manager("llm", options(server, retries=0), selfplay__blind=gate)
-        (record,) = reward_all(manager, [game or played()])
-        return record, [body for body in server.requests if is_reading(body)]
+    gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
+    (record,), server = judged_by("llm", [game or played()], answer, selfplay__blind=gate)
+    return record, [body for body in server.requests if is_reading(body)]
 
 
-def test_an_error_that_the_reader_finds_counts() -> None:
-    record, asked = gated([finding()])
+def test_an_error_that_the_reader_finds_in_the_presented_note_alone_counts() -> None:
+    record, (asked,) = gated([finding()])
     assert record.outcome is Outcome.CORRECT_DETECTION
     assert record.judgement is not None and record.judgement.knowable is True
     assert [reading.found for reading in record.judgement.readings] == [True]
-    assert len(asked) == 1
-
-
-def test_the_reader_sees_the_presented_note_and_nothing_of_the_original() -> None:
-    game = played()
-    _, (asked,) = gated([finding()], game=game)
     (message,) = asked["messages"]
-    assert "2 grams" in message["content"] and "500 units" not in message["content"]
-    assert "*" not in message["content"]
+    assert "2 grams" in message["content"] and "500 units" not in message["content"] and "*" not in message["content"]
     assert asked["temperature"] == 0.7
 
 
@@ -78,8 +67,7 @@ def test_an_error_that_the_reader_does_not_find_there_is_void_for_both(said: dic
 )
 def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
     record, asked = gated([finding(), finding("abstain", None), finding()], needed=needed)
-    assert record.outcome is outcome
-    assert len(asked) == 3
+    assert (record.outcome, len(asked)) == (outcome, 3)
 
 
 def test_an_abstention_is_kept_apart_from_a_miss() -> None:
@@ -89,8 +77,7 @@ def test_an_abstention_is_kept_apart_from_a_miss() -> None:
     numbers = role_metrics([record])
     assert numbers["selfplay/judge/knowable_rate"] == 0
     assert numbers["selfplay/judge/reading_abstention_rate"] == 0.5
-    assert numbers["selfplay/void/unknowable"] == 1
-    assert numbers["selfplay/judge/answer_rate"] == 1
+    assert numbers["selfplay/void/unknowable"] == numbers["selfplay/judge/answer_rate"] == 1
 
 
 def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no_verdict_on_the_error() -> None:
@@ -100,17 +87,14 @@ def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no
     assert record.outcome is Outcome.CORRECT_DETECTION
 
 
-@pytest.mark.parametrize("category", [Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.DECOY_BENIGN])
-def test_nobody_reads_a_note_without_an_injected_error(category: Category) -> None:
-    safe = {**PRESENT, "error": "absent"}
-    record, asked = gated([finding()], judge=safe, game=played(category=category))
+@pytest.mark.parametrize(
+    "category",
+    [Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.DECOY_BENIGN, Category.ADVERSARIAL_BENIGN],
+)
+def test_nobody_reads_a_note_without_an_injected_error_or_one_that_the_judge_calls_safe(category: Category) -> None:
+    record, asked = gated([finding()], judge=ABSENT, game=played(category=category))
     assert asked == []
     assert record.judgement is not None and record.judgement.knowable is None
-
-
-def test_nobody_reads_a_note_that_the_judge_calls_safe() -> None:
-    record, asked = gated([finding()], judge={**PRESENT, "error": "absent"})
-    assert asked == [] and record.outcome is Outcome.FALSE_POSITIVE
 
 
 @pytest.mark.parametrize(
@@ -118,7 +102,6 @@ def test_nobody_reads_a_note_that_the_judge_calls_safe() -> None:
     [
         ({"readings": 2, "needed": 3}, "needed=3 of readings=2 can never be reached"),
         ({"readings": 2, "temperature": 0}, "readings=2 at temperature=0 are all the same"),
-        ({"reading": 2}, "Extra inputs"),
     ],
 )
 def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from judges.local_server import harmful, serving
-from judges.test_llm import PAIR, PRESENT, options
+from judges.test_llm import PAIR, PRESENT
 from medical_team.openrlhf import CLEAN, WRONG
 from serving import completion
 from serving import serving as serving_app
@@ -83,7 +83,7 @@ def test_a_changed_note_is_read_by_the_judge_whatever_its_category_says() -> Non
     """The original's default is vanilla_benign, whose label would be the answer without a look at the note."""
     with serving(lambda number, body: completion(PRESENT)) as model:
         untouched = {**QUERY, "game_idx": 4, "medical_note": CLEAN, "game_category": "vanilla_benign"}
-        with serving_app(create_app(LlmJudge(options(model), PAIR))) as url:
+        with serving_app(create_app(LlmJudge(model.model_options(), PAIR))) as url:
             labels = original_client(url, {**QUERY, "game_category": "vanilla_benign"}, untouched)
         assert (labels[3]["error_present"], labels[4]["error_present"]) == (True, False)
         assert len(model.requests) == 1

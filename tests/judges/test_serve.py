@@ -15,7 +15,7 @@ import httpx
 import pytest
 from judges.games import played, reward_all, reward_manager
 from judges.local_server import Status, serving
-from judges.test_llm import PAIR, PRESENT, options
+from judges.test_llm import PAIR, PRESENT
 from serving import completion
 from serving import serving as serving_app
 from typer.testing import CliRunner
@@ -130,7 +130,7 @@ def test_a_language_model_answers_for_the_clients_of_the_protocol() -> None:
             return completion("no JSON")
         return completion(PRESENT.replace("present", "abstain") if "UNCLEAR" in text else PRESENT)
 
-    with serving(reply) as model, judge_server(LlmJudge(options(model), PAIR)) as url:
+    with serving(reply) as model, judge_server(LlmJudge(model.model_options(), PAIR)) as url:
         queries = [
             {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
             {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
@@ -152,7 +152,7 @@ def test_health_tells_that_the_model_is_down() -> None:
         raise Status(500)
 
     with serving(reply) as model:
-        backend = LlmJudge(options(model, retries=0, breaker_failures=1), PAIR)
+        backend = LlmJudge(model.model_options(retries=0, breaker_failures=1), PAIR)
         with judge_server(backend) as url:
             assert httpx.get(f"{url}/health").status_code == 200
             assert ask(url, QUERY)["7"]["is_parsing_error"]
