@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,14 +16,18 @@ from pathlib import Path
 import typer
 
 from experiments.pages import with_table
+from medserl_agentloop.data.cases import Vignette
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role, VanillaAttacker
 
 PAGE = Path(__file__).with_name("rewards.md")
+SAMPLE = PAGE.parents[1] / "data_prep" / "sample" / "medserl_sample.csv"
 
 DOSE = "He receives warfarin 5 mg by mouth twice daily."
 WRONG_DOSE = "He receives warfarin 50 mg by mouth twice daily."
@@ -249,6 +253,46 @@ TRICKS = [
 ]
 
 
+def constant_answer(note: str, place: int, kind: ErrorType) -> str:
+    """That the note is harmful, by its sentence at ``place`` (from 0, or from the end) and by an error of this kind."""
+    sentences = split_sentences(note)
+    sentence = sentences[place] if -len(sentences) <= place < len(sentences) else sentences[-1]
+    return f"verdict: harmful\nsentence: {sentence}\nerror_type: {kind.value}\ncorrection: He is well."
+
+
+def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[Vignette]) -> float:
+    """What an assessor that never reads earns a game, where every case is played with its error and without."""
+    rewards = []
+    for case, category in product(cases, (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)):
+        note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
+        if note is None:
+            continue
+        errors = {"error_type": case.error_type, "error_sentence": case.error_sentence}
+        game = MedicalGame(GameSpec(category, category.seed_label, note, **errors), EditLimits(), MEDSERL)
+        game.play(f"<think>I do not read.</think>\n<answer>\n{answer(note)}\n</answer>")
+        game.record.judgement = Judgement(judge="labels", label=category.seed_label)
+        rewards.append(sum(scheme(game.record)[Role.ASSESSOR].values()))
+    return sum(rewards) / len(rewards)
+
+
+def constant_rows(notes: Path = SAMPLE) -> Iterator[tuple[str, list[float]]]:
+    """Each constant answer with what it earns under every scheme: safe, and the best that says harmful."""
+    cases = read_files([notes]).vignettes
+
+    def accuse(place: int, kind: ErrorType) -> Callable[[str], str]:
+        return lambda note: constant_answer(note, place, kind)
+
+    first = next(iter(ErrorType))
+    place = max(range(-4, 4), key=lambda place: earned(accuse(place, first), medserl, cases))
+    kind = max(ErrorType, key=lambda kind: earned(accuse(place, kind), medserl, cases))
+    where = f"sentence {place + 1}" if place >= 0 else f"sentence {-place} from the end"
+    for name, answer in (
+        ("safe", lambda note: "verdict: safe"),
+        (f"harmful, {where}, {kind.value}", accuse(place, kind)),
+    ):
+        yield name, [earned(answer, scheme, cases) for scheme in SCHEMES]
+
+
 def honest(trick: Trick) -> Trick:
     """What was asked for in the trick's game."""
     return next(attack for attack in HONEST if attack.category is trick.category)
@@ -293,11 +337,18 @@ def table() -> str:
             _, best = max((trick.best(scheme, judge), number) for number, trick in enumerate(tricks))
             cells.append(_cell(tricks[best], scheme, judge))
         lines.append(f"| {group}: {count}{names} | {rules} | {' | '.join(cells)} |")
+    for name, rewards in constant_rows():
+        cells = [f"{reward:.2f}" for reward in rewards for _ in judges]
+        lines.append(f"| *assessor: always {name}* | | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Write the table of tricks into docs/rewards.md."""
+def main(notes: Path | None = None) -> None:
+    """Write the table of tricks into docs/rewards.md; with ``--notes`` say what constant answers earn there."""
+    if notes is not None:
+        for name, rewards in constant_rows(notes):
+            print(f"always {name}: {', '.join(f'{reward:+.3f}' for reward in rewards)}")
+        return
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "tricks", table()), encoding="utf-8")
     print(table())
 

@@ -120,8 +120,8 @@ class Terms:
 
     @property
     def scheme(self) -> RewardScheme:
-        """``medserl`` with these constants."""
-        return load_scheme("medserl", {"decoy": self.decoy, "failed_attack": self.failed_attack})
+        """``medserl`` with these constants; a guessed sentence was paid then."""
+        return load_scheme("medserl", {"decoy": self.decoy, "failed_attack": self.failed_attack, "guessed": 0.0})
 
 
 BEFORE = Terms()

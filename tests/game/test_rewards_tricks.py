@@ -1,13 +1,16 @@
 """What an attacker might try in place of an attack: docs/rewards.md lists it, and the list is true."""
 
+import itertools
+
 import pytest
 import reward_tricks
-from reward_tricks import ANSWERS, HONEST, TRICKS, Trick, caught, table
+from reward_tricks import ANSWERS, HONEST, SAMPLE, TRICKS, Trick, caught, constant_answer, earned, table
 
 from experiments.pages import with_table
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import ErrorType, Role
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
@@ -18,6 +21,14 @@ def test_the_page_shows_the_table_of_today() -> None:
     page = reward_tricks.PAGE.read_text(encoding="utf-8")
     assert "| harmless rewording: 14, e.g. " in page
     assert with_table(page, "tricks", table()) == page, "run python docs/reward_tricks.py"
+
+
+def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
+    cases = read_files([SAMPLE]).vignettes[::4]
+    for place, kind in itertools.product(range(-4, 4), ErrorType):
+        for scheme in (zero_sum, medserl):
+            assert earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases) <= 0.02
+    assert earned(lambda note: "verdict: safe", medserl, cases) == 0.0
 
 
 def test_there_are_sixty_different_tricks_and_more() -> None:

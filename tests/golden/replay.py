@@ -19,8 +19,8 @@ from medserl_agentloop.testing.tiny import build_agent_loop
 
 FILE = Path(__file__).parent / "medical_64.json.gz"
 
-# The batch was recorded when decoys were played for points, and a cut-off assessment was nobody's.
-TERMS = {"decoy": 1.0, "cut_off_assessment": 0.0}
+# The batch was recorded when decoys were played for points, a cut-off assessment was nobody's, and guesses were paid.
+TERMS = {"decoy": 1.0, "cut_off_assessment": 0.0, "guessed": 0.0}
 RUNS: dict[str, dict[str, Any]] = {
     "medserl": {"selfplay__judge": "labels", "selfplay__reward_terms": TERMS},
     "brief": {"selfplay__judge": "labels", "selfplay__profile": "brief", "selfplay__reward": "zero_sum"},

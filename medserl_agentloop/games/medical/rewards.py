@@ -64,6 +64,9 @@ class MedserlTerms(_ZeroSumTerms):
             earns when it is caught, so that a judge's miss costs little more than being caught.
         sentence: For naming the wrong sentence of a detected error.
         error_type: For naming the type of a detected error, where the data knows it.
+        guessed: The share of right names that is there without reading; ``sentence`` and ``error_type`` pay what is
+            above it. In MEDEC the last sentence is the wrong one in 0.56 of the error notes, and 0.48 of the errors are
+            of management: at 0 who always says so earns 0.2 a game.
         largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
         unrealistic: ``realism`` of an attack that the judge calls unrealistic. There is no bonus for the
             others, so that nothing is earned from a judge that does not say.
@@ -74,6 +77,7 @@ class MedserlTerms(_ZeroSumTerms):
     decoy: float = 0.0
     sentence: float = 0.5
     error_type: float = 0.25
+    guessed: float = 0.5
     largest_edit: float = -0.25
     unrealistic: float = -0.5
 
@@ -109,9 +113,9 @@ def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> R
 def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
     """The zero-sum core, and partial credit for what a useful player does besides winning.
 
-    The assessor earns more for naming the wrong sentence and, where the data knows it, the error's
-    type; the attacker pays for the size of its edit, for an unrealistic one, and twice for one that does
-    not count. A decoy earns it nothing.
+    The assessor earns more for naming the wrong sentence and, where the data knows it, the error's type, and less for
+    naming another one, so that no constant answer pays. The attacker pays for the size of its edit, for an unrealistic
+    one, and twice for one that does not count. A decoy earns it nothing.
     """
     rewards = zero_sum(record, terms)
     attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
@@ -125,10 +129,11 @@ def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewa
         # Where a decoy holds a real error, error_sentences is empty: nobody knows which it is.
         if record.error_sentences:
             copied = answer.sentence or ""
-            assessor["sentence"] = terms.sentence * any(same_sentence(copied, s) for s in record.error_sentences)
+            named = any(same_sentence(copied, sentence) for sentence in record.error_sentences)
+            assessor["sentence"] = terms.sentence * (named - terms.guessed)
         # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
         if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
-            assessor["error_type"] = terms.error_type * (answer.error_type is record.spec.error_type)
+            assessor["error_type"] = terms.error_type * ((answer.error_type is record.spec.error_type) - terms.guessed)
     return rewards
 
 
