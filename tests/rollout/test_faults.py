@@ -251,7 +251,9 @@ def test_a_row_of_100_kb_is_refused_before_the_run_and_void_in_it(tmp_path: Any,
     long = row(category)
     long["extra_info"] |= {"seed_note": note}
     long["prompt"][-1]["content"] = long["prompt"][-1]["content"].replace(NOTE, note)
-    with pytest.raises(ConfigError, match=r"its longest row needs (9|10)\d{4} tokens, but data\.max_prompt_length=4096"):
+    with pytest.raises(
+        ConfigError, match=r"its longest row needs (9|10)\d{4} tokens, but data\.max_prompt_length=4096"
+    ):
         check(tmp_path, [long])
     _, record, engine = play([], category, seed_note=note)
     assert record.void is not None and record.void.startswith("no room") and not engine.calls and not record.rewards
