@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id
@@ -21,9 +24,6 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 
 from medserl_agentloop.core.columns import TOKEN_ROLES
 from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
-
-if TYPE_CHECKING:
-    from peft import LoraConfig  # slow, and every process of a run loads this module
 
 ADAPTER_FOLDER, ADAPTERS_FOLDER = "lora_adapter", "lora_adapters"
 """Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it; and
@@ -54,9 +54,6 @@ class RoleAdapters:
         module = super()._build_lora_module(module)  # type: ignore[misc]
         if not self._trained:
             return module
-        from peft.tuners.lora import LoraLayer
-        from peft.utils.save_and_load import get_peft_model_state_dict
-
         first, *others = self._trained
         start = get_peft_model_state_dict(module, adapter_name=first)
         dtype = next(iter(start.values())).dtype
@@ -141,8 +138,6 @@ def adapter_states(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dic
 
 def lora_config(pushed: Mapping[str, Any]) -> LoraConfig:
     """peft's config of the roles' adapters, from the one that comes with a push."""
-    from peft import LoraConfig
-
     keys = ("r", "lora_alpha", "target_modules", "exclude_modules")
     return LoraConfig(task_type="CAUSAL_LM", **{key: pushed[key] for key in keys})
 
@@ -159,8 +154,6 @@ def with_adapters(model: Any, config: Mapping[str, Any], states: Mapping[str, Ma
     """``model`` with these adapters in it, new or in the place of those it has."""
     first, *others = states
     if not hasattr(model, "peft_config"):
-        from peft import get_peft_model
-
         model = get_peft_model(model, lora_config(config), adapter_name=first)
         for name in others:
             model.add_adapter(name, copy.deepcopy(model.peft_config[first]))
@@ -171,8 +164,6 @@ def with_adapters(model: Any, config: Mapping[str, Any], states: Mapping[str, Ma
 
 
 def _load(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
-    from peft.utils.save_and_load import set_peft_model_state_dict
-
     found: Any = set_peft_model_state_dict(model, dict(state), adapter_name=name)
     if found.unexpected_keys:
         raise ValueError(f"adapter {name} has weights that the model has no place for: {found.unexpected_keys[:3]}")
@@ -180,8 +171,6 @@ def _load(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
 
 def _state(model: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The whole weights of an adapter on the host, in peft's names; every rank must ask for them."""
-    from peft.utils.save_and_load import get_peft_model_state_dict
-
     for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items():
         if isinstance(tensor, DTensor):
             # To the device first, as verl does it: offloaded weights are on the host, where collectives may not work.

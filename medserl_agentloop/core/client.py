@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 
 import diskcache
 import httpx
-import openai
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
@@ -180,6 +179,8 @@ class HttpClient:
     """
 
     def __init__(self, options: ServerOptions) -> None:
+        import openai  # slow, and every process of a run loads this module
+
         self.options = options
         address, key = options.address(), options.api_key()
         self.url = str(address.copy_with(userinfo=b""))
@@ -227,6 +228,8 @@ class HttpClient:
             raise BadAnswer(f"the answer is not JSON: {shown(text)!r}") from None
 
     async def _response(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> httpx.Response:
+        import openai
+
         # openai's time-outs come first, but they start anew with every byte, and a server may drip for ever.
         longest = 1 + tries * self.options.timeout_s + (tries - 1) * _LONGEST_PAUSE_S
         try:

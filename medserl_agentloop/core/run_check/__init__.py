@@ -50,15 +50,13 @@ class RunConfig:
     selfplay: SelfPlayConfig
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key; None where it is absent, null or still ``???``."""
+        """None where the key is absent, null or still ``???``."""
         return OmegaConf.select(self.config, key)
 
     def names(self, key: str) -> list[str]:
         """The names in the value of a key: none, one, or a list."""
         value = self[key]
-        if value is None:
-            return []
-        return [str(name) for name in value] if isinstance(value, ListConfig) else [str(value)]
+        return [str(name) for name in (value if isinstance(value, ListConfig) else [value]) if name is not None]
 
     @property
     def trained(self) -> dict[str, str]:
@@ -70,17 +68,12 @@ class RunConfig:
         """All engines that read games, each with the key of its model."""
         # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
         in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
-        return self.trained | ({REF: MODEL} if self.has_reference and not in_actor else {})
+        return self.trained | ({REF: MODEL} if need_reference_policy(self.config) and not in_actor else {})
 
     @property
     def lora_rank(self) -> int:
         """Rank of the actor's adapter; 0 without one."""
         return int(self[f"{MODEL}.lora.rank"] or self[f"{MODEL}.lora_rank"] or 0)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the run has a reference policy."""
-        return bool(need_reference_policy(self.config))
 
     @property
     def gpus(self) -> int:
@@ -95,11 +88,7 @@ class RunConfig:
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
-    """Validate the ``selfplay`` node and the keys of verl's that it depends on.
-
-    Raises:
-        ConfigError: Says which keys are wrong, why, and what to write instead: one line for each.
-    """
+    """Validate the ``selfplay`` node and the keys of verl's that it depends on; a ConfigError has a line for each."""
     run = RunConfig(config, SelfPlayConfig.from_run(config))
     rules = (_trainer, _estimator, _opponent, _adapters, _asynchronous, _without_effect, _batches, _checkpoints)
     refuse([*game_class(run.selfplay.game).check_run(run), *(sentence for rule in rules for sentence in rule(run))])
@@ -159,7 +148,7 @@ def _estimator(run: RunConfig) -> Iterator[str]:
             f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
             f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
         )
-    if run.selfplay.anchors and not run.has_reference:
+    if run.selfplay.anchors and not need_reference_policy(run.config):
         yield (
             f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
             "if the anchor shall be the only KL term."
@@ -303,18 +292,16 @@ def _checkpoints(run: RunConfig) -> Iterator[str]:
 def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
     """Keys of a run that verl's own config, ``schema``, does not have, each with the nearest one it has.
 
-    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does
-    nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
+    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does nothing. Nodes
+    that verl leaves empty belong to somebody else and may hold anything.
     """
-    return list(_unknown_below(OmegaConf.to_container(run), OmegaConf.to_container(schema), ""))
 
+    def below(node: Any, known: Any, path: str) -> Iterator[str]:
+        for name, child in node.items():
+            here = f"{path}{name}"
+            if name not in known and here not in _OPEN_NODES:
+                yield f"{here}{did_you_mean(str(name), known)}"
+            elif isinstance(child, dict) and here not in _OPEN_NODES and known[name]:
+                yield from below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
 
-def _unknown_below(node: Any, known: Any, path: str) -> Iterator[str]:
-    for name, child in node.items():
-        here = f"{path}{name}"
-        if here in _OPEN_NODES:
-            continue
-        if name not in known:
-            yield f"{here}{did_you_mean(str(name), known)}"
-        elif isinstance(child, dict) and known[name]:
-            yield from _unknown_below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
+    return list(below(OmegaConf.to_container(run), OmegaConf.to_container(schema), ""))

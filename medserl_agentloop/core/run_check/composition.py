@@ -19,17 +19,13 @@ from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_clas
 from medserl_agentloop.paths import did_you_mean, resource
 
 COMMAND_LINE, VERL, DEFAULT = "command line", "verl's ", "default of the game"
-VERL_CONFIGS = "verl.trainer.config"
-PPO, SFT = "ppo_trainer", "sft_trainer_engine"
-"""Names of verl's configs: of its PPO trainer, and of its SFT trainers."""
+VERL_CONFIGS, PPO, SFT = "verl.trainer.config", "ppo_trainer", "sft_trainer_engine"
+"""Where verl's configs are, and names of two: of its PPO trainer, and of its SFT trainers."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a run: its dotted key, what set it last, and whether it differs from the default.
-
-    The default is verl's; of the ``selfplay`` node, the game's.
-    """
+    """A value of a run: its dotted key, what set it last, and whether it differs from verl's or the game's default."""
 
     key: str
     value: Any
@@ -61,11 +57,7 @@ def schema_of(recipe: str) -> DictConfig:
 
 
 def compose_recipe(recipe: str, overrides: list[str]) -> DictConfig:
-    """Compose ``+recipes=RECIPE`` with overrides; ``recipe`` as in :func:`recipe_override`.
-
-    Raises:
-        ValueError: Hydra cannot compose it; says why.
-    """
+    """Compose the recipe of :func:`recipe_override` with overrides; a ValueError says why Hydra cannot."""
     try:
         return compose_run(recipe_override(recipe), *overrides, config_name=config_of(recipe))
     except (HydraException, OmegaConfBaseException) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -282,10 +282,6 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
         )
 
 
-def _counted(kinds: Iterable[str]) -> str:
-    return ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
-
-
 def check_files(files: str | Sequence[str]) -> None:
     """Refuse data files of two different conversions, which a killed one may leave side by side."""
     for file in [files] if isinstance(files, str) else files:
@@ -294,50 +290,39 @@ def check_files(files: str | Sequence[str]) -> None:
 
 
 def check_dataset(
-    dataset: Any,
-    name: str,
-    interaction: Interaction[Any, Any],
-    encoder: ChatEncoder,
-    data: Any,
-    most: int | None = None,
+    dataset: Any, name: str, game: Interaction[Any, Any], encoder: ChatEncoder, data: Any, most: int | None = None
 ) -> str:
     """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the longest facts.
 
-    Returns one line that says what will be played and how long the longest row is, by the limits of verl's ``data``.
-
-    Raises:
-        ConfigError: Names the row, what is wrong with it and what to do.
+    Returns one line that says what will be played and how long the longest row is, by the limits of verl's ``data``; a
+    ConfigError names the row, what is wrong with it and what to do.
     """
     rows = dataset.dataframe
     agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
     kinds: list[str] = []
-    longest_prompt = longest_response = 0
+    longest = [0, 0]
     everything = list(enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)))
     if most is not None:
         everything = sorted(nlargest(most, everything, key=lambda row: len(str(row[1][2]))), key=itemgetter(0))
     for number, (agent, prompt, facts) in everything:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
-            raise ConfigError(
-                f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. "
-                "Write the file again with medserl data convert."
-            )
+            raise ConfigError(f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}.")
         try:
-            prompt_tokens, response_tokens = interaction.plan(facts, list(prompt), encoder)
+            longest = list(map(max, longest, game.plan(facts, list(prompt), encoder)))
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        longest_prompt = max(longest_prompt, prompt_tokens)
-        longest_response = max(longest_response, response_tokens)
-        kinds.append(interaction.new_game(facts).record.kind)
-    for key, needed in (("max_prompt_length", longest_prompt), ("max_response_length", longest_response)):
+        kinds.append(game.new_game(facts).record.kind)
+    for key, needed in zip(("max_prompt_length", "max_response_length"), longest, strict=True):
         if needed > data[key]:
             raise ConfigError(
                 f"{name}: its longest row needs {needed} tokens, but data.{key}={data[key]}. Set data.{key} to at "
                 f"least {needed}, or plan shorter turns."
             )
+    counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
     return (
-        f"{name}: plays all of its {len(rows)} rows ({_counted(kinds)}); longest prompt {longest_prompt} of "
-        f"{data.max_prompt_length} tokens, longest planned response {longest_response} of {data.max_response_length}"
+        f"{name}: plays all of its {len(rows)} rows ({counted}); longest prompt {longest[0]} of "
+        f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of {data.max_response_length}"
     )
 
 
