@@ -58,6 +58,14 @@ _ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
 _READ = ("verdict", "sentence", "error_type", "correction", "violations")
 _MOVED = ("flag_accuracy", "sentence_accuracy")
+_TWINS = {
+    "both_right": (True, False),
+    "both_called_wrong": (True, True),
+    "both_called_right": (False, False),
+    "swapped": (False, True),
+}
+"""By name, whether the error note and its correction are called wrong."""
+
 Question = tuple[str, int]
 """A note to assess; of several samples, which one."""
 
@@ -204,13 +212,7 @@ def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
     spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
-    counts = {
-        "both_right": read.count((True, False)),
-        "both_called_wrong": read.count((True, True)),
-        "both_called_right": read.count((False, False)),
-        "swapped": read.count((False, True)),
-        "unreadable": len(cases) - len(read),
-    }
+    counts = {name: read.count(flags) for name, flags in _TWINS.items()} | {"unreadable": len(cases) - len(read)}
     shares = {name: (count / len(cases), *wilson_interval(count, len(cases))) for name, count in counts.items()}
     interval = (fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None
     return {"cases": len(cases), **shares, "bias": interval}

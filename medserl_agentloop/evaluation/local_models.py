@@ -27,13 +27,7 @@ from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from medserl_agentloop.backends.cpu_sampling import (
-    Completion,
-    SamplingRequest,
-    SamplingSettings,
-    eos_token_ids,
-    sample_batch,
-)
+from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -177,7 +171,7 @@ class LocalModel:
     tokenizer: Any
     encoder: ChatEncoder
     batch: int = 64  # turns that are sampled together
-    _waiting: list[tuple[Any, SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
+    _waiting: list[tuple[Any, cpu_sampling.SamplingRequest, asyncio.Future[Any]]] = field(default_factory=list)
 
     async def check(self) -> None:
         """Nothing to check: a model in a folder is loaded before it plays."""
@@ -200,7 +194,9 @@ class LocalModel:
         room = min(budget, self.model.config.max_position_embeddings - len(prompt.ids))
         if room <= 0:
             return Reply("", truncated=True, prefill=prompt.prefill)
-        request = SamplingRequest(prompt.ids, room, torch.Generator().manual_seed(_turn_seed(seed, number, turn)))
+        request = cpu_sampling.SamplingRequest(
+            prompt.ids, room, torch.Generator().manual_seed(_turn_seed(seed, number, turn))
+        )
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append(((turn.role, turn.stop, temperature), request, answer))
         while not answer.done():
@@ -219,11 +215,11 @@ class LocalModel:
         if role in getattr(self.model, "peft_config", ()):
             self.model.set_adapter(role)
         stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
-        completions = sample_batch(
+        completions = cpu_sampling.sample_batch(
             self.model,
             [request for _, request, _ in batch],
-            SamplingSettings(temperature=temperature, **stop),
-            eos_token_ids=eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+            cpu_sampling.SamplingSettings(temperature=temperature, **stop),
+            eos_token_ids=cpu_sampling.eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
             decode=self.tokenizer.decode,
         )
         for (_, _, answer), completion in zip(batch, completions, strict=True):

@@ -1,12 +1,11 @@
 """An OpenAI-compatible chat server whose answers a test chooses."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from serving import completion, serving
+from serving import completion
 
 from medserl_agentloop.games.medical.types import Role
 
@@ -53,10 +52,3 @@ def response(answer: Answer) -> Response:
     if isinstance(answer, int):
         return JSONResponse({"error": "no luck"}, status_code=answer)
     return Response(answer) if isinstance(answer, bytes) else JSONResponse(answer)
-
-
-@contextmanager
-def chat_server() -> Iterator[ChatServer]:
-    server = ChatServer()
-    with serving(server.app()) as server.url:
-        yield server

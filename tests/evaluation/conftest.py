@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.chat_server import ChatServer, chat_server
+from evaluation.chat_server import ChatServer
 from game.builders import spec
-from serving import as_new
+from serving import as_new, serving
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
 from medserl_agentloop.data.rows import write_parquet
@@ -20,7 +20,8 @@ CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adver
 
 @pytest.fixture(scope="session")
 def _server() -> Iterator[ChatServer]:
-    with chat_server() as server:
+    server = ChatServer()
+    with serving(server.app()) as server.url:
         yield server
 
 

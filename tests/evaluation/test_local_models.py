@@ -88,15 +88,6 @@ def test_shards_are_merged_without_losing_a_bit_and_verl_s_merged_folder_is_read
     assert same(loaded(tmp_path / "merged"), model.bfloat16().float())  # verl's merger rounds
 
 
-def test_a_run_means_its_last_checkpoint_and_a_step_its_actor(tmp_path: Path) -> None:
-    for step in (1, 2):
-        model = tiny_model(len(TOKENIZER), seed=step)
-        save_shards(model, TOKENIZER, tmp_path / f"global_step_{step}" / "actor", 1)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
-    assert find_weights(tmp_path) == find_weights(tmp_path / "global_step_2") == tmp_path / "global_step_2" / "actor"
-    assert find_weights(tmp_path / "global_step_1") == tmp_path / "global_step_1" / "actor"
-
-
 def sharded(folder: Path) -> None:
     """What verl's engine leaves of a run with LoRA: the base under its PEFT names, the adapter, and its alpha."""
     model = with_adapter()
@@ -155,16 +146,13 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
-def test_other_weights_or_another_template_have_another_fingerprint(tmp_path: Path) -> None:
+def test_other_weights_another_template_or_an_adapter_s_other_base_have_another_fingerprint(tmp_path: Path) -> None:
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
         saved(tmp_path / name, seed)
     a, b, c = (fingerprint(tmp_path / name) for name in "abc")
     assert a == b != c
     (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
     assert fingerprint(tmp_path / "b") != a
-
-
-def test_an_adapter_s_fingerprint_goes_by_its_model_s_weights(tmp_path: Path) -> None:
     adapter_alone(tmp_path)
     before = facts_of(tmp_path)
     tiny_model(len(TOKENIZER), seed=1).save_pretrained(tmp_path / "base")

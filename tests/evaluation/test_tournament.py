@@ -16,7 +16,6 @@ from invoking import invoke
 from typer.testing import Result
 
 from experiments.clinic import inject_error, sample_clean_note
-from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
@@ -238,11 +237,3 @@ def test_an_older_attacker_that_wins_again_was_forgotten() -> None:
     assert (said["assessor"], said["worst attacker"], said["comparisons"]) == ("3", "3", 3)
     assert [(f["attacker"], f["earlier"]) for f in said["forgotten"]] == [("1", "2")]
     assert newest(found, ["nobody"]) is None
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "expected"),
-    [(0, 0, (0.0, 1.0)), (5, 10, (0.2366, 0.7634)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0))],
-)
-def test_wilson_s_interval(successes: int, trials: int, expected: tuple[float, float]) -> None:
-    assert wilson_interval(successes, trials) == pytest.approx(expected, abs=1e-4)
