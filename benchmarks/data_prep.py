@@ -15,7 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from medserl_agentloop.data.reader import with_numbers, write_rows
+import pandas as pd
+
+from medserl_agentloop.data.reader import COLUMNS, with_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"
@@ -46,7 +48,7 @@ def synthetic_rows(records: int) -> list[list[str]]:
 def measure(records: int, folder: Path) -> tuple[float, float]:
     """Seconds of wall time and peak resident memory in MiB of converting a synthetic file in its own process."""
     source, output = folder / f"{records}.csv", folder / f"out-{records}"
-    write_rows(source, synthetic_rows(records))
+    pd.DataFrame(synthetic_rows(records), columns=list(COLUMNS)).to_csv(source, index=False)
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--input", str(source), "--output", str(output)],

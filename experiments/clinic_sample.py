@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pandas as pd
+
 from experiments.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex
-from medserl_agentloop.data.reader import with_numbers, write_rows
+from medserl_agentloop.data.reader import COLUMNS, with_numbers
 from medserl_agentloop.games.medical.types import ErrorType
 
 CASES = 160
@@ -48,7 +50,7 @@ def write_sample(
                 continue
             error = with_error(rng, clean, index)
             notes = {clean.text, error.text}
-            if not notes & texts and (overlap >= 1 or not any(known.find(note, overlap) for note in notes)):
+            if not notes & texts and (overlap >= 1 or not any(known.matches(note, overlap) for note in notes)):
                 break
         else:
             raise ValueError(
@@ -65,5 +67,5 @@ def write_sample(
             no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
             rows.append([f"toy-train-{len(rows)}", clean.text, with_numbers(right), *no_error])
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(output, rows)
+    pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(output, index=False, lineterminator="\n")
     return len(rows)

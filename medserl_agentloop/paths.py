@@ -86,9 +86,20 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
     A long text compresses well, and is stored once for all rows that repeat it: 20 kB can hold gigabytes.
 
     Raises:
-        ValueError: It is no regular file, or a text is longer than any note and its prompt.
-        OSError, pyarrow.ArrowException: It is missing, or no parquet file.
+        ValueError: It is missing, no regular file or damaged, or a text is longer than any note and its prompt.
     """
+    import pyarrow as pa
+
+    try:
+        return _measured_table(path, columns)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data convert."
+        ) from error
+
+
+def _measured_table(path: Path, columns: list[str] | None) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(regular_file(path))

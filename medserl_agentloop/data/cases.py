@@ -122,16 +122,15 @@ class Case:
         return ""
 
 
-def mostly_wrong(contradicting: Sequence[tuple[str, str]], compared: int) -> str:
-    """The sentence that refuses rows of which more than half contradict themselves; empty where fewer do.
-
-    ``contradicting`` are ids and reasons.
-    """
-    if 2 * len(contradicting) <= compared:
-        return ""
-    examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in contradicting[:3])
-    return (
-        f"{len(contradicting)} of {compared} error rows contradict themselves ({examples}); this is what exchanged "
+def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
+    """Why each case that contradicts itself does, by its id, and a sentence if most do: columns were exchanged."""
+    compared = [case for case in cases if case.error_note is not None and case.error_sentence is not None]
+    wrong = {case.case_id: why for case in compared if (why := case.contradiction)}
+    if 2 * len(wrong) <= len(compared):
+        return wrong, ""
+    examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in list(wrong.items())[:3])
+    return wrong, (
+        f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is what exchanged "
         "columns look like, the two notes or the two sentences, and sentence numbers that begin with another number "
         "than the list"
     )
@@ -160,10 +159,6 @@ class NearDuplicateIndex:
             self._texts_of[gram].append(len(self._sizes))
         self._sizes.append(len(grams))
 
-    def find(self, text: str, threshold: float = NEAR_DUPLICATE) -> tuple[int, float] | None:
-        """Number and Jaccard similarity of the most similar note, the first of several; None below ``threshold``."""
-        return min(self.matches(text, threshold), key=lambda match: (-match[1], match[0]), default=None)
-
     def matches(self, text: str, threshold: float = NEAR_DUPLICATE) -> list[tuple[int, float]]:
         """Number and Jaccard similarity of every note that is at least so similar."""
         grams = four_grams(text)
@@ -178,8 +173,8 @@ def near_duplicates(
     """Every named note that is nearly one of ``others``: its name, that of the likest one, their similarity."""
     index = NearDuplicateIndex(text for _, text in others)
     for name, text in notes:
-        if match := index.find(text):
-            yield name, others[match[0]][0], match[1]
+        for number, similarity in sorted(index.matches(text), key=lambda match: (-match[1], match[0]))[:1]:
+            yield name, others[number][0], similarity
 
 
 def shown(value: str) -> str:

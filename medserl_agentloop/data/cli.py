@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,6 @@ from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
     FIRST_INDEX,
-    NOT_UW,
     PROFILE,
     UW_AGREEMENT,
     ConvertOptions,
@@ -31,6 +31,7 @@ from medserl_agentloop.data.rows import (
     convert_files,
     format_mix,
     labels_of,
+    load_tokenizer,
     mix_of,
     refuse_uw,
     write_parquet,
@@ -47,13 +48,12 @@ app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes
 
 Profile = Annotated[str, Option(help=PROFILE)]
 UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
-NotUw = Annotated[bool, Option("--not-medec-uw", help=NOT_UW)]
 
 
-def script(command: Callable[..., None], **defaults: str) -> typer.Typer:
-    """One of the commands as a program of its own, with other ``defaults`` for some options."""
+def script(command: Callable[..., None]) -> typer.Typer:
+    """One of the commands as a program of its own."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    program.command(context_settings={"default_map": defaults})(command)
+    program.command()(command)
     return program
 
 
@@ -84,38 +84,33 @@ def convert(options: ConvertOptions) -> None:
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
     read, made = convert_files(options)
-    console, mix = Console(), options.shares(read.cases)
-    _print_input(console, read.reports)
-    _print_rows(console, made, mix)
+    mix = options.shares(read.cases)
+    _print_input(read.reports)
+    _print_rows(made, mix)
     counts = {
         "records dropped: every field is empty": sum(report.dropped_empty for report in read.reports),
         **made.left_out,
-        "cases kept in one split because they share a note": made.sharing_a_note,
     }
-    _show_left_out(console, counts)
+    _show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
     for report in read.reports:
-        _say_why(console, f"left out: {report.file}", report.contradictions)
-        _say_why(console, f"not joined: {report.file}", report.not_joined)
-        if report.not_joined and (untyped := report.error_types.get("unknown", 0)):
-            say(console, f"{report.file}: {untyped} error notes have no error type; --join MEDEC's file may have them")
+        _say_why(f"left out: {report.file}", report.contradictions)
+        _say_why(f"not joined: {report.file}", report.not_joined)
+        if untyped := report.error_types.get("unknown"):
+            _say(f"{report.file}: {untyped} error notes have no error type; --join MEDEC's file may know it")
     for name in made.off_mix:
-        say(
-            console,
-            f"warning: {name}.parquet has too few cases for the mix, so some categories have fewer rows than their "
-            "share; give more input, or --val-input for validation",
-        )
+        _say(f"warning: {name}.parquet has too few cases for the mix, so its categories are not in proportion")
     if not made.val:
-        say(console, "warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
+        _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
     if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
-        say(console, f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
-    say(console, f"mix {format_mix(mix)}, seed {options.seed}, profile {options.profile}")
+        _say(f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
+    _say(f"mix {format_mix(mix)}, seed {options.seed}, profile {options.profile}")
     for name, written in (("train", made.train), ("val", made.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
-        say(console, f"{options.output / name}.parquet: {len(written)} rows, {labels}")
-    say(console, "nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
+        _say(f"{options.output / name}.parquet: {len(written)} rows, {labels}")
+    _say("nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
 
 
 @app.command()
@@ -123,9 +118,6 @@ def verify(
     files: Annotated[list[Path], Argument(help="Parquet files that are used together.")],
     tokenizer: Annotated[
         str | None, Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed.")
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, Option(min=1, help="The run's data.max_prompt_length; default: lengths are only shown.")
     ] = None,
     profile: Annotated[
         str | None, Option(help="Prompt profile the files were written with; default: what their manifest says.")
@@ -138,7 +130,6 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
     """
-    from medserl_agentloop.data.rows import load_tokenizer
     from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
@@ -147,9 +138,8 @@ def verify(
             load_tokenizer(tokenizer or str(resource("assets/tiny_player"))),
             profile=profile,
             vanilla_attacker=vanilla_attacker,
-            max_prompt_tokens=max_prompt_tokens,
         )
-    _print_report(Console(), report)
+    _print_report(report)
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -172,7 +162,6 @@ def sft(
         Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
-    not_medec_uw: NotUw = False,
 ) -> None:
     """Write conversations to imitate: an attack, and an assessment of either note, for every pair of --input.
 
@@ -195,11 +184,12 @@ def sft(
             if splits_of is not None:
                 raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
-            games = (game for path in paths for game in read_games(path))
-            made = rows_of_games(games, val_fraction=val_fraction, seed=seed)
+            made = rows_of_games(chain(*map(read_games, paths)), val_fraction=val_fraction, seed=seed)
         else:
             read = read_files(inputs)
-            refuse_uw(read, i_have_the_uw_agreement, not_medec_uw)
+            refuse_uw(read, i_have_the_uw_agreement)
+            for report in read.reports:
+                _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
             made = build_sft_rows(read.cases, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
@@ -209,16 +199,15 @@ def sft(
                 write_parquet(rows, place / name, SFT_SCHEMA)
             if rest is not None:
                 pq.write_table(rest, place / "selfplay_train.parquet")
-    console = Console()
     train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
     lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
-    _show(console, "Conversations", ["role", "game"], ["train", "val"], lessons)
+    _show("Conversations", ["role", "game", "train", "val"], lessons)
     if made.left_out:
-        _show_left_out(console, dict(sorted(made.left_out.items())))
+        _show("Left out", ["what and why", "count"], sorted(made.left_out.items()))
     for name, rows in files.items():
-        say(console, f"{output / name}: {len(rows)} conversations")
+        _say(f"{output / name}: {len(rows)} conversations")
     if rest is not None:
-        say(console, f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
+        _say(f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
 
 
 @app.command("eval")
@@ -235,7 +224,6 @@ def evaluation_rows(
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
-
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
@@ -243,82 +231,69 @@ def evaluation_rows(
         refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)
-    console, sources = Console(), Counter(row["data_source"] for row in rows)
-    _show(console, "Rows", ["data_source"], ["rows"], sorted(sources.items()))
+    _show("Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items()))
+    for report in read.reports:
+        _say_why(f"warning: kept as published: {report.file}", report.contradictions)
     dropped = sum(report.dropped_empty for report in read.reports)
-    say(console, f"{output}: {len(rows)} rows; {dropped} empty records dropped")
+    _say(f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
-def _print_input(console: Console, reports: Sequence[ReadReport]) -> None:
+def _print_input(reports: Sequence[ReadReport]) -> None:
     counts = {field.name: field.metadata["label"] for field in fields(ReadReport) if field.metadata}
     rows = [[label, *(getattr(report, name) for report in reports)] for name, label in counts.items()]
-    rows = [row for row in rows if any(row[1:])]
-    _show(console, "Input", [""], [report.file for report in reports], rows)
+    _show("Input", ["", *(report.file for report in reports)], [row for row in rows if any(row[1:])])
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
-    _show(console, "Error types", ["type"], ["cases"], types.most_common())
+    _show("Error types", ["type", "cases"], types.most_common())
 
 
-def _print_rows(console: Console, made: SplitRows, mix: Mix) -> None:
+def _print_rows(made: SplitRows, mix: Mix) -> None:
     splits = made.reports.values()
-    rows: list[list[Any]] = [
+    rows = [
         [category.value, category.default_target_label.value]
         + [f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits]
         for category in mix
     ]
-    total = ["total", "", *(sum(split["rows"].values()) for split in splits)]
-    title = "Rows (in brackets: cases that could serve)"
-    _show(console, title, ["category", "presented note"], made.reports, rows, total)
+    total = ["total", "", *(str(sum(split["rows"].values())) for split in splits)]
+    _show("Rows (in brackets: cases that could serve)", ["category", "presented note", *made.reports], [*rows, total])
 
 
-def _print_report(console: Console, report: Report) -> None:
+def _print_report(report: Report) -> None:
     """Problems in words, files, checks."""
     from medserl_agentloop.data.verify import Check
 
     for _, problem in report.problems:
-        say(console, problem)
+        _say(problem)
     if hidden := (report.failures + report.warnings).total() - len(report.problems):
-        say(console, f"and {hidden} more of the same kinds")
+        _say(f"and {hidden} more of the same kinds")
     numbers = ["rows", "harmful", "safe", "longest prompt"]
-    files = ([name, *(counts[number] for number in numbers)] for name, counts in report.files.items())
-    _show(console, "Files", ["file"], [*numbers[:-1], "longest prompt, tokens"], files)
+    files = [[name, *(counts[number] for number in numbers)] for name, counts in report.files.items()]
+    _show("Files", ["file", *numbers[:-1], "longest prompt, tokens"], files)
     results = []
     for check in Check:
         counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
-        why = report.unchecked.get(check)
-        result = [f"{name}: {n}" for name, n in counts.items() if n] or ([] if why else ["holds"])
-        results.append([check.value, ", ".join([*result, *([f"not checked: {why}"] if why else [])])])
-    _show(console, "Checks", ["check", "result"], [], results)
+        result = [f"{name}: {n}" for name, n in counts.items() if n]
+        result += [f"not checked: {why}" for of, why in report.unchecked.items() if of is check]
+        results.append([check.value, ", ".join(result) or "holds"])
+    _show("Checks", ["check", "result"], results)
 
 
-def _say_why(console: Console, what: str, rows: Sequence[tuple[str, str]]) -> None:
+def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
     """For each reason how many rows there are, and the first of them; the manifest has all."""
     for why in dict.fromkeys(why for _, why in rows):
         ids = [row_id for row_id, of in rows if of == why]
-        say(console, f"{what}, {why} ({len(ids)}): {', '.join(ids[:SHOWN])}{', ...' if len(ids) > SHOWN else ''}")
+        _say(f"{what}, {why} ({len(ids)}): {', '.join(ids[:SHOWN])}{', ...' if len(ids) > SHOWN else ''}")
 
 
-def _show(
-    console: Console,
-    title: str,
-    words: Iterable[str],
-    numbers: Iterable[str],
-    rows: Iterable[Sequence[Any]],
-    total: Sequence[Any] = (),
-) -> None:
-    """Prints a table with columns of words, then columns of numbers."""
+def _say(line: str) -> None:
+    say(Console(), line)
+
+
+def _show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table; numbers stand on the right."""
     table = Table(title=title, title_justify="left")
-    for heading in words:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(Text(heading), justify="right", overflow="fold")
+    for at, heading in enumerate(headings):
+        numbers = any(isinstance(row[at], int) for row in rows)
+        table.add_column(Text(heading), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(plain(str(cell)) for cell in row))
-    if total:
-        table.add_section()
-        table.add_row(*map(str, total))
-    console.print(table)
-
-
-def _show_left_out(console: Console, counts: Mapping[str, int]) -> None:
-    """What gives no row, or not every row it could, and why; the manifest has the ids."""
-    _show(console, "Left out", ["what and why"], ["count"], [item for item in counts.items() if item[1]])
+    Console().print(table)

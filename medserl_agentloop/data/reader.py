@@ -34,7 +34,7 @@ from medserl_agentloop.data.cases import (
     EditTag,
     MedecFormatError,
     NearDuplicateIndex,
-    mostly_wrong,
+    contradictions,
     shown,
 )
 from medserl_agentloop.games.medical.edits import one_line
@@ -98,14 +98,11 @@ class ReadReport:
     clean_only: int = _count("+ clean notes without an error note")
     error_only: int = _count("+ error notes without a clean note")
     contradicting: int = _count("+ rows that contradict themselves, left out")
-    pairs_by_twin: int = _count("pairs whose clean note is the twin's")
     non_local_edits: int = _count("pairs edited in more than one place")
     no_op_edits: int = _count("pairs without a real edit (no-op)")
-    unlisted_error_sentences: int = _count("error sentence number not in the list")
     joined: int = _count("OpenRLHF rows joined with their case")
     repaired: int = _count("rows in which misread characters were put right")
     uw_rows: int = _count("rows of MEDEC-UW")
-    unknown_origin: int = _count("OpenRLHF rows that may be of MEDEC-UW")
     error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
     contradictions: list[tuple[str, str]] = field(default_factory=list)  # id of each of these rows, and why
     not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
@@ -127,7 +124,10 @@ def read_files(
     cp1252 is put right in every field alike. With ``as_published``, every row is a case of its own, its texts exactly
     as they stand in the file, and the id of a clean twin's case is that of its error row.
     """
-    joined = _cases_of(join, repair_encoding) if join else None
+    joined = None
+    if join:  # of a note in several cases the first one counts
+        others = reversed(read_files(join, repair_encoding=repair_encoding).cases)
+        joined = {one_line(note): case for case in others for note in case.notes}
     claims: dict[str, str] = {}
     cases: list[Case] = []
     file_of: dict[str, str] = {}
@@ -155,21 +155,6 @@ def read_files(
     if not cases:
         raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
     return ReadResult(cases, reports)
-
-
-def _cases_of(join: Sequence[Path], repair_encoding: bool) -> NoteJoin:
-    """The cases by the text of their notes."""
-    for path in join:
-        if path.suffix == ".jsonl" and _has_key(_read_text(path)[0], "data_type"):
-            raise MedecFormatError(
-                f"{path}: an OpenRLHF file with 'data_type' has no error types to join with; give --join MEDEC's CSV, "
-                "a .jsonl file of pairs, or the file with 'game_category' that the OpenRLHF file was made from."
-            )
-    cases: dict[str, Case] = {}
-    for case in read_files(join, repair_encoding=repair_encoding).cases:
-        for note in case.notes:
-            cases.setdefault(one_line(note), case)
-    return cases
 
 
 @dataclass
@@ -208,9 +193,8 @@ class _Intake:
 
     def consistent(self, cases: list[Case]) -> list[Case]:
         """The cases that do not contradict themselves; a MedecFormatError if most do."""
-        compared = sum(case.error_note is not None and case.error_sentence is not None for case in cases)
-        wrong = {case.case_id: why for case in cases if (why := case.contradiction)}
-        if refusal := mostly_wrong(list(wrong.items()), compared):
+        wrong, refusal = contradictions(cases)
+        if refusal:
             raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
         self.report.contradictions += wrong.items()
         # Published figures are about every row of a set.
@@ -335,16 +319,12 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
     wrong = [case for case in cases if case.error_note is not None]
     pairs = [case for case in wrong if case.clean_note is not None]
     report.pairs = len(pairs)
-    report.pairs_by_twin = sum(case.clean_from_twin for case in pairs)
     report.twins = sum(case.twin_text_id is not None for case in cases)
     report.clean_only = len(cases) - len(wrong)
     report.error_only = len(wrong) - len(pairs)
     report.contradicting = len(report.contradictions)
     report.no_op_edits = sum(case.edit_tag is EditTag.NO_OP for case in cases)
     report.non_local_edits = sum(case.edit_tag is EditTag.NON_LOCAL for case in cases)
-    report.unlisted_error_sentences = sum(
-        case.error_sentence_id not in case.sentences for case in wrong if case.sentences
-    )
     report.error_types = dict(sorted(Counter(case.error_type or _NO_TYPE for case in wrong).items()))
     report.uw_rows = len({text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids})
 
@@ -356,9 +336,6 @@ def _read_csv(text: str, intake: _Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
     rows: list[Case] = []
     for place, values in _csv_records(text, intake):
-        if not any(value.strip() for value in values.values()):
-            intake.drop_empty()
-            continue
         cells = intake.cells(place, values)
         case = _case_of_row(cells, intake.report.sha256)
         if intake.takes(cells, case.case_id):
@@ -383,7 +360,7 @@ def _read_csv(text: str, intake: _Intake) -> Iterator[Case]:
 
 
 def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and cells by column of every record after the header; no cells if it is empty."""
+    """Place and cells by column of every record after the header that is not empty."""
     file = intake.report.file
     csv.field_size_limit(_LARGEST_CELL)
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
@@ -401,7 +378,7 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):
-                yield place, {}
+                intake.drop_empty()
             elif len(cells) == len(header):
                 yield place, dict(zip(header, cells, strict=True))
             else:
@@ -412,12 +389,6 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
-
-
-def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
-    """Write rows under MEDEC's header."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
 
 def _case_of_row(cells: _Cells, sha256: str) -> Case:
@@ -549,7 +520,6 @@ def _read_openrlhf_rows(path: Path, text: str, intake: _Intake, join: NoteJoin |
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
         if isinstance(case, Case):
             if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
-                intake.report.unknown_origin += not named
                 case = replace(case, case_id="_".join([*named, case.case_id]))
             if intake.takes(cells, f"{case.case_id}/{category.value}"):
                 intake.report.joined += 1
@@ -557,7 +527,6 @@ def _read_openrlhf_rows(path: Path, text: str, intake: _Intake, join: NoteJoin |
         else:
             name = f"{'_'.join([*named, stem])}-{row}"
             new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
-            intake.report.unknown_origin += not named and new.subset != MEDEC_UW
             intake.takes(cells, name)
             intake.report.not_joined.append((name, case))
             key = (one_line(error), one_line(clean)) if error and clean else (row,)
@@ -641,9 +610,6 @@ def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tupl
             continue
         try:
             values = json.loads(line, object_pairs_hook=_once)
-        except MedecFormatError as error:
-            intake.problems.append(f"{place}: {error}")
-            continue
         except (ValueError, RecursionError) as error:
             intake.problems.append(f"{place}: not valid JSON ({error}); write one object per line.")
             continue
@@ -663,5 +629,5 @@ def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(items)
     if len(values) < len(items):  # json would keep the last value
         key = Counter(key for key, _ in items).most_common(1)[0][0]
-        raise MedecFormatError(f"key {shown(key)} occurs twice; write every key of an object once.")
+        raise ValueError(f"key {shown(key)} occurs twice")
     return values

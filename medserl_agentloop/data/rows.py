@@ -39,9 +39,7 @@ DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversar
 AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: every row is kept
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
-INPUTS = "MEDEC's CSV, or a .jsonl of pairs or OpenRLHF rows. Repeatable."
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
-NOT_UW = "State that no OpenRLHF row of unknown origin is from MEDEC-UW."
 PROFILE = "Prompt profile: a name, or the path of a folder."
 _NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
@@ -55,6 +53,10 @@ def _texts(*names: str) -> dict[str, str]:
 # Declared, not inferred: inference gives a column that is empty in one file the null type, and files
 # whose types differ cannot be concatenated.
 MESSAGES = pa.list_(pa.struct(_texts("role", "content")))
+CASE_FACTS = (
+    *("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence", "error_sentence_id"),
+    "source_sha256",
+)
 _FACTS = {
     "index": "int64",
     **_texts("split", "subset", "text_id", "vignette_id", "category", "target_label", "seed_note"),
@@ -88,8 +90,8 @@ class RowPlan(BaseModel):
         DEFAULT_MIX, description=f"Share of each category, or {AS_GIVEN}: every row of an input that names categories."
     )
     rows: int | None = Field(None, ge=1, description="Rows of both splits; default: as many as the mix allows.")
-    val_fraction: float | None = Field(
-        None, ge=0, le=1, allow_inf_nan=False, description="Share of cases for validation, 0 to 1; default 0.1."
+    val_fraction: float = Field(
+        0.1, ge=0, le=1, allow_inf_nan=False, description="Share of cases for validation, unless --val-input has them."
     )
     seed: int = Field(42, description="Seed of the split, the choice and the order.")
     profile: str = Field("medserl", description=PROFILE)
@@ -106,31 +108,24 @@ class RowPlan(BaseModel):
             option = "--" + str(first["loc"][0]).replace("_", "-")
             raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether every row is kept that the cases allow in the categories that they name."""
-        return self.mix == AS_GIVEN
-
-    @property
-    def fraction(self) -> float:
-        """Share of cases that goes to the validation split."""
-        return 0.1 if self.val_fraction is None else self.val_fraction
-
     def shares(self, cases: Iterable[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
-        if not self.keeps_all:
+        if self.mix != AS_GIVEN:
             return parse_mix(self.mix)
-        given = mix_of(cases)
-        if self.rows is not None or not given:
-            why = "it keeps every row, so leave out --rows" if given else "no row of the input names its category"
-            raise ValueError(f"--mix {AS_GIVEN}: {why}; or write shares such as {DEFAULT_MIX}.")
-        return given
+        if self.rows is None and (given := mix_of(cases)):
+            return given
+        raise ValueError(
+            f"--mix {AS_GIVEN} keeps every row of an input that names its category: give such an input and no --rows, "
+            f"or write shares such as {DEFAULT_MIX}."
+        )
 
 
 class ConvertOptions(RowPlan):
     """What ``medserl data convert`` is asked for: its options by name."""
 
-    input: list[Path] = Field(min_length=1, description=INPUTS)
+    input: list[Path] = Field(
+        min_length=1, description="MEDEC's CSV, or a .jsonl of pairs or OpenRLHF rows. Repeatable."
+    )
     output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
     val_input: list[Path] | None = Field(None, description="Input whose cases all go to the validation split.")
     join: list[Path] | None = Field(None, description="File to look up the cases of OpenRLHF rows in. Repeatable.")
@@ -147,7 +142,6 @@ class ConvertOptions(RowPlan):
     dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
     drop_medec_uw: bool = Field(False, description="Leave out MEDEC-UW rows, and count them.")
-    not_medec_uw: bool = Field(False, description=NOT_UW)
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,6 @@ class SplitRows:
     exclusions: Exclusions
     # By split, for the manifest: its cases, those without a row, those that can serve a category, rows made of it.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sharing_a_note: int = 0  # cases that share a note with another one; they went to one split together
     off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix: each category has fewer
 
     @property
@@ -180,14 +173,11 @@ def parse_mix(text: str) -> dict[Category, int]:
     shares: dict[str, Fraction] = {}
     for part in text.split(","):
         name, _, share = (piece.strip() for piece in part.partition("="))
-        if name not in known:
+        if name not in known or name in shares or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share):
             raise ValueError(
-                f"mix: {name!r} is not a category; write shares such as {DEFAULT_MIX} (categories: {', '.join(known)})."
+                f"mix: {part!r} is no category with its share, or is given twice; write shares such as {DEFAULT_MIX} "
+                f"(categories: {', '.join(known)})."
             )
-        if name in shares:
-            raise ValueError(f"mix: {name} is given twice; write each category once.")
-        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share):
-            raise ValueError(f"mix: the share of {name} is {share!r}; write a number such as {name}=1 or {name}=0.5.")
         shares[name] = Fraction(share)
     if not any(shares.values()):
         raise ValueError(f"mix: every share is 0; write shares such as {DEFAULT_MIX}.")
@@ -212,8 +202,6 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
 
     A ValueError says what is not right: an option, a file with its row, or that the mix cannot be met.
     """
-    if options.val_input and options.val_fraction is not None:
-        raise ValueError("--val-fraction and --val-input contradict each other; give one of them.")
     inputs = [*options.input, *(options.val_input or ())]
     reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
     read = reading(inputs)
@@ -223,7 +211,7 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
         dropped = [case for case in cases if case.subset == MEDEC_UW]
         exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [(case.case_id, None) for case in dropped]
         cases = [case for case in cases if case.subset != MEDEC_UW]
-    refuse_uw(read._replace(cases=cases), options.i_have_the_uw_agreement, options.not_medec_uw)
+    refuse_uw(read._replace(cases=cases), options.i_have_the_uw_agreement)
     val_files = {report.sha256 for report in read.reports[len(options.input) :]}
     val_ids = {case.case_id for case in cases if case.source_sha256 in val_files} if options.val_input else None
     if options.exclude_near_duplicates_of:
@@ -246,8 +234,8 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
     return read, made
 
 
-def refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
-    """Raise ValueError for rows of MEDEC-UW, or of an origin that nobody stated, without the agreement."""
+def refuse_uw(read: ReadResult, agreed: bool) -> None:
+    """Raise ValueError for rows of MEDEC-UW without the agreement."""
     of_uw = [case for case in read.cases if case.subset == MEDEC_UW]
     if of_uw and not agreed:
         rows = len({text_id for case in of_uw for text_id in case.text_ids})
@@ -256,23 +244,14 @@ def refuse_uw(read: ReadResult, agreed: bool, not_uw: bool = False) -> None:
             "file's name or marks such as <NAME/>. They may be used only under a signed agreement: if you have signed "
             "it, add --i-have-the-uw-agreement; medserl data convert leaves them out with --drop-medec-uw."
         )
-    unknown = sum(report.unknown_origin for report in read.reports)
-    if unknown and not (agreed or not_uw):
-        files = ", ".join(report.file for report in read.reports if report.unknown_origin)
-        raise ValueError(
-            f"{files}: {unknown} rows without an id, and neither a name (ms, uw) nor --join says which collection they "
-            "are from; add --not-medec-uw if none is from MEDEC-UW, or --i-have-the-uw-agreement if you have signed it."
-        )
 
 
 def _without_near_duplicates(cases: Sequence[Case], others: Sequence[Case], exclusions: Exclusions) -> list[Case]:
     """The cases none of whose notes is a near-duplicate of a note of ``others``."""
     notes, of_others = ([(case.case_id, note) for case in each for note in case.notes] for each in (cases, others))
-    likest: dict[str, tuple[float, str]] = {}
-    for case_id, other, similarity in near_duplicates(notes, of_others):
-        if similarity > likest.get(case_id, (0.0, ""))[0]:
-            likest[case_id] = similarity, f"{other} (4-gram Jaccard {similarity:.2f})"
-    exclusions["near-duplicate of a case to stay clear of"] += [(case_id, why) for case_id, (_, why) in likest.items()]
+    matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
+    likest = {case_id: f"{other} (4-gram Jaccard {similarity:.2f})" for case_id, other, similarity in matches}
+    exclusions["near-duplicate of a case to stay clear of"] += likest.items()
     return [case for case in cases if case.case_id not in likest]
 
 
@@ -358,9 +337,9 @@ def build_rows(
     """
     mix, profile = plan.shares(cases), load_profile(plan.profile)
     exclusions = defaultdict(list) if exclusions is None else exclusions
-    splits, sharing = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
+    splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
     total = sum(map(len, splits.values()))
-    val_share = plan.fraction if val_ids is None else len(splits["val"]) / max(1, total)
+    val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, total)
     val_rows = int((plan.rows or 0) * val_share + 0.5)
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
@@ -369,7 +348,7 @@ def build_rows(
     for name, members in splits.items():
         eligible = _eligible(members, mix)
         counts = eligible
-        if not plan.keeps_all:
+        if plan.mix != AS_GIVEN:
             counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
             off_mix += [name] if members and plan.rows is None and any(counts[c] < mix[c] for c in mix) else []
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
@@ -383,10 +362,10 @@ def build_rows(
             role, note = category.first_role(plan.vanilla_attacker), seed_note(case, category) or ""
             index = len(made["train"]) + len(made["val"])
             made[name].append(_parquet_row(case, category, role, note, name, index, profile))
-    main = "val" if plan.fraction == 1 and val_ids is None else "train"
+    main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
-    return SplitRows(made["train"], made["val"], exclusions, reports, sharing, off_mix)
+    return SplitRows(made["train"], made["val"], exclusions, reports, off_mix)
 
 
 def _eligible(cases: Iterable[Case], mix: Mix) -> dict[Category, int]:
@@ -419,22 +398,14 @@ def _parquet_row(
         "extra_info": {
             "index": index,
             "split": split,
-            "subset": case.subset,
             "text_id": case.twin_text_id if from_twin else case.case_id,
             "vignette_id": case.case_id,
             "category": category.value,
             "target_label": label,
             "seed_note": note,
-            "error_note": case.error_note,
-            "clean_note": case.clean_note,
-            "error_type": case.error_type,
-            "error_sentence": case.error_sentence,
-            "corrected_sentence": case.corrected_sentence,
-            "error_sentence_id": case.error_sentence_id,
             "sentences": [{"id": number, "text": text} for number, text in case.sentences.items()],
-            "pair_source": case.pair_source,
             "edit_tag": case.edit_tag.value,
-            "source_sha256": case.source_sha256,
+            **{name: getattr(case, name) for name in ("subset", "pair_source", *CASE_FACTS)},
         },
     }
 
@@ -443,51 +414,40 @@ def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Cas
     """The cases in an order that does not depend on that of the input; notes what they cannot serve."""
     labels = {category.seed_label for category in mix}
     for case in cases:
-        twin = "twin whose own text is not used: the pair's corrected text is the clean note"
         if case.twin_text_id and not case.clean_from_twin:
+            twin = "twin whose own text is not used: the pair's corrected text is the clean note"
             exclusions[twin].append((case.twin_text_id, None))
-        cannot_serve = {
-            "not a harmful seed: its two notes differ in letter case or white space only": (
-                Label.HARMFUL in labels and case.edit_tag is EditTag.NO_OP
-            ),
-            "not a harmful seed: it has no error note": Label.HARMFUL in labels and case.error_note is None,
-            "not a benign seed: it has no clean note": Label.SAFE in labels and case.clean_note is None,
-        }
-        for reason, holds in cannot_serve.items():
-            if holds:
-                exclusions[reason].append((case.case_id, None))
+        if Label.SAFE in labels and case.clean_note is None:
+            exclusions["not a benign seed: it has no clean note"].append((case.case_id, None))
+        if Label.HARMFUL in labels and (case.error_note is None or case.edit_tag is EditTag.NO_OP):
+            why = " has no error note" if case.error_note is None else "s two notes differ in letter case or space only"
+            exclusions[f"not a harmful seed: it{why}"].append((case.case_id, None))
     # The digest as a little-endian number.
     return sorted(cases, key=lambda case: hashlib.blake2b(case.case_id.encode(), digest_size=8).digest()[::-1])
 
 
-def _split(
-    cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions
-) -> tuple[dict[str, list[Case]], int]:
-    """The cases of ``train`` and ``val``, and how many share a note with another.
+def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions) -> dict[str, list[Case]]:
+    """The cases of ``train`` and ``val``; those that share a note go to one split together.
 
     Where validation input was given, training cases that share a note with it are left out.
     """
     groups = _sharing_a_note(cases)
-    several = [group for group in groups if len(group) > 1]
     val, left_out = set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
         # A small input has a case to validate on as well.
-        wanted = max(int(len(cases) * plan.fraction + 0.5), int(0 < plan.fraction < 1 < len(groups)))
+        wanted = max(int(len(cases) * plan.val_fraction + 0.5), int(0 < plan.val_fraction < 1 < len(groups)))
         for group in groups:
             if len(val) + len(group) <= wanted:
                 val.update(group)
     else:
-        for group in several:
+        for group in groups:
             validation = [case_id for case_id in group if case_id in val]
             barred = [case_id for case_id in group if validation and case_id not in val]
             exclusions[_NOT_FOR_TRAINING] += [(case_id, validation[0]) for case_id in barred]
             left_out.update(barred)
-    splits = {
-        "train": [case for case in cases if case.case_id not in val | left_out],
-        "val": [case for case in cases if case.case_id in val],
-    }
-    return splits, sum(map(len, several))
+    train = [case for case in cases if case.case_id not in val | left_out]
+    return {"train": train, "val": [case for case in cases if case.case_id in val]}
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
@@ -61,25 +60,17 @@ def build_sft_rows(
     """
     prompts = load_profile(profile)
     exclusions: Exclusions = defaultdict(list)
-    taught = []
-    for case in cases:
-        if why := _why_not(case):
-            exclusions[why].append((case.case_id, None))
-        else:
-            taught.append(case)
-    if not taught:
-        raise ValueError("the input has no pair of an error note and its clean note; give MEDEC rows with both.")
-    why = "cases that are in neither file of --splits-of"
+    elsewhere = "cases that are in neither file of --splits-of"
     if split_of is None:
-        why = "cases that have a source that asks for other games only"
+        elsewhere = "cases that have a source that asks for other games only"
         # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
         # benign row for every case with a clean note and leaves none out.
         plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed, profile=profile)
         games = build_rows(cases, plan)
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: list[Row] = []
-    for case in taught:
-        if case.case_id not in split_of:
+    for case in cases:
+        if why := _why_not(case) or elsewhere * (case.case_id not in split_of):
             exclusions[why].append((case.case_id, None))
             continue
         answers = _answers(case, prompts)
@@ -91,7 +82,7 @@ def build_sft_rows(
             source = f"{case.subset}_sft/{category.value}"
             rows.append(_row(source, category.first_role(), category, case.case_id, messages, answer))
     if not rows:
-        raise ValueError("no case of the input is in the given splits; give the input that they were made from.")
+        raise ValueError(f"no case of the input can be taught: {_reasons(exclusions)}.")
     return _in_splits(rows, split_of, seed, exclusions)
 
 
@@ -100,7 +91,7 @@ def read_splits(folder: Path) -> dict[str, str]:
 
     A ValueError names a file that is missing, is not such a file, or is from another run than the manifest.
     """
-    return {case: split for split in ("train", "val") for case in _cases(_table(folder / f"{split}.parquet"))}
+    return {case: split for split in ("train", "val") for case in _table(folder / f"{split}.parquet")[1]}
 
 
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
@@ -108,30 +99,23 @@ def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
 
     A ValueError says that the file is not one of ``medserl data convert``, or that no row is left.
     """
-    table, cases = _table(file), {row["vignette_id"] for row in taught}
-    rest = table.filter(pa.array([case not in cases for case in _cases(table)]))
+    cases = {row["vignette_id"] for row in taught}
+    table, of_rows = _table(file)
+    rest = table.filter(pa.array([case not in cases for case in of_rows]))
     if not rest.num_rows:
         raise ValueError(f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games.")
     return rest
 
 
-def _table(path: Path) -> pa.Table:
+def _table(path: Path) -> tuple[pa.Table, list[str]]:
+    """A file of rows for self-play, and the case of each row."""
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
-    try:
-        table = read_parquet(path)
-        _cases(table)
-    except (OSError, KeyError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"{path}: not a file of rows for self-play ({reason}); give what medserl data convert wrote."
-        ) from error
-    return table
-
-
-def _cases(table: pa.Table) -> list[str]:
-    ids: list[str] = pc.struct_field(table["extra_info"], "vignette_id").to_pylist()
-    return ids
+    table = read_parquet(path)
+    columns = {name: table.flatten()[name] for name in table.flatten().column_names}
+    if "extra_info.vignette_id" not in columns:
+        raise ValueError(f"{path}: not a file of rows for self-play; give what medserl data convert wrote.")
+    return table, columns["extra_info.vignette_id"].to_pylist()
 
 
 def _why_not(case: Case) -> str:
@@ -181,6 +165,11 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str]:
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
     return answers
+
+
+def _reasons(exclusions: Exclusions) -> str:
+    counts = SplitRows([], [], exclusions).left_out
+    return "; ".join(f"{count} {reason}" for reason, count in counts.items()) or "there are none"
 
 
 def _row(
@@ -246,9 +235,7 @@ def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, 
             strata[role][stratum][category.value].append(row)
     rows = [row for of_role in strata.values() for row in _balanced(of_role, exclusions)]
     if not rows:
-        left_out = SplitRows([], [], exclusions).left_out
-        reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items()) or "there are no turns"
-        raise ValueError(f"the games hold no turn to imitate in both verdicts: {reasons}. Play more games.")
+        raise ValueError(f"the games hold no turn to imitate in both verdicts: {_reasons(exclusions)}; play more.")
     cases = sorted({row["vignette_id"] for row in rows})
     rng.shuffle(cases)
     val = round(val_fraction * len(cases))

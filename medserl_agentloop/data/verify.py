@@ -21,17 +21,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations, groupby
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from scipy.stats import hypergeom
 
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.data.cases import Case, mostly_wrong, near_duplicates
-from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA, Row
+from medserl_agentloop.data.cases import Case, contradictions, near_duplicates
+from medserl_agentloop.data.rows import AGENT_NAME, CASE_FACTS, SCHEMA, Row
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -64,7 +63,6 @@ class Check(str, Enum):
     MANIFEST = "files are those of their manifest"
     SCHEMA = "columns, and no missing values"
     PLAYABLE = "every row can be played, with the prompt it has"
-    LENGTH = "prompt lengths"
     LABELS = "labels"
     INDEX = "unique indices"
     SPLITS = "no case in two splits"
@@ -107,7 +105,6 @@ def verify_files(
     *,
     profile: str | None = None,
     vanilla_attacker: VanillaAttacker | None = None,
-    max_prompt_tokens: int | None = None,
 ) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
@@ -116,7 +113,6 @@ def verify_files(
         tokenizer: The tokenizer of the model to train.
         profile: Prompt profile that the files were written with. None: what a file's manifest says, or "medserl".
         vanilla_attacker: What they were written with. None: what a file's manifest says, or "skip".
-        max_prompt_tokens: verl's ``data.max_prompt_length``; None leaves lengths unchecked.
 
     Raises:
         ValueError: A file is missing or is not parquet; or the profile does not exist.
@@ -155,12 +151,6 @@ def verify_files(
             specs.append(spec)
             cases.setdefault((spec.vignette_id, spec.error_note), _case(row["extra_info"]))
             counts["longest prompt"] = max(counts["longest prompt"], tokens)
-            if max_prompt_tokens is not None and tokens > max_prompt_tokens:
-                message = (
-                    f"the prompt has {tokens} tokens and the limit is {max_prompt_tokens}, so the row could not "
-                    f"be played; set data.max_prompt_length to at least {tokens}, or leave the row out"
-                )
-                report.add(Check.LENGTH, name, number, message)
             for message in _wrong_labels(row, spec):
                 report.add(Check.LABELS, name, number, f"{message}; {REMAKE}")
             for check, message in _repeated(first, spec, row["extra_info"]["split"], f"{name}, row {number}"):
@@ -169,29 +159,22 @@ def verify_files(
         _check_contradictions(report, name, list(cases.values()))
         _check_labels(report, name, specs, only_eval)
     _check_near_duplicates(report, first)
-    report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()}, max_prompt_tokens)
+    report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()})
     return report
 
 
 def _schema_of(path: Path) -> Any:
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
-    try:
-        table = read_parquet(path)
-    except (OSError, pa.ArrowException) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise ValueError(
-            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data convert."
-        ) from error
+    table = read_parquet(path)
     if not table.num_rows:
         raise ValueError(f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it again.")
-    schema = table.schema
-    if "messages" in schema.names:
+    if "messages" in table.column_names:
         raise ValueError(
             f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads and nothing here "
             "checks; give files that medserl data convert or medserl data eval wrote."
         )
-    return schema
+    return table.schema
 
 
 def _wrong_columns(schema: Any) -> Iterator[str]:
@@ -249,18 +232,16 @@ def _wrong_labels(row: Row, spec: GameSpec) -> Iterator[str]:
 
 
 def _case(facts: dict[str, Any]) -> Case:
-    names = ("error_note", "clean_note", "source_sha256", "error_sentence", "corrected_sentence", "error_sentence_id")
-    # The list of sentences is that of the row ``text_id``, which the twin's correction need not be.
     sentences = {sentence["id"]: sentence["text"] for sentence in facts["sentences"]}
-    return Case(facts["vignette_id"], **{name: facts[name] for name in names}, sentences=sentences)
+    return Case(facts["vignette_id"], sentences=sentences, **{name: facts[name] for name in CASE_FACTS})
 
 
 def _check_contradictions(report: Report, file: str, cases: Sequence[Case]) -> None:
     """What tells of exchanged columns: sentences that are not in their notes."""
-    wrong = [(case.case_id, why) for case in cases if (why := case.contradiction)]
-    if refusal := mostly_wrong(wrong, sum(case.error_note is not None for case in cases)):
+    wrong, refusal = contradictions(cases)
+    if refusal:
         report.add(Check.LABELS, file, None, f"{refusal}; {REMAKE}, its columns put right")
-    for case_id, why in [] if refusal else wrong:
+    for case_id, why in () if refusal else wrong.items():
         report.add(Check.LABELS, file, None, f"case {case_id!a}: {why}", warning=True)
 
 
@@ -282,21 +263,18 @@ def _repeated(
 
 def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[str, str]]) -> None:
     """Warns of cases in two splits that only their texts give away, because each has an id of its own."""
-    notes: dict[str, list[tuple[str, str]]] = {}
-    for (kind, note), (split, place) in first.items():
-        if kind == "note":
-            notes.setdefault(split, []).append((place, note))
+    of_notes = [(split, place, note) for (kind, note), (split, place) in first.items() if kind == "note"]
+    splits = dict.fromkeys(split for split, _, _ in of_notes)
+    notes = {each: [(place, note) for split, place, note in of_notes if split == each] for each in splits}
     for earlier, later in combinations(notes, 2):
-        for file, pairs in groupby(
-            near_duplicates(notes[later], notes[earlier]), lambda pair: pair[0].split(", row ")[0]
-        ):
-            (place, other, similarity), *more = pairs
+        if pairs := list(near_duplicates(notes[later], notes[earlier])):
+            place, other, similarity = pairs[0]
             message = (
-                f"{1 + len(more)} notes are nearly those of split {earlier!r}, such as {place} and {other} (4-gram "
+                f"{len(pairs)} notes are nearly those of split {earlier!r}, such as {place} and {other} (4-gram "
                 f"Jaccard {similarity:.2f}), so that what is learned from one is asked in the other; leave cases out "
                 "with --exclude-near-duplicates-of, or mind it when you read figures"
             )
-            report.add(Check.SPLITS, file, None, message, warning=True)
+            report.add(Check.SPLITS, place.split(", row ")[0], None, message, warning=True)
 
 
 def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
@@ -316,13 +294,12 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
         report.add(Check.LEAKS, file, None, message, warning=only_eval)
 
 
-def _unchecked(report: Report, paths: Sequence[Path], splits: set[str], limit: int | None) -> dict[Check, str]:
+def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[Check, str]:
     """What says nothing about the files although it found nothing wrong."""
     loose = [path.name for path in paths if in_manifest(path) is None]
     files = report.files.values()
     why = {
         Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
-        Check.LENGTH: "give --max-prompt-tokens" if limit is None else "",
         Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
         Check.BALANCE: "" if any(file["harmful"] + file["safe"] for file in files) else "no row has a label",
         Check.LEAKS: "" if any(file["harmful"] and file["safe"] for file in files) else "no file has both labels",

@@ -110,7 +110,7 @@ def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file,
     assert verified(tmp_path / "out").exit_code == 0
 
 
-@pytest.mark.parametrize(("arguments", "part"), [(["--rows", 20], "leave out --rows"), ([], "names its category")])
+@pytest.mark.parametrize(("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")])
 def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_file, pairs, arguments, part):
     path = old_file(four_way) if arguments else pairs
     assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
@@ -151,21 +151,9 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pa
     (tmp_path / "MEDEC-UW").mkdir()
     path = write_pairs(row("A note about a cough.") | {key: value}, name=name)
     arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    assert_one_sentence(convert(*arguments, "--not-medec-uw"), "1 MEDEC-UW rows", "--i-have-the-uw-agreement")
+    assert_one_sentence(convert(*arguments), "1 MEDEC-UW rows", "--i-have-the-uw-agreement")
     assert convert(*arguments, "--i-have-the-uw-agreement").exit_code == 0
     assert facts_of(tmp_path / "out")[0]["subset"] == "medec_uw"
-
-
-def test_the_agreement_is_asked_for_when_rows_are_joined_with_a_file_without_ids(convert, old_file):
-    both = old_file(with_both_notes, name="notes.jsonl")
-    for name, part in (("uw.jsonl", "80 MEDEC-UW rows"), ("old.jsonl", "160 rows without an id")):
-        assert_one_sentence(convert("--input", old_file(four_way, name=name), "--join", both), part)
-
-
-def test_rows_of_unknown_origin_need_a_statement(convert, old_file):
-    path = old_file(four_way, name="train.jsonl")
-    assert_one_sentence(convert("--input", path), "train.jsonl: 160 rows without an id", "--not-medec-uw")
-    assert convert("--input", path, "--not-medec-uw").exit_code == 0
 
 
 def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted(convert, write_pairs, pair):
@@ -173,7 +161,7 @@ def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted
     path = write_pairs(*rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl")
     assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
     result = convert("--input", path, "--mix", "vanilla_harmful=1")
-    assert "ms.jsonl: 2 error notes have no error type; --join MEDEC's file may have them" in result.stdout
+    assert "ms.jsonl: 2 error notes have no error type; --join MEDEC's file may know it" in result.stdout
 
 
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pair, join):
@@ -219,15 +207,9 @@ def test_same_row_twice_is_an_error(write_pairs, pair, join):
         read_files([write_pairs(*twice, name="rows.jsonl")], join=(join,))
 
 
-def test_join_with_an_openrlhf_file_is_an_error(write_pairs):
-    path = write_pairs(row("A note."), name="rows.jsonl")
-    with pytest.raises(MedecFormatError, match="no error types to join with"):
-        read_files([path], join=(path,))
-
-
 def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(convert, write_pairs, tmp_path):
     path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(4)), name="rows.jsonl")
-    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0, "--not-medec-uw")
+    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
     assert "not joined: rows.jsonl, no --join file was given (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
     assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
     facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()

@@ -166,6 +166,6 @@ def test_a_file_whose_cases_are_all_taught_leaves_nothing(tmp_path: Path) -> Non
     every = [{"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()]
     with pytest.raises(ValueError, match="every case in it is taught"):
         rows_for_self_play(file, every)
-    (tmp_path / "other.parquet").write_text("x")
+    pq.write_table(pq.read_table(file).select(["prompt"]), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="not a file of rows for self-play"):
         rows_for_self_play(tmp_path / "other.parquet", [])

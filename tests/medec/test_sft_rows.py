@@ -92,12 +92,12 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
         taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
         assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
     result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
-    assert result.exit_code == 2 and "train.parquet: not a file of rows for self-play" in result.stderr
+    assert result.exit_code == 2 and "train.parquet: cannot be read as parquet" in result.stderr
 
 
 def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
     cases = read_files([write_pairs(*(pair(n) for n in range(5)))]).cases
-    with pytest.raises(ValueError, match="no case of the input is in the given splits"):
+    with pytest.raises(ValueError, match="no case of the input can be taught: 5 cases that are in neither file"):
         build_sft_rows(cases, split_of={"toy-train-0": "train"})
 
 

@@ -202,14 +202,6 @@ def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_pat
     assert "val.parquet: 1 notes are nearly those of split 'train', such as val.parquet, row 12 and train" in warning
 
 
-def test_prompt_that_is_too_long(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.parquet", good_rows(12))
-    longest = verify(path).files["train.parquet"]["longest prompt"]
-    assert verify(path, max_prompt_tokens=longest).ok
-    report = verify(path, max_prompt_tokens=longest - 1)
-    assert_found(report, Check.LENGTH, f"the prompt has {longest} tokens", f"max_prompt_length to at least {longest}")
-
-
 def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
     rows = [good_row(n, category="vanilla_harmful") for n in range(40)]
     report = verify(write(tmp_path / "train.parquet", rows))
@@ -293,12 +285,12 @@ def test_what_was_checked_holds_and_what_was_not_says_so(tokenizer: str, tmp_pat
     train = write(tmp_path / "train.parquet", good_rows())
     result = run("verify_parquet", train)  # with the tiny player's tokenizer
     assert result.exit_code == 0, result.output
-    assert result.stdout.count("not checked: ") == 3  # no manifest, no limit of length, one split
-    assert result.stdout.count("holds") == len(Check) - 3
+    assert result.stdout.count("not checked: ") == 2  # no manifest, one split
+    assert result.stdout.count("holds") == len(Check) - 2
     val = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
     outputs = {path.name: {"sha256": sha256_of(path)} for path in (train, val)}
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
-    result = run("verify_parquet", train, val, "--tokenizer", tokenizer, "--max-prompt-tokens", 2000)
+    result = run("verify_parquet", train, val, "--tokenizer", tokenizer)
     assert result.exit_code == 0 and result.stdout.count("holds") == len(Check)
 
 
