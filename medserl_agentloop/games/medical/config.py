@@ -161,8 +161,8 @@ class MedicalConfig(SelfPlayConfig):
     )
     vanilla_attacker: VanillaAttacker = Field(
         default=VanillaAttacker.SKIP,
-        description="skip: vanilla games begin with the assessor. copy: the attacker first copies the note, "
-        "as in the OpenRLHF system.",
+        description="skip: vanilla games begin with the assessor, as in the OpenRLHF system. copy: the attacker "
+        "first copies the note.",
     )
     assessments: int = Field(
         default=1,
