@@ -76,7 +76,7 @@ def written_batch(role_ids: list[list[int]], rewards: list[list[float]], **other
     """A batch of one prompt and one category unless ``others`` say otherwise; every role token is trained on."""
     ids = torch.tensor(role_ids)
     fields: dict[str, Any] = {"groups": ["p"] * len(role_ids), "kinds": ["c"] * len(role_ids), **others}
-    return RoleBatch(rewards=torch.tensor(rewards), mask=(ids > 0).long(), role_ids=ids, roles=ROLES, **fields)
+    return RoleBatch(rewards=torch.tensor(rewards).float(), mask=(ids > 0).long(), role_ids=ids, roles=ROLES, **fields)
 
 
 def take(batch: RoleBatch, rows: list[int]) -> RoleBatch:

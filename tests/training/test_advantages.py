@@ -42,17 +42,54 @@ def test_verls_reinforce_plus_plus_gives_a_zero_sum_attacker_nothing_and_ours_do
     assert ours.tolist() == ([-1.0] * 3 + [1.0] * 3) * 2
 
 
-def test_role_grpo_computed_by_hand() -> None:
-    """Attackers of one prompt earn 1 and 3; an assessor and another prompt's attacker are alone."""
-    batch = written_batch(
-        [[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]],
-        [[0.0, 1, 5], [3, 0, 0], [9, 0, 0]],
-        groups=["p", "p", "q"],
-    )
-    credited = estimate("role_grpo", batch)
-    unit = 1 / (math.sqrt(2) + 1e-6)
-    torch.testing.assert_close(credited.advantages, torch.tensor([[-unit, -unit, 0], [unit, 0, 0], [0, 0, 0]]), **CLOSE)
-    assert credited.metrics == {
+UNIT, HIGH, LOW = 1 / (math.sqrt(2) + 1e-6), 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
+TWO_PROMPTS = ([[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]], [[0, 1, 5], [3, 0, 0], [9, 0, 0]])
+TWO_KINDS = {"kinds": ["c", "c", "d", "d"]}
+CRITIC = {"values": torch.tensor([[0.5, 1, 50, 3]]), "lam": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "role_ids", "rewards", "others", "expected"),
+    [
+        # Attackers of one prompt earn 1 and 3; an assessor and another prompt's attacker are alone.
+        ("role_grpo", None, *TWO_PROMPTS, {"groups": ["p", "p", "q"]}, [[-UNIT, -UNIT, 0], [UNIT, 0, 0], [0, 0, 0]]),
+        ("role_grpo", "mean", *TWO_PROMPTS, {"groups": ["p", "p", "q"]}, [[-1, -1, 0], [1, 0, 0], [0, 0, 0]]),
+        # Games of one prompt and two kinds are not compared.
+        ("role_rloo", None, [[ATTACKER]] * 4, [[1], [3], [7], [7]], TWO_KINDS, [[-2], [2], [0], [0]]),
+        # The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75.
+        (
+            "role_reinforce_pp",
+            None,
+            [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
+            [[0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
+            {},
+            [[-0.7071068, -0.7071068, 0, HIGH, HIGH, HIGH], [1.4142136, 0, LOW, 0, 0, 0]],
+        ),
+        # The assessor's two tokens of the first game weigh nothing in the attacker's baseline.
+        (
+            "role_opo",
+            None,
+            [[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]],
+            [[1, 0, 7], [0, 0, 5]],
+            {},
+            [[-3, 0, 0], [1, 1, 1]],
+        ),
+        # Neither the observation's value nor the assessor's comes in.
+        ("role_gae", "none", [[ATTACKER, ATTACKER, 0, ASSESSOR]], [[0, 2, 0, 7]], CRITIC, [[1, 1, 0, 4]]),
+        ("role_gae", None, [[ATTACKER, ATTACKER, 0, ASSESSOR]], [[0, 2, 0, 7]], CRITIC, [[0, 0, 0, 0]]),
+    ],
+)
+def test_what_is_computed_by_hand(
+    name: str, how: str | None, role_ids: Any, rewards: Any, others: dict[str, Any], expected: Any
+) -> None:
+    batch = written_batch(role_ids, [[float(reward) for reward in row] for row in rewards], **others)
+    credited = estimate(name, batch, with_forms(how))
+    torch.testing.assert_close(credited.advantages, torch.tensor(expected, dtype=torch.float32), **CLOSE)
+
+
+def test_groups_without_a_signal_are_counted() -> None:
+    batch = written_batch(*TWO_PROMPTS, groups=["p", "p", "q"])
+    assert estimate("role_grpo", batch).metrics == {
         "selfplay/attacker/small_groups": 0.5,
         "selfplay/attacker/constant_groups": 0.0,
         "selfplay/attacker/no_signal_groups": 0.5,
@@ -60,15 +97,8 @@ def test_role_grpo_computed_by_hand() -> None:
         "selfplay/assessor/constant_groups": 0.0,
         "selfplay/assessor/no_signal_groups": 1.0,
     }
-    undivided = estimate("role_grpo", batch, with_forms("mean")).advantages
-    assert undivided.tolist() == [[-1, -1, 0], [1, 0, 0], [0, 0, 0]]
-
-
-def test_games_of_one_prompt_and_two_categories_are_not_compared() -> None:
-    batch = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], kinds=["c", "c", "d", "d"])
-    credited = estimate("role_rloo", batch)
-    assert credited.advantages.flatten().tolist() == [-2, 2, 0, 0]
-    assert credited.metrics["selfplay/attacker/constant_groups"] == 0.5
+    constant = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], **TWO_KINDS)
+    assert estimate("role_rloo", constant).metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
@@ -154,37 +184,3 @@ def test_verls_registry_knows_the_name_and_says_which_trainer_it_needs(name: str
 
 def test_the_config_lists_every_estimator() -> None:
     assert sorted(ROLE_ESTIMATORS) == sorted(NORMALIZATIONS)
-
-
-def test_role_reinforce_pp_computed_by_hand() -> None:
-    """The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75."""
-    batch = written_batch(
-        [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
-        [[0.0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
-    )
-    credited = estimate("role_reinforce_pp", batch)
-    high, low = 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
-    expected = torch.tensor([[-0.7071068, -0.7071068, 0, high, high, high], [1.4142136, 0, low, 0, 0, 0]])
-    torch.testing.assert_close(credited.advantages, expected, **CLOSE)
-    assert credited.returns.tolist() == [[1, 1, 0, 2, 2, 2], [3, 0, 0, 0, 0, 0]]
-
-
-def test_role_opo_computed_by_hand() -> None:
-    """The docstring's; the assessor's two tokens of the first game weigh nothing in the attacker's baseline."""
-    batch = written_batch([[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]], [[1.0, 0, 7], [0, 0, 5]])
-    credited = estimate("role_opo", batch)
-    assert credited.advantages.tolist() == [[-3, 0, 0], [1, 1, 1]]
-
-
-def test_role_gae_computed_by_hand() -> None:
-    """The attacker is the docstring's; neither the observation's value nor the assessor's comes in."""
-    batch = written_batch(
-        [[ATTACKER, ATTACKER, 0, ASSESSOR]],
-        [[0.0, 2, 0, 7]],
-        values=torch.tensor([[0.5, 1, 50, 3]]),
-        lam=0.5,
-    )
-    plain = estimate("role_gae", batch, with_forms("none"))
-    torch.testing.assert_close(plain.advantages, torch.tensor([[1.0, 1, 0, 4]]), **CLOSE)
-    torch.testing.assert_close(plain.returns, torch.tensor([[1.5, 2, 0, 7]]), **CLOSE)
-    assert estimate("role_gae", batch).advantages.eq(0).all()

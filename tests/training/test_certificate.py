@@ -1,17 +1,20 @@
 """The certificate tells runs that keep the roles apart from runs that do not."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from real_runs import answers_of
 from training.model_families import ISOLATED, LEAKING, save
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
-from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, Measure, credit
+from medserl_agentloop.core.certificate import Certificate, Measure, credit
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
@@ -94,60 +97,51 @@ def test_the_loss_is_certified_unless_it_takes_one_number_over_both_roles(measur
 ROLE_IDS = [torch.tensor([1] * 3 + [0] * 2 + [2] * (2 + n)) for n in range(4)]
 ROLES = [role.value for role in Role]
 GROUPS = ["a", "a", "b", "b"]
+IDS = {role.value: role.id for role in Role}
 
 
-def batch_of(rewards: list[torch.Tensor]) -> dict[str, Any]:
-    width = max(map(len, ROLE_IDS))
+def assigned(estimate: Callable[..., torch.Tensor]) -> Callable[..., dict[str, list[torch.Tensor]]]:
+    """The estimator's step from rewards to advantages, a row per game."""
 
-    def padded(rows: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        padded = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (rewards, ROLE_IDS)]
+        advantages = estimate(padded[0], padded[1])
+        return {"advantages": [row[: len(r)] for row, r in zip(advantages, rewards, strict=True)]}
 
-    roles = padded(ROLE_IDS)
-    return {"rewards": padded(rewards), "mask": (roles > 0).long(), "role_ids": roles}
+    return assign
 
 
 @pytest.mark.parametrize("estimator", sorted(ROLE_ESTIMATORS))
 def test_role_separated_estimators_are_certified(estimator: str) -> None:
-    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        columns = batch_of(rewards)
-        batch = RoleBatch(
-            **columns, roles=ROLES, groups=GROUPS, kinds=["c"] * 4, values=torch.zeros(columns["mask"].shape)
-        )
-        found = ROLE_ESTIMATORS[estimator](batch, CreditSettings(), BaselineState()).advantages
-        return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
+    def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
+        values = torch.zeros(rewards.shape)
+        batch = RoleBatch(rewards, (roles > 0).long(), roles, ROLES, groups=GROUPS, kinds=["c"] * 4, values=values)
+        return ROLE_ESTIMATORS[estimator](batch, CreditSettings(), BaselineState()).advantages
 
-    measure = credit(estimator, assign, ROLE_IDS, {role.value: role.id for role in Role})
-    assert measure.holds
-    assert measure.value == 0
+    measure = credit(estimator, assigned(estimate), ROLE_IDS, IDS)
+    assert measure.holds and measure.value == 0
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> None:
-    from omegaconf import OmegaConf
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
+        groups = np.array(GROUPS, dtype=object)
+        columns = {"token_level_rewards": rewards, "response_mask": (roles > 0).long(), "index": groups}
+        advantages: torch.Tensor = get_adv_estimator_fn(estimator)(**columns, config=OmegaConf.create({"gamma": 1.0}))[
+            0
+        ]
+        return advantages
 
-    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        columns = batch_of(rewards)
-        found, _ = get_adv_estimator_fn(estimator)(
-            token_level_rewards=columns["rewards"],
-            response_mask=columns["mask"],
-            config=OmegaConf.create({"gamma": 1.0}),
-            index=np.array(GROUPS, dtype=object),
-        )
-        return {"advantages": [row[: len(r)] for row, r in zip(found, rewards, strict=True)]}
-
-    measure = credit(estimator, assign, ROLE_IDS, {role.value: role.id for role in Role})
-    assert not measure.holds
-    assert f"algorithm.adv_estimator={estimator}" in measure.problem
+    measure = credit(estimator, assigned(estimate), ROLE_IDS, IDS)
+    assert not measure.holds and f"algorithm.adv_estimator={estimator}" in measure.problem
 
 
 def test_rejection_of_whole_rows_is_not_certified() -> None:
     def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        kept = [float(d.sum() < 2) for d in drift]
-        mask = [k * (roles > 0).float() for k, roles in zip(kept, ROLE_IDS, strict=True)]
+        mask = [float(d.sum() < 2) * (roles > 0).float() for d, roles in zip(drift, ROLE_IDS, strict=True)]
         return {"advantages": rewards, "response_mask": mask}
 
-    assert not credit("role_grpo", assign, ROLE_IDS, {role.value: role.id for role in Role}).holds
+    assert not credit("role_grpo", assign, ROLE_IDS, IDS).holds
 
 
 def test_a_claim_without_a_number_does_not_hold(tmp_path: Path) -> None:
@@ -155,16 +149,12 @@ def test_a_claim_without_a_number_does_not_hold(tmp_path: Path) -> None:
     certificate = Certificate(measures, step=0, games=2, seconds=1.0)
     assert certificate.problems == ["nothing was measured"]
     written = json.loads(certificate.write(tmp_path).read_text())
-    assert written["holds"] is False
-    assert written["measures"][0]["problem"] == "nothing was measured"
-    assert certificate.write(tmp_path).name == CERTIFICATE_FILE
+    assert written["holds"] is False and written["measures"][0]["problem"] == "nothing was measured"
 
 
 def test_both_roles_are_named_in_the_sentence_of_the_worse_one() -> None:
-    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        attackers = [r[roles == Role.ATTACKER.id].sum() for r, roles in zip(rewards, ROLE_IDS, strict=True)]
-        return {"advantages": [a * (roles > 0).float() for a, roles in zip(attackers, ROLE_IDS, strict=True)]}
+    def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
+        return (rewards * (roles == Role.ATTACKER.id)).sum(1, keepdim=True) * (roles > 0)
 
-    measure = credit("one_sided", assign, ROLE_IDS, {role.value: role.id for role in Role})
-    assert measure.problem.startswith("the attacker's rewards")
-    assert measure.details["assessor"] == 0
+    measure = credit("one_sided", assigned(estimate), ROLE_IDS, IDS)
+    assert measure.problem.startswith("the attacker's rewards") and measure.details["assessor"] == 0

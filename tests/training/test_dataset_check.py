@@ -74,34 +74,54 @@ def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
     assert "plays all of its 3 rows (2 adversarial_benign, 1 vanilla_benign)" in line
 
 
+def copied(category: str) -> dict[str, Any]:
+    """A vanilla row that begins with an attacker who copies the note."""
+    made = row(category)
+    prompt = load_profile("medserl").messages(Role.ATTACKER, Category(category), made["extra_info"]["seed_note"])
+    return {**made, "prompt": prompt}
+
+
+def variation() -> dict[str, Any]:
+    """A row that asks for an accurate variation: a decoy, whatever its category is called."""
+    made = row("adversarial_benign")
+    made["extra_info"]["target_label"] = "safe"
+    return {**made, "prompt": load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)}
+
+
+def evaluated() -> dict[str, Any]:
+    made = row("vanilla_benign")
+    made["extra_info"]["split"] = "eval"
+    return made
+
+
+COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
+OTHER_PROMPT = "row 0: its prompt is not the one that --profile medserl"
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("made", "options", "message"),
     [
-        ({"agent_name": "single_turn_agent"}, "row 0: agent_name is 'single_turn_agent', expected 'medserl_selfplay'"),
-        (
-            {"prompt": [{"role": "user", "content": "{{ note }}"}]},
-            "row 0: its prompt is not the one that --profile medserl",
-        ),
+        (row("vanilla_benign", agent_name="other"), {}, "row 0: agent_name is 'other', expected 'medserl_selfplay'"),
+        (row("vanilla_benign", prompt=[{"role": "user", "content": "{{ note }}"}]), {}, OTHER_PROMPT),
+        (row("decoy_benign"), {}, "decoy_benign games need a judge"),
+        (variation(), {}, "decoy_benign games need a judge"),
+        (row("adversarial_benign"), {"prompt": 10}, r"longest row needs \d+ tokens, but data.max_prompt_length"),
+        (row("adversarial_benign"), {"response": 10}, r"longest row needs \d+ tokens, but data.max_response"),
+        (copied("vanilla_benign"), {}, f"{OTHER_PROMPT} --vanilla-attacker skip gives it"),
+        (row("vanilla_harmful"), {"selfplay": COPY}, r"--vanilla-attacker copy gives it. Write the file again"),
+        (copied("vanilla_harmful"), {"selfplay": COPY}, None),
+        (evaluated(), {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
+        (variation(), {"selfplay": MedicalConfig(judge="http")}, None),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, made: dict[str, Any], options: dict[str, Any], message: str | None
 ) -> None:
+    if message is None:
+        assert "plays all of its 1 rows" in check(tmp_path, [made], **options)
+        return
     with pytest.raises(ConfigError, match=message):
-        check(tmp_path, [row("vanilla_benign", **changes)])
-
-
-def test_decoys_need_a_judge_that_reads(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="decoy_benign games need a judge"):
-        check(tmp_path, [row("decoy_benign")])
-
-
-@pytest.mark.parametrize(("limits", "key"), [({"prompt": 10}, "max_prompt_length"), ({"response": 10}, "max_response")])
-def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
-    tmp_path: Path, limits: dict[str, int], key: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"longest row needs \d+ tokens, but data.{key}"):
-        check(tmp_path, [row("adversarial_benign")], **limits)
+        check(tmp_path, [made], **options)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +133,7 @@ def test_rows_that_do_not_fit_are_refused_with_the_length_they_need(
 )
 def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, message: str) -> None:
     write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
-    files = (
-        f"data.train_files={file}",
-        f"data.val_files=[{file}]",
-        "data.max_response_length=6144",
-        "data.train_batch_size=2",
-    )
+    files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
     files = (*files, "data.train_batch_size=2")
     config = compose_run("+recipes=quickstart", *files)
     assert not problems(config)
@@ -181,35 +196,6 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
         check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
 
 
-# --- vanilla games with an attacker that copies ---
-
-COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
-
-
-def copied(category: str, **facts: Any) -> dict[str, Any]:
-    made = row(category)
-    note = made["extra_info"]["seed_note"]
-    prompt = load_profile("medserl").messages(Role.ATTACKER, Category(category), note)
-    return {**made, "prompt": prompt, "extra_info": {**made["extra_info"], **facts}}
-
-
-@pytest.mark.parametrize("category", ["vanilla_benign", "vanilla_harmful"])
-def test_rows_and_run_agree_on_who_begins_a_vanilla_game(tmp_path: Path, category: str) -> None:
-    assert "plays all of its 1 rows" in check(tmp_path, [copied(category)], selfplay=COPY)
-    with pytest.raises(ConfigError, match="not the one that --profile medserl --vanilla-attacker skip gives it"):
-        check(tmp_path, [copied(category)])
-    with pytest.raises(
-        ConfigError, match=r"--vanilla-attacker copy gives it. Write the file again with them, or set selfplay"
-    ):
-        check(tmp_path, [row(category)], selfplay=COPY)
-
-
-def test_evaluation_rows_begin_with_the_assessor_whatever_the_run_does(tmp_path: Path) -> None:
-    made = row("vanilla_benign")
-    made["extra_info"]["split"] = "eval"
-    assert "plays all" in check(tmp_path, [made], selfplay=COPY)
-
-
 def test_the_plan_of_a_copied_game_holds_the_copy_and_the_note_itself() -> None:
     spec = GameSpec.from_extra_info(extra_info("vanilla_benign"))
     prompt, response = plan_row(spec, COPY, ENCODER, VanillaAttacker.COPY)
@@ -217,21 +203,6 @@ def test_the_plan_of_a_copied_game_holds_the_copy_and_the_note_itself() -> None:
     second = len(ENCODER.of(Role.ASSESSOR, spec.category, NOTE).ids)
     assert prompt == len(attack.ids)
     assert response == COPY.budget.attacker(attack.data_tokens) + second + COPY.budget.assessor
-
-
-# --- rows that ask for an accurate variation ---
-
-
-def test_a_variation_labelled_safe_is_a_decoy_whatever_its_category(tmp_path: Path) -> None:
-    variation = row("adversarial_benign")
-    variation["extra_info"]["target_label"] = "safe"
-    with pytest.raises(ConfigError, match="decoy_benign games need a judge"):
-        check(tmp_path, [variation])
-    variation["prompt"] = load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
-    assert "1 adversarial_benign" in check(tmp_path, [variation], selfplay=MedicalConfig(judge="http"))
-
-
-# --- stop strings ---
 
 
 def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> None:

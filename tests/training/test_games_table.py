@@ -22,7 +22,9 @@ GAME = MedicalGameInteraction(MedicalConfig())
 
 
 def games(step: int) -> list[MedicalRecord]:
-    return [finished(outcome, step=step) for outcome in Outcome for _ in range(3)]
+    """Three of each outcome, and one with a lone surrogate and without a role's reward."""
+    odd = {"attack": {"note": "a \ud800 note", "reasoning": "\x1b[31m"}, "rewards": {Role.ATTACKER: {"game": 1.0}}}
+    return [finished(Outcome.MISSED_ERROR, step=step, **odd), *[finished(o, step=step) for o in list(Outcome) * 3]]
 
 
 def history(folder: Path) -> Iterator[dict[str, Any]]:
@@ -60,8 +62,9 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
     tracking.log({"val-core/acc": 0.5}, step=0)
+    count = len(games(1))
     for step in (1, 2, 3):
-        log_games(GAME.table(games(step), 5), step)
+        log_games(GAME.table(games(step), count), step)
         tracking.log({"selfplay/games": 21.0}, step=step)
     tracking.finish()
     wandb.teardown()  # W&B writes its file in another process, which has ended then
@@ -70,66 +73,11 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     assert [r["_step"] for r in rows] == [0, 1, 2, 3]
     for r in rows[1:]:
         assert r["selfplay/games"] == 21.0
-        assert r[f"{TABLE_NAME}/nrows"] == 5
+        assert r[f"{TABLE_NAME}/nrows"] == count
         (path,) = offline.glob(f"wandb/offline-run-*/files/{r[f'{TABLE_NAME}/path']}")
         table = json.loads(path.read_text())
         assert table["columns"][0] == "step" and {"attacker", "assessor", "judge"} <= set(table["columns"])
-        assert [line[0] for line in table["data"]] == [r["_step"]] * 5
-
-
-def test_a_lone_surrogate_and_a_missing_reward_do_not_lose_the_table(offline: Path) -> None:
-    tracking = Tracking("medserl", "test", ["wandb"], config={"trainer": {}})
-    odd = finished(Outcome.MISSED_ERROR, step=1, attack={"note": "a \ud800 note", "reasoning": "\x1b[31m"})
-    rewarded = finished(Outcome.MISSED_ERROR, step=1, rewards={Role.ATTACKER: {"game": 1.0}})
-    log_games(GAME.table([odd, rewarded], 8), 1)
-    tracking.finish()
-    (path,) = offline.glob("wandb/offline-run-*/files/media/table/selfplay/*.json")
-    assert len(json.loads(path.read_text())["data"]) == 2
-
-
-def test_without_an_open_run_nothing_is_logged(offline: Path) -> None:
-    log_games(GAME.table(games(1), 8), 1)
-    assert not list(offline.iterdir())
-
-
-# --- rows ---
-
-
-def row(record: MedicalRecord) -> dict[str, Any]:
-    columns, (values,) = GAME.table([record], 1)
-    return dict(zip(columns, values, strict=True))
-
-
-def test_a_row_tells_the_game() -> None:
-    record = finished(
-        Outcome.CORRECT_DETECTION,
-        step=7,
-        attack={"note": ERROR_NOTE, "reasoning": "swap the drug"},
-        assessment={"sentence": "She receives warfarin 500 units."},
-        judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
-        rewards={Role.ATTACKER: {"game": -1.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
-    )
-    cells = row(record)
-    facts = {"step": 7, "category": "adversarial_benign", "outcome": "correct_detection", "assessor_reward": 1.5}
-    assert cells.items() >= {**facts, "invalid": None, "verdict": "harmful", "error_found": True}.items()
-    assert json.loads(cells["rewards"])["assessor"] == {"game": 1.0, "sentence": 0.5}
-    changed = CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}")
-    assert all(text in cells["attacker"] for text in ("attacker: valid", "swap the drug", changed))
-    assert "assessor: harmful" in cells["assessor"] and "sentence: She receives warfarin" in cells["assessor"]
-    assert "reason: warfarin is wrong here" in cells["judge"]
-
-
-def test_an_untouched_note_has_no_marks_and_no_attack() -> None:
-    shown = row(finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful"))
-    assert ERROR_NOTE in shown["note"] and "attacker" not in shown
-
-
-def test_an_invalid_attack_shows_why_and_what_was_written() -> None:
-    invalid = row(finished(Outcome.INVALID_ATTACK, attack={"note": ERROR_NOTE, "invalid": "too_many_words"}))
-    assert "invalid: too_many_words" in invalid["attacker"] and "{+warfarin+}" in invalid["attacker"]
-
-
-# --- choice ---
+        assert [line[0] for line in table["data"]] == [r["_step"]] * count
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 100])
@@ -141,3 +89,23 @@ def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
     assert len({values[columns.index("step")] for values in rows}) == len(rows)
+
+
+def test_a_row_tells_the_game() -> None:
+    record = finished(
+        Outcome.CORRECT_DETECTION,
+        step=7,
+        attack={"note": ERROR_NOTE, "reasoning": "swap the drug"},
+        assessment={"sentence": "She receives warfarin 500 units."},
+        judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
+        rewards={Role.ATTACKER: {"game": -1.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
+    )
+    columns, (values,) = GAME.table([record], 1)
+    cells = dict(zip(columns, values, strict=True))
+    facts = {"step": 7, "category": "adversarial_benign", "outcome": "correct_detection", "assessor_reward": 1.5}
+    assert cells.items() >= {**facts, "invalid": None, "verdict": "harmful", "error_found": True}.items()
+    assert json.loads(cells["rewards"])["assessor"] == {"game": 1.0, "sentence": 0.5}
+    changed = CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}")
+    assert all(text in cells["attacker"] for text in ("attacker: valid", "swap the drug", changed))
+    assert "assessor: harmful" in cells["assessor"] and "sentence: She receives warfarin" in cells["assessor"]
+    assert "reason: warfarin is wrong here" in cells["judge"]

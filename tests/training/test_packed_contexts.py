@@ -30,11 +30,15 @@ def model_with(attention: str) -> Any:
     return tiny_model(512, attention=attention)
 
 
+def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and positions (T,) of sequences of these lengths, one after the other."""
+    ids = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths)))
+    return ids, torch.cat([torch.arange(length) for length in lengths])
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager", engines.PACKED])
 def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_restart(attention: str) -> None:
-    model = model_with(attention)
-    ids = torch.randint(0, 512, (FIRST + SECOND,), generator=torch.Generator().manual_seed(1))
-    restarted = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])
+    model, (ids, restarted) = model_with(attention), row_of([FIRST, SECOND])
     alone = log_probs(model, ids[FIRST:], torch.arange(SECOND))
 
     packed = log_probs(model, ids, restarted)
@@ -45,16 +49,9 @@ def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_res
     assert (leaking[FIRST:] - alone).abs().max() > 0.1
 
 
-def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and positions (T,) of sequences of these lengths, one after the other."""
-    ids = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths)))
-    return ids, torch.cat([torch.arange(length) for length in lengths])
-
-
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(lengths: list[int]) -> None:
-    model = model_with(engines.PACKED)
-    ids, positions = row_of(lengths)
+    model, (ids, positions) = model_with(engines.PACKED), row_of(lengths)
     packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
     weighed = torch.linspace(0, 1, 512)
     torch.autograd.backward((packed.log_softmax(-1) @ weighed).sum())
@@ -75,15 +72,9 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
     for attention in ("sdpa", engines.PACKED):
         model = model_with(attention)
         if window:
-            config = type(model.config)(
-                **{
-                    **model.config.to_dict(),
-                    "use_sliding_window": True,
-                    "sliding_window": window,
-                    "max_window_layers": 1,
-                }
-                | {"layer_types": ["full_attention", "sliding_attention"], "attn_implementation": attention}
-            )
+            changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+            changes |= {"layer_types": ["full_attention", "sliding_attention"], "attn_implementation": attention}
+            config = type(model.config)(**model.config.to_dict() | changes)
             torch.manual_seed(0)
             model = type(model)(config).eval()
             config._attn_implementation = attention
@@ -99,9 +90,7 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
 
 def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
     """Or time and memory would grow with the square of the pack."""
-    model = model_with(engines.PACKED)
-    ids, positions = row_of([FIRST, SECOND])
-    longest = []
+    model, (ids, positions), longest = model_with(engines.PACKED), row_of([FIRST, SECOND]), []
     forward = torch.nn.functional.scaled_dot_product_attention
     with pytest.MonkeyPatch.context() as patch:
 

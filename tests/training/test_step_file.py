@@ -2,23 +2,32 @@
 
 import errno
 import fcntl
-import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from game.builders import finished
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.step_file import LATEST, RunFiles, StepFile, lock_folder, resume_wandb_run
-from medserl_agentloop.games.medical.records import Outcome, read_games
+from medserl_agentloop.core.advantages import BaselineState
+from medserl_agentloop.core.step_file import (
+    LATEST,
+    STATE_FILE,
+    RunFiles,
+    StepFile,
+    load_state,
+    lock_folder,
+    resume_wandb_run,
+    save_state,
+)
 
 lines_of_steps = st.lists(st.integers(0, 5), max_size=8).map(sorted)
 
@@ -65,16 +74,11 @@ def test_a_line_that_no_table_can_hold_is_named(file: StepFile, line: bytes) -> 
     file.path.write_bytes(raw(1) + line + b"\n")
     with pytest.raises(ValueError, match=r"games\.jsonl, line 2 is no"):
         list(file.read())
+    with pytest.raises(ValueError, match="line 2 has no step"):
+        file.cut_after(1)
 
 
 # --- cutting ---
-
-
-def test_kept_lines_keep_their_exact_bytes(file: StepFile) -> None:
-    kept = '{ "step":1,  "text" : "\\u00e9 é" }\r\n{"text":1e-3,"step":2}\n'.encode()
-    file.path.write_bytes(kept + raw(3))
-    file.cut_after(2)
-    assert file.path.read_bytes() == kept
 
 
 def test_a_run_that_starts_from_nothing_starts_with_an_empty_file(file: StepFile) -> None:
@@ -91,13 +95,6 @@ def test_a_run_that_starts_from_nothing_starts_with_an_empty_file(file: StepFile
     assert file.path.with_name("games.jsonl.2").exists()
 
 
-@pytest.mark.parametrize("line", ['{"step": 1e400}', '{"step": ' + "[" * 100_000 + "}"])
-def test_a_line_without_a_usable_step_is_named(file: StepFile, line: str) -> None:
-    file.path.write_text(f"{line}\n")
-    with pytest.raises(ValueError, match="line 1 has no step"):
-        file.cut_after(1)
-
-
 @pytest.mark.parametrize("damaged", [2, 3])
 def test_a_line_after_one_of_a_later_step_is_named_and_nothing_is_cut(file: StepFile, damaged: int) -> None:
     file.path.write_bytes(before := raw(1, 2, 3, 4).replace(b"%d" % damaged, b"9"))
@@ -108,15 +105,20 @@ def test_a_line_after_one_of_a_later_step_is_named_and_nothing_is_cut(file: Step
     assert file.path.read_bytes() == before
 
 
-def test_a_full_disk_is_said_of_the_file_and_a_resumed_run_cuts_off_what_was_half_written(file: StepFile) -> None:
-    file.append(steps(1, 2))
+@contextmanager
+def disk_that_is_full_after(size: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size + 10, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"games\.jsonl"):
-            file.append(steps(3, 3))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_said_of_the_file_and_a_resumed_run_cuts_off_what_was_half_written(file: StepFile) -> None:
+    file.append(steps(1, 2))
+    with disk_that_is_full_after(file.path.stat().st_size + 10), pytest.raises(OSError, match=r"games\.jsonl"):
+        file.append(steps(3, 3))
     assert file.path.read_bytes().endswith(b'{"step": 3')
     assert file.cut_after(2) == 1
     file.append(steps(3, 3))
@@ -169,28 +171,6 @@ def test_a_run_killed_anywhere_resumes_with_every_step_once(
     file.path.write_bytes(whole + rest)
     assert file.cut_after(checkpoint) == len(rest.splitlines())
     assert file.path.read_bytes() == whole
-
-
-def test_games_are_read_back_as_records(file: StepFile) -> None:
-    games = [finished(outcome, step=n) for n, outcome in enumerate(Outcome)]
-    file.append(game.to_json() for game in games)
-    assert list(read_games(file.path)) == games
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(b"not json\n", b"{}\n", b'{"step": 1}\n', b'{"spec": \n', b"\xff\n", b"\n", b'{"st', b"[" * 100_000),
-        *(b'{"step": 1e400}\n', b'{"step": 9223372036854775808}\n'),
-        json.dumps({**finished(Outcome.MISSED_ERROR).to_json(), "colour": "red"}).encode() + b"\n",
-    ],
-)
-def test_a_line_that_is_no_game_is_refused_with_file_and_line(file: StepFile, line: bytes) -> None:
-    file.append([finished(Outcome.MISSED_ERROR).to_json()])
-    with file.path.open("ab") as opened:
-        opened.write(line)
-    with pytest.raises(ValueError, match=f"{file.path}, line 2 is not a game record"):
-        list(read_games(file.path))
 
 
 def test_a_resumed_run_goes_on_in_its_wandb_run_and_a_new_one_begins_another(
@@ -264,3 +244,27 @@ def test_a_run_that_goes_on_with_another_config_keeps_that_of_the_steps_before(t
         del files  # which frees the folder
     assert (tmp_path / "run_config.yaml").read_text() == "reward: zero_sum"
     assert (tmp_path / "run_config.until_step_2.yaml").read_text() == "reward: medserl"
+
+
+# --- state in a checkpoint ---
+
+
+def state(value: float = 0.0) -> BaselineState:
+    return BaselineState({"role": {"kind": value}})
+
+
+def test_every_part_goes_on_as_it_was_and_one_that_the_checkpoint_does_not_know_is_named(tmp_path: Path) -> None:
+    assert load_state(tmp_path, {"alarms": state()}) == ["alarms"]
+    save_state(tmp_path / "global_step_3", {"baselines": state(0.1 + 0.2), "alarms": state(7)})
+    parts = {"baselines": state(), "alarms": state(), "opponents": state(4)}
+    assert load_state(tmp_path / "global_step_3", parts) == ["opponents"]
+    assert list(parts.values()) == [state(0.1 + 0.2), state(7), state(4)]
+    assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [STATE_FILE]
+
+
+def test_a_full_disk_leaves_the_state_that_was_there(tmp_path: Path) -> None:
+    save_state(tmp_path, {"alarms": state(7)})
+    with disk_that_is_full_after(10), pytest.raises(OSError, match=STATE_FILE):
+        save_state(tmp_path, {"alarms": state(8)})
+    load_state(tmp_path, {"alarms": (alarms := state())})
+    assert alarms == state(7) and [path.name for path in tmp_path.iterdir()] == [STATE_FILE]

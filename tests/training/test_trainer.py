@@ -21,31 +21,16 @@ from medserl_agentloop.core.columns import (
     role_token_metrics,
     turn_metrics,
 )
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens
 from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainerSync
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
+from medserl_agentloop.testing.tiny import compose_run
 
 NAMES = MedicalGameInteraction.roles
-
-
-def test_metrics_of_columns_count_trained_tokens_only() -> None:
-    roles = torch.tensor([[1, 1, 0, 2]])
-    columns = {"advantage": torch.tensor([[1.0, 3.0, 9.0, 5.0]])}
-    metrics = role_token_metrics(columns, torch.tensor([[1, 1, 0, 0]]), roles, NAMES)
-    assert metrics == {
-        "selfplay/attacker/trained_tokens": 2.0,
-        "selfplay/attacker/advantage_mean": 2.0,
-        "selfplay/attacker/advantage_std": 1.0,
-        "selfplay/attacker/signal_share": 1.0,
-        "selfplay/assessor/trained_tokens": 0.0,
-        "selfplay/assessor/signal_share": 0.0,
-    }
 
 
 def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
@@ -94,17 +79,6 @@ def test_turns_and_their_lengths_are_counted_for_any_game() -> None:
     }
 
 
-def test_a_dataset_that_does_not_fit_is_refused_with_the_number_to_write(data: tuple[str, ...]) -> None:
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.config = compose_run("+recipes=quickstart", *data, "data.max_response_length=300")
-    trainer.selfplay = check_run(trainer.config)
-    trainer.game = MedicalGameInteraction
-    trainer.tokenizer, trainer.processor, trainer.trainer_mode = tiny_tokenizer(), None, "sync"
-    trainer.parameter_sync_step = 1
-    with pytest.raises(ConfigError, match=r"its longest row needs \d+ tokens, but data.max_response_length=300"):
-        trainer._init_dataloader()
-
-
 @pytest.mark.parametrize("certify", ["stop", "only", "warn"])
 def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
     certify: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,11 +113,6 @@ def test_the_step_line_has_every_role_s_reward_and_leaves_out_what_a_step_lacks(
     assert step_line(metrics, game.roles, game.shown) == line
 
 
-def test_what_is_no_number_stays_out_of_the_file() -> None:
-    metrics = {"a": np.float32(1.5), "b": float("nan"), "c": float("inf"), "d": "text", "e": 2}
-    assert step_numbers(metrics, {"gen": 3.0}) == {"a": 1.5, "e": 2.0, "timing_s/gen": 3.0}
-
-
 MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])
 
 
@@ -158,23 +127,29 @@ def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
     assert metrics["selfplay/log_prob_gap/first_context"] == pytest.approx(0.01)
     assert metrics["selfplay/context_leak_games"] == 1
 
-
-def test_the_leak_metric_does_not_divide_by_less_than_float32_can_tell() -> None:
     actor = torch.zeros(2, 6)
-    actor[0, 4] = 5e-7
-    assert context_leak_metrics(torch.zeros(2, 6), actor, MASK)["selfplay/context_leak"] < 1
+    actor[0, 4] = 5e-7  # less than float32 can tell
+    assert context_leak_metrics(rollout, actor, MASK)["selfplay/context_leak"] < 1
     assert context_leak_metrics(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:]) == {}  # no second context
 
 
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
 
 
-def test_signal_shares_add_up_to_one() -> None:
-    metrics = role_token_metrics({"advantage": torch.where(ROLES == 1, -3.0, 1.0)}, MASK, ROLES, NAMES)
-    assert metrics["selfplay/attacker/signal_share"] == pytest.approx(6 / 11)
-    assert metrics["selfplay/assessor/signal_share"] == pytest.approx(5 / 11)
-    nothing = role_token_metrics({"advantage": torch.zeros(2, 6)}, MASK, ROLES, NAMES)
-    assert "selfplay/attacker/signal_share" not in nothing
+def test_metrics_of_a_role_are_of_its_trained_tokens_and_signal_shares_add_up_to_one() -> None:
+    advantages = torch.where(ROLES == 1, torch.tensor([-4.0, -2.0, 9.0, 9.0, 9.0, 9.0]), 1.0)
+    assert role_token_metrics({"advantage": advantages}, MASK, ROLES, NAMES) == {
+        "selfplay/attacker/trained_tokens": 2.0,
+        "selfplay/attacker/advantage_mean": -3.0,
+        "selfplay/attacker/advantage_std": 1.0,
+        "selfplay/attacker/signal_share": pytest.approx(6 / 11),
+        "selfplay/assessor/trained_tokens": 5.0,
+        "selfplay/assessor/advantage_mean": 1.0,
+        "selfplay/assessor/advantage_std": 0.0,
+        "selfplay/assessor/signal_share": pytest.approx(5 / 11),
+    }
+    nothing = role_token_metrics({"advantage": advantages}, MASK * 0, ROLES, NAMES)
+    assert nothing == {f"selfplay/{role}/trained_tokens": 0.0 for role in NAMES}
 
 
 def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_means() -> None:
@@ -189,7 +164,36 @@ def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_m
     assert equal_role_tokens(alone, MASK[1:], ROLES[1:]).tolist() == alone.tolist()
 
 
-def test_games_of_the_last_weights_are_not_stale_and_unknown_weights_do_not_count() -> None:
+def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
+    metrics = {"a": np.float32(1.5), "b": float("nan"), "c": float("inf"), "d": "text", "e": 2}
+    assert step_numbers(metrics, {"gen": 3.0}) == {"a": 1.5, "e": 2.0, "timing_s/gen": 3.0}
     assert staleness_metrics(3, [2, 2]) == {"selfplay/staleness": 0.0}
     assert staleness_metrics(3, [2, 1, None]) == {"selfplay/staleness": 0.5}
     assert staleness_metrics(3, [None]) == {}
+
+
+# --- the replay buffer that the recipes name ---
+
+
+def test_a_wait_for_games_polls_often_and_ends_where_the_check_finds_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
+    config = compose_run("+recipes=core")
+    reduced = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None)
+    buffer: Any = core_trainer.PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
+    assert type(buffer) is SelfPlayReplayBuffer and 0.05 <= buffer.poll_interval <= 0.1
+    polls: list[str] = []
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: polls.append("poll"))  # no game ends
+    findings = iter([None, RuntimeError("agent-loop worker 0 died")])
+
+    def check() -> None:
+        polls.append("check")
+        if error := next(findings):
+            raise error
+
+    buffer.check = check
+    with pytest.raises(RuntimeError, match="agent-loop worker 0 died"):
+        buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+    assert polls[:2] == ["poll", "check"] and polls[-1] == "check"
+    assert polls.count("poll") > polls.count("check") == 2

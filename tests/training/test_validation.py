@@ -76,11 +76,8 @@ def test_several_samples_of_a_note_are_a_vote() -> None:
     assert metrics["val-core/toy_eval/flag_accuracy"] == 1.0
     metrics, _ = scored(ROWS * 3, right + wrong + wrong)
     assert metrics["val-core/toy_eval/flag_accuracy"] == 0.0
-
-
-def test_rows_of_games_are_not_scored() -> None:
-    rows = [{**row, "extra_info": {**row["extra_info"], "split": "val"}} for row in ROWS]
-    assert scored(rows, [("safe", None)] * len(rows)) == ({}, "")
+    of_games = [{**row, "extra_info": {**row["extra_info"], "split": "val"}} for row in ROWS]
+    assert scored(of_games, [("safe", None)] * len(ROWS)) == ({}, "")
 
 
 @pytest.mark.parametrize(
@@ -127,14 +124,11 @@ def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: in
     assert quoted_sentence(quote, SENTENCES) == number
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [
-        (Label.HARMFUL, Prediction("toy-1", True, 5, "Ill.")),
-        (Label.SAFE, Prediction("toy-1")),
-        (None, Prediction("toy-1", parsed=False)),
-    ],
-)
-def test_an_answer_is_a_prediction(verdict: Label | None, expected: Prediction) -> None:
+def test_an_answer_is_a_prediction() -> None:
     note = ReferenceNote("toy-1", "...", flag=True, sentence_id=1, sentences=SENTENCES)
-    assert prediction(note, verdict, "Well.", "Ill.") == expected
+    expected = {
+        Label.HARMFUL: Prediction("toy-1", True, 5, "Ill."),
+        Label.SAFE: Prediction("toy-1"),
+        None: Prediction("toy-1", parsed=False),
+    }
+    assert {verdict: prediction(note, verdict, "Well.", "Ill.") for verdict in expected} == expected
