@@ -9,11 +9,12 @@ import re
 from typing import Any
 
 import pytest
-from game.builders import attack_record, finished
+from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, attack_record, finished
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.core.metrics import lost_games_metrics
+from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics, role_metrics
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
@@ -192,3 +193,248 @@ def test_no_batch_gives_nan_a_share_is_a_share_and_the_order_does_not_matter(
     assert all(re.fullmatch(r"selfplay(/[A-Za-z][A-Za-z0-9_]*)+", n) for n in metrics)
     rng.shuffle(games)
     assert role_metrics(games) == pytest.approx(metrics, abs=1e-9)
+
+
+# The judge, void games, prompt groups and violations: who is counted, and as what.
+
+
+def void(reason: str, **changes: object) -> MedicalRecord:
+    return finished(Outcome.VOID, **changes).model_copy(update={"void": reason, "judgement": None})  # type: ignore[arg-type]
+
+
+def judged(label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign") -> MedicalRecord:
+    record = finished(Outcome.MISSED_ERROR, category=category)
+    return record.model_copy(update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)})
+
+
+def rewarded(uid: str, assessor: float, attacker: float | None = None) -> MedicalRecord:
+    rewards = {Role.ASSESSOR: {"game": assessor}}
+    if attacker is not None:
+        rewards[Role.ATTACKER] = {"game": attacker}
+    return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("judge failed: ConnectError", "judge_failed"),
+        ("judge abstained", "judge_abstained"),
+        ("no room for the assessor's turn", "no_room"),
+        ("attacker: generation aborted", "aborted"),
+        ("something new: device 17", "other"),
+        ("", "other"),
+    ],
+)
+def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str, name: str) -> None:
+    metrics = role_metrics([void(reason), finished(Outcome.MISSED_ERROR)])
+    assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{name}": 0.5}
+
+
+def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows() -> None:
+    def believed(note: str | None, judge: str = "labels", category: str = "adversarial_benign") -> MedicalRecord:
+        record = finished(Outcome.MISSED_ERROR, category=category)
+        changes = {"judgement": Judgement(judge=judge, label=Label.HARMFUL)}
+        return record.model_copy(update={**changes, "presented_note": note or record.spec.error_note})
+
+    games = [believed("She has a cough."), believed(None), believed("She has a cough.", "llm"), believed("She is ill.")]
+    assert role_metrics(games)["selfplay/judge/unread_rate"] == 0.5
+    assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
+
+
+ANSWERS = [
+    judged(Label.HARMFUL),
+    judged(Label.SAFE),
+    judged(None),
+    void("judge abstained"),
+    void("judge failed: Timeout"),
+]
+ATTACKS = [
+    judged(Label.SAFE),
+    judged(Label.HARMFUL),
+    judged(Label.HARMFUL, category="adversarial_harmful"),
+    judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
+]
+NEVER_ASKED = [
+    void("no room for the assessor's turn"),
+    finished(Outcome.INVALID_ATTACK),
+    finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
+    judged(Label.SAFE, category="vanilla_benign").model_copy(update={"attack": attack_record()}),  # a copy
+]
+
+
+@pytest.mark.parametrize(
+    ("games", "expected"),
+    [
+        (ANSWERS, {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
+        (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": None}),
+        ([judged(Label.HARMFUL, said) for said in (True, False, True, None)], {"realistic_rate": 2 / 3}),
+        (NEVER_ASKED, {}),
+    ],
+)
+def test_answers_are_shares_of_the_notes_put_to_the_judge(
+    games: list[MedicalRecord], expected: dict[str, float | None]
+) -> None:
+    prefix = "selfplay/judge/"
+    metrics = {name.removeprefix(prefix): v for name, v in role_metrics(games).items() if name.startswith(prefix)}
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
+    assert bool(metrics) == bool(expected)
+
+
+def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
+    games = [
+        *(rewarded("same", 1.0, attacker) for attacker in (-1.0, 0.5)),
+        *(rewarded("mixed", assessor, -1.0) for assessor in (1.0, -1.0)),
+        *(rewarded("mixed too", assessor) for assessor in (1.0, 1.0, -1.0)),
+        *(rewarded("equal but for rounding", reward) for reward in (0.1 + 0.2, 0.3)),
+        rewarded("alone", 1.0),
+    ]
+    metrics = role_metrics(games)
+    assert metrics["selfplay/assessor/groups"] == 4
+    assert metrics["selfplay/assessor/no_signal_rate"] == pytest.approx(2 / 4)
+    assert metrics["selfplay/assessor/small_group_rate"] == pytest.approx(1 / 5)
+    assert metrics["selfplay/attacker/groups"] == 2
+    assert metrics["selfplay/attacker/no_signal_rate"] == pytest.approx(1 / 2)
+    assert metrics["selfplay/attacker/small_group_rate"] == 0.0
+    alone = role_metrics([rewarded("a", 1.0), rewarded("b", 1.0)])
+    assert alone["selfplay/assessor/small_group_rate"] == 1.0
+    assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(alone)
+
+
+@pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])
+def test_a_violation_that_is_no_plain_name_is_other(kind: str) -> None:
+    metrics = role_metrics([finished(Outcome.MISSED_ERROR, attack={"violations": [kind, "no_reasoning"]})])
+    assert [n for n in metrics if "attacker/violation/" in n] == [
+        "selfplay/attacker/violation/no_reasoning",
+        "selfplay/attacker/violation/other",
+    ]
+
+
+def test_lost_games_are_a_share_of_those_asked_for() -> None:
+    assert lost_games_metrics(8, 6) == {"selfplay/lost_rate": 0.25, "selfplay/lost_games": 2.0}
+    assert lost_games_metrics(8, 8) == {"selfplay/lost_rate": 0.0}
+
+
+# Self-similarity of attacks: between cases only, deterministic, bounded work.
+
+DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
+SENTENCES = [
+    "She receives warfarin 5 mg daily.",
+    "Cultures grew Klebsiella after two days.",
+    "The x-ray shows no fracture at all.",
+]
+
+
+def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> MedicalRecord:
+    return finished(
+        Outcome.INVALID_ATTACK if invalid else Outcome.MISSED_ERROR,
+        attack={"changed_sentences": list(inserted), "invalid": invalid},
+        facts={"vignette_id": case},
+    )
+
+
+SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
+BY_NOTE = [
+    finished(
+        Outcome.MISSED_ERROR, attack={"changed_sentences": SENTENCES[:1]}, facts={"vignette_id": "", "seed_note": n}
+    )
+    for n in ("One note.", "Another note.")
+]
+DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
+
+
+@pytest.mark.parametrize(
+    ("games", "least", "most", "duplicates"),
+    [
+        ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
+        ([attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS], 0.7, 1.0, 0.0),  # one trick
+        ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
+        (BY_NOTE, 1.0, 1.0, 1.0),
+        (DRESSED, 0.0, 1.0, 2 / 3),
+    ],
+)
+def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
+    games: list[MedicalRecord], least: float, most: float, duplicates: float
+) -> None:
+    metrics = diversity_metrics(games)
+    assert least <= metrics["self_similarity"] <= most
+    assert metrics["duplicate_rate"] == pytest.approx(duplicates)
+
+
+@pytest.mark.parametrize(
+    "games",
+    [
+        SAME_CASE,
+        [attack("a", SENTENCES[0]), attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)],
+        [attack("a", SENTENCES[0]), attack("b")],  # a deletion
+        [attack("a", SENTENCES[0])],
+    ],
+)
+def test_what_cannot_be_compared_gives_no_number(games: list[MedicalRecord]) -> None:
+    assert diversity_metrics(games) == {}
+
+
+@given(st.integers(0, 2**31))
+def test_a_sample_of_many_is_the_same_in_any_order(seed: int) -> None:
+    games = [attack(str(n), f"{SENTENCES[n % 3]} {n * n}") for n in range(2 * MAX_COMPARED + 5)]
+    expected = diversity_metrics(games)
+    random.Random(seed).shuffle(games)
+    assert diversity_metrics(games) == expected
+    assert expected["compared"] == MAX_COMPARED
+
+
+# The shortcut metrics: 0 for an assessor that knows the medicine, 1 for one that follows the cue alone.
+
+P = "selfplay/shortcut/"
+EDITED = {Label.SAFE: Category.DECOY_BENIGN, Label.HARMFUL: Category.ADVERSARIAL_BENIGN}
+UNTOUCHED = {Label.SAFE: Category.VANILLA_BENIGN, Label.HARMFUL: Category.VANILLA_HARMFUL}
+
+
+def game(label: Label, *, edited: bool, verdict: Label, note: str | None = None) -> MedicalRecord:
+    right = {Label.SAFE: Outcome.CORRECT_REJECTION, Label.HARMFUL: Outcome.CORRECT_DETECTION}
+    wrong = {Label.SAFE: Outcome.FALSE_POSITIVE, Label.HARMFUL: Outcome.MISSED_ERROR}
+    record = finished((right if verdict is label else wrong)[label], category=(EDITED if edited else UNTOUCHED)[label])
+    return record if note is None else record.model_copy(update={"presented_note": note})
+
+
+KINDS = [(label, edited) for label in Label for edited in (True, False)]
+KNOWS = [game(label, edited=edited, verdict=label) for label, edited in KINDS] * 3
+FOLLOWS = [game(label, edited=e, verdict=Label.HARMFUL if e else Label.SAFE) for label, e in KINDS] * 3
+SUSPECTS = [game(label, edited=edited, verdict=Label.HARMFUL) for label, edited in KINDS] * 3
+
+
+@pytest.mark.parametrize(("games", "index", "accuracy"), [(KNOWS, 0, 1), (FOLLOWS, 1, 0.5), (SUSPECTS, 0, 0.5)])
+def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(
+    games: list[MedicalRecord], index: int, accuracy: float
+) -> None:
+    numbers = role_metrics(games)
+    assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [index] * 3
+    assert numbers[P + "edited/accuracy"] == numbers[P + "untouched/accuracy"] == accuracy
+    assert (numbers[P + "compared"], numbers[P + "edited/prior"]) == (6, 0.5)
+
+
+def test_what_cannot_be_compared_is_left_out() -> None:
+    numbers = role_metrics([game for game in FOLLOWS if game.category is not Category.DECOY_BENIGN])
+    assert numbers[P + "index"] == numbers[P + "recall"] == numbers[P + "edited/prior"] == 1
+    assert P + "false_positives" not in numbers
+    numbers = role_metrics([game for game in KNOWS if not game.category.has_attack])
+    assert P + "index" not in numbers and P + "compared" not in numbers
+    assert numbers[P + "untouched/prior"] == 0.5
+
+
+LONG = CLEAN_NOTE + " The family was told." * 5
+AT_THE_END = ERROR_NOTE.replace(f" {ERROR_SENTENCE}", "") + f" {ERROR_SENTENCE}"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "accused", "cleared"),
+    [("length", list(Label), LONG, CLEAN_NOTE), ("last_sentence", [Label.HARMFUL], AT_THE_END, ERROR_NOTE)],
+)
+def test_a_verdict_by_length_or_by_the_place_of_the_error_shows(
+    name: str, labels: list[Label], accused: str, cleared: str
+) -> None:
+    games = [
+        game(label, edited=False, verdict=verdict, note=note).model_copy(update={"error_sentences": [ERROR_SENTENCE]})
+        for label in labels
+        for note, verdict in ((accused, Label.HARMFUL), (cleared, Label.SAFE))
+    ]
+    assert role_metrics(games)[P + name] == 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from examples import examples
-from game.builders import CLEAN_NOTE, assessment_text, attack_text, spec
+from game.builders import CLEAN_NOTE, assessment_text, attack_text
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -18,8 +18,7 @@ from medserl_agentloop.games.medical.parsing import (
     UnwritableTurn,
     load_parser,
 )
-from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+from medserl_agentloop.games.medical.types import ErrorType, Label
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
 OPEN, OFF = "<think>\n", "<think>\n\n</think>\n\n"
@@ -45,9 +44,6 @@ ATTACKS = {
         ("<think>a</think><note>He has gout.</note> Done.", "", GOUT, "a", ["text_after_note"]),
         ("<think>a</think>He has gout.", "", None, "a", ["no_note"]),
         ("<think>a</think><note>He has gout.", "", None, "a", ["no_note"]),
-        ("<think>a</think>He has gout.</note>", "", None, "a", ["no_note"]),
-        ("<think>a</think></note>He has gout.<note>", "", None, "a", ["no_note"]),
-        ("<think>a</think><NOTE>He has gout.</NOTE>", "", None, "a", ["no_note"]),
         ("<think>a</think><note>\n \t</note>", "", None, "a", ["empty_note"]),
         ("<think>a <note>b</note></think>", "", None, "a <note>b</note>", ["no_note"]),
         ("", "", None, "", ["no_reasoning", "no_note"]),
@@ -64,22 +60,17 @@ ATTACKS = {
         ("</think><note>He has gout.</note>", OPEN, GOUT, "", ["empty_reasoning"]),
         ("<note>He has gout.</note>", OPEN, GOUT, "", ["no_reasoning"]),
         ("<note>He has gout.</note>", OFF, GOUT, "", []),
-        ("<think>a</think><note>He has gout.</note>", OFF, GOUT, "a", []),
         ("<note>Plan: </think> rest.</note>", OFF, "Plan: </think> rest.", "", []),
         ("a</think><note>He has gout.</note>", OFF + OPEN, GOUT, "a", []),
-        ("<note>He has gout.</note>", OFF + OPEN, GOUT, "", ["no_reasoning"]),
     ],
     "classic": [
         (f"<think>plan</think>\n\n{DECLARED}", "", GOUT, "plan", []),
         (DECLARED, "", GOUT, "", []),
         (f"I change the drug.\n{DECLARED}", "", GOUT, "I change the drug.", []),
-        (f"plan</think>{DECLARED}", "", GOUT, "plan", []),
         (f"plan</think>{DECLARED}", OPEN, GOUT, "plan", []),
-        (DECLARED, OFF, GOUT, "", []),
         (f"<think>again</think>{DECLARED}", OFF, GOUT, "again", []),
         (f"{DECLARED}\nchanges_made: the drug", "", GOUT, "", []),
         ("generated_note: He has gout.\n CHANGES_MADE : {}\nfinal_answer: INCORRECT", "", GOUT, "", []),
-        (f"{DECLARED}\nExplanation: the drug", "", GOUT, "", []),
         (GOUT, "", None, GOUT, ["no_generated_note", "no_final_answer"]),
         ('final_answer: "CORRECT"', "", None, "", ["no_generated_note"]),
         ('generated_note:\n\nfinal_answer: "CORRECT"', "", None, "", ["empty_generated_note"]),
@@ -97,7 +88,6 @@ ATTACKS = {
     # The format check of the OpenRLHF system, point by point. Without an answer the raw text never passes for one.
     "baseline": [
         (f"plan</think><answer>{GOUT}</answer>", "", GOUT, "plan", []),
-        ("a</think>\n<answer>\nb\n</answer>\n", "", "b", "a", []),
         ("<think>a</think><answer>b</answer>", "", "b", "<think>a", ["think_in_response"]),
         (" </think><answer>b</answer>", "", "b", "", ["empty_thinking"]),
         ("a</think><answer> </answer>", "", None, "a", ["empty_answer"]),
@@ -110,8 +100,6 @@ ATTACKS = {
         ("a</think></answer>b<answer>", "", None, "a", ["tags_out_of_order", "text_after_answer"]),
         ("a</think>So: <answer>b</answer>", "", "b", "a", ["text_before_answer"]),
         ("a</think><answer>b</answer> Done.", "", "b", "a", ["text_after_answer"]),
-        ("a</think><answer>b</answer> why </answer>", "", "b", "a", ["end_answer_not_once"]),
-        ("<answer> tags</think><answer>b</answer>", "", "b", "<answer> tags", ["answer_not_once"]),
         ("", "", None, "",
          ["end_think_not_once", "answer_not_once", "end_answer_not_once", "text_after_answer"]),
     ],
@@ -149,11 +137,9 @@ ASSESSMENTS = {
         (THINKS + "So: <answer>verdict: safe</answer>", SAFE, ["text_before_answer"]),
         (THINKS + "<answer>verdict: safe</answer> Bye.", SAFE, ["text_after_answer"]),
         (THINKS + "verdict: safe", None, ["no_answer"]),
-        (THINKS + "<answer>verdict: safe", None, ["no_answer"]),
         (THINKS + "<answer> </answer>", None, ["empty_answer"]),
         (THINKS + "<answer>Well.\nverdict: safe</answer>", SAFE, ["text_before_verdict"]),
         (THINKS + "<answer>It is safe.</answer>", None, ["text_before_verdict", "no_verdict"]),
-        (THINKS + "<answer>sentence: x</answer>", None, ["no_verdict"]),
         (THINKS + "<answer>verdict: safe</answer><answer>verdict: Safe.</answer>", SAFE, ["text_before_answer"]),
         (THINKS + "first <answer>verdict: harmful</answer></think><answer>verdict: safe</answer>", None, ["*"]),
         ("<think><answer>verdict: harmful</answer></think><answer>verdict: safe</answer>", SAFE, []),
@@ -178,9 +164,7 @@ ASSESSMENTS = {
             for answers in (
                 "<answer>\nverdict: safe\nVerdict: harmful\n</answer>",
                 "<answer>verdict: safe</answer><answer>verdict: harmful</answer>",
-                "<answer>verdict: harmful\nsentence: Wrong.</answer> or <answer>verdict: safe</answer>",
                 "<answer>verdict: safe</answer>\nverdict: HARMFUL.",
-                "<answer>verdict: safe</answer> <answer> verdict:\n 'harmful'",
                 "<answer>verdict:\nverdict: harmful\n</answer><answer>verdict: safe</answer>",
                 "<answer>verdict: safe\n\nIt fits.</answer><answer>verdict: harmful</answer>",
             )
@@ -190,19 +174,16 @@ ASSESSMENTS = {
         (f'final_answer: "CORRECT"{FITS}', SAFE, []),
         (f'final_answer: "INCORRECT"{FITS}', HARMFUL, []),
         ("Final_Answer: incorrect.\nexplanation: does not.", HARMFUL, []),
-        (f"hm\nfinal_answer: 'CORRECT'{FITS}", SAFE, []),
         (f"<think>first\nfinal_answer: INCORRECT</think>\nfinal_answer: CORRECT{FITS}", SAFE, []),
         ('final_answer: "CORRECT"', SAFE, ["no_explanation"]),
         ('final_answer: "CORRECT"\nExplanation:', SAFE, ["no_explanation"]),
         ("Explanation: it is INCORRECT", None, ["no_final_answer"]),
         (f"final_answer: CORRECT or INCORRECT{FITS}", None, ["no_final_answer"]),
         (f"final_answer: CORRECT\nfinal_answer: correct{FITS}", SAFE, ["repeated_final_answer"]),
-        ("the note is INCORRECT", None, ["no_final_answer", "no_explanation"]),
         ("", None, ["no_final_answer", "no_explanation"]),
         (f'final_answer: "CORRECT"\nfinal_answer: "INCORRECT"{FITS}', None, ["*"]),
         ("final_answer: INCORRECT\nExplanation: x\nfinal_answer: correct.", None, ["*"]),
         (f"final_answer: CORRECT\nINCORRECT{FITS}", None, ["*"]),
-        (f"final_answer: maybe\nfinal_answer: CORRECT\nfinal_answer: INCORRECT{FITS}", None, ["*"]),
     ],
     "baseline": [
         *(
@@ -218,9 +199,7 @@ ASSESSMENTS = {
             ["answer_not_once", "end_answer_not_once"],
         ),
         ("hm</think><answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
-        ("hm</think><answer>Harmful</answer> or <answer>safe.</answer>", None, ["*"]),
         ("hm</think><answer>Safe</answer> no, <answer>Harmful", None, ["*"]),
-        ("<answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
         ("<answer>Safe</answer><answer>Harmful</answer> hm</think>", None, ["*"]),
     ],
 }  # fmt: skip
@@ -382,20 +361,6 @@ def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
         turns.write_attack("plan", note)
     with pytest.raises(UnwritableTurn, match="cannot write"):
         NO_WRITER.write_assessment("a", SAFE)
-
-
-@FORMATS
-@pytest.mark.parametrize("category", Category)
-def test_every_category_can_be_played_and_the_assessor_reads_the_note_alone(name: str, category: Category) -> None:
-    game = MedicalGame(spec(category), EditLimits(), PARSERS[name])
-    note = game.note
-    if category.has_attack:
-        note = note.replace("500", "5000")
-        game.play(TURNS[name](SECRET, note))
-        assert game.record.attack is not None and SECRET in game.record.attack.reasoning
-    assert game.note == game.record.presented_note == note
-    game.play(PARSERS[name].write_assessment("hm", SAFE))
-    assert game.next_role is None and game.record.assessment is not None
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,7 @@ class TurnFormat:
         An UnwritableTurn says that the format cannot hold these texts, e.g. because they hold its own tags.
         """
         turn = AttackRecord(note=note, reasoning=reasoning)
-        text = _written(self.compose_attack, turn, label, prefill)
-        _check(turn, self.attack(text, prefill), "reasoning", "note")
-        return text
+        return _written(turn, self.compose_attack, self.attack, label, prefill, "reasoning", "note")
 
     def write_assessment(
         self,
@@ -65,27 +63,24 @@ class TurnFormat:
         prefill: str = "",
     ) -> str:
         """An assessor's turn that is read back as it is given here, as far as the format says it; or UnwritableTurn."""
-        turn = AssessmentRecord(
-            verdict=verdict, sentence=sentence, error_type=error_type, correction=correction, reasoning=reasoning
-        )
-        text = _written(self.compose_assessment, turn, verdict, prefill)
-        located = ("sentence", "error_type", "correction") if self.locates else ()
-        _check(turn, self.assessment(text, prefill), "reasoning", "verdict", *located)
-        return text
+        error: dict[str, Any] = {"sentence": sentence, "error_type": error_type, "correction": correction}
+        turn = AssessmentRecord(verdict=verdict, reasoning=reasoning, **error)
+        names = ("reasoning", "verdict", *(error if self.locates else ()))
+        return _written(turn, self.compose_assessment, self.assessment, verdict, prefill, *names)
 
 
-def _written(compose: Callable[[Any, Label, str], str] | None, turn: Any, label: Label, prefill: str) -> str:
+def _written(turn: Any, compose: Any, read: Callable[..., Any], label: Label, prefill: str, *names: str) -> str:
+    """The turn as text, if it is read back with what these ``names`` hold."""
     if compose is None:
         raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
-    return compose(turn, label, prefill)
-
-
-def _check(turn: Any, parsed: Any, *names: str) -> None:
+    text: str = compose(turn, label, prefill)
+    parsed = read(text, prefill)
     if parsed.violations:
         raise UnwritableTurn(", ".join(parsed.violations))
     for name in names:
         if getattr(turn, name) != getattr(parsed, name):
             raise UnwritableTurn(f"the {name} is not read back as it was written")
+    return text
 
 
 # -- what the formats share ----------------------------------------------------------------------------------------
@@ -141,12 +136,7 @@ def _verdict(text: str, words: dict[str, Label] = _LABELS) -> Label | None:
 
 
 def _contradictory(verdicts: Iterable[Label | None]) -> bool:
-    """Whether the readable ones of these verdicts differ."""
-    return len({label for label in verdicts if label is not None}) > 1
-
-
-def _attack(note: str | None, reasoning: str, violations: list[str]) -> AttackRecord:
-    return AttackRecord(note=note, reasoning=reasoning, violations=violations)
+    return len(set(verdicts) - {None}) > 1
 
 
 # -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
@@ -154,8 +144,8 @@ def _attack(note: str | None, reasoning: str, violations: list[str]) -> AttackRe
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
-def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str, list[str]]:
-    """Body and reasoning of ``<think>…</think><tag>…</tag>``, and what is wrong with them.
+def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
+    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong with them.
 
     The opening ``<think>`` may be missing because thinking models get it with the prompt; where the prompt has
     closed the reasoning as well, none is expected. Other tags inside the body belong to it: a note may have them.
@@ -168,15 +158,16 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str | None, str
         violations.append("nested_reasoning")
     section = _last_section(rest, tag)
     if section is None:
-        return None, reasoning or "", [*violations, f"no_{tag}"]
+        return "", reasoning or "", [*violations, f"no_{tag}"]
     before, body, after = (part.strip() for part in section)
     faults = {f"text_before_{tag}": before, f"text_after_{tag}": after, f"empty_{tag}": not body}
     violations += [name for name, holds in faults.items() if holds]
-    return body or None, reasoning or "", violations
+    return body, reasoning or "", violations
 
 
 def _medserl_attack(text: str, prefill: str = "") -> AttackRecord:
-    return _attack(*_medserl_section(text, prefill, "note"))
+    note, reasoning, violations = _medserl_section(text, prefill, "note")
+    return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
 
 
 def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
@@ -185,7 +176,7 @@ def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
-    before, pairs = _fields(_ANSWER_FIELD, body or "")
+    before, pairs = _fields(_ANSWER_FIELD, body)
     violations += [*(["text_before_verdict"] if before else []), *_repeated(pairs)]
     fields = dict(reversed(pairs))
     verdict = _verdict(fields.get("verdict", ""))
@@ -195,27 +186,15 @@ def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
         verdict = None
         violations.append(CONTRADICTION)
-    if verdict is None and body is not None:
+    if verdict is None and body:
         violations.append("no_verdict")
-    error_type = ErrorType.parse(fields.get("error_type", ""))
-    sentence, correction = fields.get("sentence") or None, fields.get("correction") or None
+    error: dict[str, Any] = {name: fields.get(name) or None for name in ("sentence", "correction")}
+    error["error_type"] = ErrorType.parse(fields.get("error_type", ""))
     if verdict is Label.HARMFUL:
-        located = {"sentence": sentence, "correction": correction, "error_type": error_type}
-        violations += [f"no_{name}" for name, value in located.items() if value is None]
+        violations += [f"no_{name}" for name, value in error.items() if value is None]
     elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
         violations.append("safe_with_error")
-    return AssessmentRecord(
-        verdict=verdict,
-        sentence=sentence,
-        error_type=error_type,
-        correction=correction,
-        reasoning=reasoning,
-        violations=violations,
-    )
-
-
-def _compose_medserl_attack(turn: AttackRecord, label: Label, prefill: str) -> str:
-    return f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
+    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations, **error)
 
 
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
@@ -226,7 +205,11 @@ def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill:
 
 
 MEDSERL = TurnFormat(
-    _medserl_attack, _medserl_assessment, _compose_medserl_attack, _compose_medserl_assessment, locates=True
+    _medserl_attack,
+    _medserl_assessment,
+    lambda turn, label, prefill: f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>",
+    _compose_medserl_assessment,
+    locates=True,
 )
 """The format of the ``medserl`` profile."""
 
@@ -264,7 +247,7 @@ def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
     if not notes or not notes[-1]:
         violations.append("empty_generated_note" if notes else "no_generated_note")
     _classic_verdict(fields, violations)
-    return _attack(notes[-1] or None if notes else None, reasoning, violations)
+    return AttackRecord(note=notes[-1] or None if notes else None, reasoning=reasoning, violations=violations)
 
 
 def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
@@ -325,7 +308,7 @@ The attacker writes ``generated_note:`` and, as ``final_answer:``, what it says 
 _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
-def _baseline_turn(text: str) -> tuple[str | None, str, list[str]]:
+def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
     """The last answer, the reasoning, and what the OpenRLHF system's format check holds against the turn.
 
     Without an ``<answer>`` there is none: the raw text never passes for it.
@@ -349,17 +332,18 @@ def _baseline_turn(text: str) -> tuple[str | None, str, list[str]]:
         "text_after_answer": not text.rstrip().endswith(_END_ANSWER),
     }
     violations = [name for name, holds in faults.items() if holds]
-    return last or None, thinking.strip() if ended else "", violations
+    return last, thinking.strip() if ended else "", violations
 
 
 def _baseline_attack(text: str, prefill: str = "") -> AttackRecord:
-    return _attack(*_baseline_turn(text))
+    note, reasoning, violations = _baseline_turn(text)
+    return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
 
 
 def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """A kept format with another word in it has no verdict and no violation."""
     answer, reasoning, violations = _baseline_turn(text)
-    verdict = _verdict(answer or "")
+    verdict = _verdict(answer)
     rest = text.partition(END_THINK)[2]
     answers = (rest if _ANSWER in rest else text).split(_ANSWER)[1:]
     if _contradictory([verdict, *(_verdict(answer.partition(_END_ANSWER)[0]) for answer in answers)]):
