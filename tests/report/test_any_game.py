@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,24 +17,16 @@ from medserl_agentloop.report import games
 MOVES = [("check", "bet", "call"), ("bet", "fold"), ("<b>all in</b>\x1b[2J",)]
 
 
-class Scripted:
-    """Says its moves one after the other, for both players."""
+def played(moves: Sequence[str]) -> Any:
+    interaction, left = KuhnPoker(None), iter(moves)
 
-    name = ""
+    async def reply(turn: Turn, messages: Sequence[Message]) -> Reply:
+        return Reply(next(left), tokens=2)
 
-    def __init__(self, moves: Sequence[str]) -> None:
-        self.left = list(moves)
-
-    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        return Reply(self.left.pop(0), tokens=2)
-
-
-def played(moves: Sequence[str]) -> dict[str, Any]:
-    interaction = KuhnPoker(None)
+    player = SimpleNamespace(name="", reply=reply)
     game = interaction.new_game({"first": "K", "second": "J"})
-    asyncio.run(play_game(interaction, game, dict.fromkeys(interaction.roles, Scripted(moves))))
-    record: dict[str, Any] = game.record.to_json()
-    return record
+    asyncio.run(play_game(interaction, game, dict.fromkeys(interaction.roles, player)))
+    return game.record.to_json()
 
 
 PLAYED = [played(moves) for moves in MOVES]
@@ -65,10 +58,13 @@ def test_the_frame_has_its_rewards_and_tokens(poker: Path) -> None:
 
 def test_show_prints_its_turns_rewards_and_metrics(poker: Path) -> None:
     done = invoke("show", poker, "--game", 3)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == invoke("show", poker / GAMES_FILE).exit_code == 0, done.output
     for text in ("first · 2 tokens", "<b>all in</b>\\x1b[2J", 'moves: ["illegal"]', "second +2.00 = chips +2.00"):
         assert text in done.output
     assert "selfplay/first/reward" in done.output
+    assert ("is it on PYTHONPATH" in done.stderr) == any(
+        "nonesuch" in file.read_text() for file in poker.glob("*.yaml")
+    )
 
 
 def test_compare_has_its_roles_and_outcomes(poker: Path) -> None:
@@ -102,8 +98,3 @@ def test_the_page_draws_its_games_turns_and_prompts(poker: Path, tmp_path: Path,
     ]
     view.select_option("[data-filter=outcome]", label="outcome: second earned more")
     assert view.inner_text("#count") == "2 of 6 games"
-
-
-def test_a_class_that_is_not_there_is_named(tmp_path: Path) -> None:
-    done = invoke("show", run(tmp_path, "nonesuch.module:Poker"))
-    assert "nonesuch.module:Poker" in done.stderr and "PYTHONPATH" in done.stderr

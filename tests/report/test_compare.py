@@ -100,7 +100,6 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
     [
         (b'{"step": 1, "loss": 1}\n{', "line 2 is not JSON: Expecting"),
         (b'{"loss": 1}\n', "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step"),
-        (b'{"game_role": "attacker", "game_idx": 1}\n', "line 1 is neither a turn"),
         (b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n', "Input should be 'attacker' or 'assessor'"),
         (b"[]\n", "line 1 is no JSON object"),
     ],

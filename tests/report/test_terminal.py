@@ -6,34 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from game.builders import CLEAN_NOTE, ERROR_NOTE, paid
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import invoke
 from rich.console import Console
-from support import REWRITTEN, assessment_text, attack_text, extra_info
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.tournament import ratings, shares, tables
-from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.rewards import medserl
-from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import GameSpec, Role
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report import show_run
 
 
-def game(step: int = 1, *, attack: str | None = None, assessment: str | None = None) -> MedicalRecord:
-    played = MedicalGame(GameSpec.from_extra_info(extra_info("adversarial_benign")), EditLimits(), MEDSERL)
-    played.play(attack_text() if attack is None else attack)
-    if played.next_role is not None:
-        played.play(assessment_text() if assessment is None else assessment)
-    record = played.record
-    record.step = step
-    record.judgement = Judgement(judge="labels", label=record.spec.target_label)
-    record.rewards = medserl(record)
-    return record
+def game(step: int = 1, outcome: Outcome = Outcome.CORRECT_DETECTION, **parts: Any) -> MedicalRecord:
+    return paid(outcome, step=step, **parts)
 
 
 def shown(folder: Path, records: list[MedicalRecord], width: int = 160, **kwargs: Any) -> str:
@@ -44,16 +33,15 @@ def shown(folder: Path, records: list[MedicalRecord], width: int = 160, **kwargs
 
 
 def test_a_game_shows_the_change_the_verdict_and_every_reward_component(tmp_path: Path) -> None:
-    text = shown(tmp_path, [game()])
-    assert "[-candida.-] {+giardia.+}" in text
-    assert "assessor: harmful" in text
-    assert "attacker -1.01 = game -1.00  format +0.00  faithfulness -0.01" in text
-    assert "assessor +1.50 = game +1.00  format +0.00  sentence +0.50" in text
+    text = shown(tmp_path, [game(attack={"note": ERROR_NOTE})])
+    assert "[-heparin-] {+warfarin+}" in text and "assessor: harmful" in text
+    assert re.search(r"attacker -1\.\d\d = game -1\.00  format \+0\.00  faithfulness -0", text)
+    assert "assessor +1.00 = game +1.00  format +0.00" in text
 
 
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     StepFile(tmp_path / METRICS_FILE).append({"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3))
-    text = shown(tmp_path, [game(1), game(2), game(3, assessment=assessment_text("safe"))])
+    text = shown(tmp_path, [game(1), game(2), game(3)])
     assert "step 1" in text and "step 3" in text and "step 2" not in text.split("metric")[1]
     assert "0.1" in text and "0.3" in text
     StepFile(tmp_path / "of one step" / METRICS_FILE).append([{"step": 4, "actor/grad_norm": 1.0}])
@@ -76,13 +64,10 @@ HOSTILE = "[bold red]x[/] [/] \x1b[31m \x07 \x0e \0 \x7f \x9b2J \u202e \u2066 \u
 
 def hostile() -> MedicalRecord:
     """A game with such text wherever others than we may write."""
-    record = game(attack=attack_text(REWRITTEN.replace("giardia", HOSTILE), reasoning=HOSTILE))
-    rewards = {role: {HOSTILE: 1.0} for role in Role}
+    wrote = {"attack": {"note": f"{CLEAN_NOTE} {HOSTILE}", "reasoning": HOSTILE}, "players": {"assessor": HOSTILE}}
     opponent = OpponentRecord(role="attacker", kind="endpoint", version=HOSTILE)
-    players = {"assessor": HOSTILE}
-    return record.model_copy(
-        update={"void": HOSTILE, "rewards": rewards, "opponent": opponent, "players": players, "scheme": HOSTILE}
-    )
+    record = game(scheme=HOSTILE, opponent=opponent, **wrote)
+    return record.model_copy(update={"void": HOSTILE, "rewards": {role: {HOSTILE: 1.0} for role in Role}})
 
 
 def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
@@ -111,28 +96,14 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
     assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
 
 
-def test_a_file_of_games_is_shown_like_a_run(tmp_path: Path) -> None:
-    file = tmp_path / "played.jsonl"
-    StepFile(file).append([game().to_json()])
-    result = invoke("show", file)
-    assert result.exit_code == 0, result.output
-    assert "game 1 of 1" in result.output and f"all games: {file}" in result.output.replace("\n", "")
-
-
 @pytest.mark.parametrize(("number", "title"), [(None, "game 2 of 3"), (1, "game 1 of 3"), (3, "game 3 of 3")])
 def test_the_chosen_game_is_shown_or_the_latest_that_was_decided(
     tmp_path: Path, number: int | None, title: str
 ) -> None:
-    assert title in shown(tmp_path, [game(1), game(1), game(2, attack="nothing")], number=number)
+    assert title in shown(tmp_path, [game(), game(), game(2, Outcome.INVALID_ATTACK)], number=number)
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_game_that_is_not_there_is_an_error_with_the_range(tmp_path: Path, number: int) -> None:
     with pytest.raises(ValueError, match="holds games 1 to 2"):
         shown(tmp_path, [game(), game()], number=number)
-
-
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
-    result = invoke("show", tmp_path)
-    assert result.exit_code == 2
-    assert "give the folder of a run" in result.output
