@@ -44,14 +44,16 @@ def show(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the folder of the first run.")
+    ] = None,
 ) -> None:
     """Write the games of runs as a page for the browser, in one file."""
     from medserl_agentloop.report.page import write_page
 
+    page = output or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
     with errors_in_one_line():
-        games = write_page(runs, output, Console(stderr=True))
-        typer.echo(f"{games} games: {output}")
+        typer.echo(f"{write_page(runs, page, Console(stderr=True))} games: {page}")
 
 
 def compare(

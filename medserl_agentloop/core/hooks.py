@@ -100,7 +100,7 @@ class GameHooks(Generic[R]):
                     turn.role,
                     text=[("", turn.response)],
                     facts=facts,
-                    folded={f"what the {turn.role} read": as_text(turn.messages)},
+                    folded={f"what {turn.role} read": as_text(turn.messages)},
                 )
             )
         own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}

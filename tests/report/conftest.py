@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invoking import invoke
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,13 @@ def browser(chromium: str) -> Iterator[Any]:
 
 @pytest.fixture
 def viewed(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page offline, at one of its games, with options of the browser; it must neither complain nor ask."""
+    """Opens the page of runs offline, at one of its games, with options of the browser; it must not complain."""
     contexts, complaints = [], []
 
-    def open_page(file: Path, game: str = "", **options: Any) -> Any:
+    def open_page(*runs: Path, game: str = "", **options: Any) -> Any:
+        done = invoke("report", *runs)
+        assert done.exit_code == 0, done.output
+        file = runs[0] / "report.html"
         context = browser.new_context(offline=True, **{"viewport": {"width": 1400, "height": 900}, **options})
         contexts.append(context)
         view = context.new_page()

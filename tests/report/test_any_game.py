@@ -76,10 +76,8 @@ def test_compare_has_its_roles_and_outcomes(poker: Path) -> None:
     assert rows["second truncated"][0].startswith(" 0.000 [")
 
 
-def test_the_page_draws_its_games_turns_and_prompts(poker: Path, tmp_path: Path, viewed: Callable[..., Any]) -> None:
-    done = invoke("report", poker, "-o", tmp_path / "report.html")
-    assert done.exit_code == 0, done.output
-    view = viewed(tmp_path / "report.html", "#3")
+def test_the_page_draws_its_games_turns_and_prompts(poker: Path, viewed: Callable[..., Any]) -> None:
+    view = viewed(poker, game="#3")
     assert view.locator("#head span").all_text_contents() == ["step", "outcome", "first reward", "second reward"]
     assert view.locator(".turn h3").all_text_contents() == [
         *("first · 2 tokens", "second · 2 tokens", "first · 2 tokens", "game"),

@@ -1,8 +1,6 @@
 """Two runs side by side: what is measured, what is not, and what is no run."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from game.builders import paid
@@ -35,42 +33,37 @@ LOG = [
 ]
 
 
-def log(path: Path, lines: list[dict[str, Any]] = LOG) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def tables(a: Path | str, b: Path | str) -> dict[str, list[str]]:
     """The rows of all sections but the first, by their first cell."""
     sections = compare(read_side(str(a)), read_side(str(b)))
-    return {f"{title}: {row[0]}": list(row[1:]) for title, _, rows, _ in sections[1:] for row in rows}
+    return {row[0]: list(row[1:]) for _, _, rows, _ in sections[1:] for row in rows}
 
 
 def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
     rows = tables(run(tmp_path), tmp_path)
     # zero_sum pays the attacker +1, -1 and, invalid, -1; twice.
-    assert rows["Rewards: attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
-    assert rows["Rewards: assessor"][3:5] == ["mean of A is 0", ""]
+    assert rows["attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
+    assert rows["assessor"][3:5] == ["mean of A is 0", ""]
     right = "0.500 [0.150, 0.850] (4)"
-    assert rows["Outcomes and format: right"] == [right, right, "yes"]
-    assert rows["Outcomes and format: outcome: void"][0].startswith("0.250 [")
-    assert rows["Outcomes and format: valid"][0].startswith("0.750 [")
-    assert rows["Speed and memory: seconds per step, median"] == ["2", "2", "1"]
-    assert rows["Speed and memory: games per second"] == ["2", "2", "1"]
-    assert rows["Speed and memory: generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
-    assert rows["Speed and memory: device memory, peak GB"] == ["3", "3", "1"]
-    assert rows["Speed and memory: CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
+    assert rows["right"] == [right, right, "yes"]
+    assert rows["outcome: void"][0].startswith("0.250 [")
+    assert rows["valid"][0].startswith("0.750 [")
+    assert rows["seconds per step, median"] == ["2", "2", "1"]
+    assert rows["games per second"] == ["2", "2", "1"]
+    assert rows["generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
+    assert rows["device memory, peak GB"] == ["3", "3", "1"]
+    assert rows["CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
 
 
 def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
     caught = run(tmp_path / "a", outcomes=[Outcome.CORRECT_DETECTION] * 10)
     missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)
     rows = tables(caught, missed)
-    assert rows["Rewards: assessor"][2:5] == ["-2.0000", "200.0%", "no"]
-    assert rows["Outcomes and format: error found"][2] == rows["Outcomes and format: outcome: missed error"][2] == "no"
-    assert "Outcomes and format: note cleared" not in rows  # neither side has a safe note
+    assert rows["assessor"][2:5] == ["-2.0000", "200.0%", "no"]
+    assert rows["error found"][2] == rows["outcome: missed error"][2] == "no"
+    assert "note cleared" not in rows  # neither side has a safe note
     more = run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11)
-    assert tables(caught, more)["Rewards: assessor"][4] == "yes"
+    assert tables(caught, more)["assessor"][4] == "yes"
 
 
 def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
@@ -79,20 +72,21 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
         run(tmp_path / "seeds" / str(seed), outcomes=[outcome])
     for side in (tmp_path / "seeds", tmp_path / "seeds" / "*"):
         rows = tables(one, side)
-        assert rows["Rewards: assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
-        assert rows["Speed and memory: seconds per step, median"][1] == "2 ± 0"
+        assert rows["assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
+        assert rows["seconds per step, median"][1] == "2 ± 0"
 
 
 def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
-    rows = tables(log(tmp_path / "log.jsonl"), run(tmp_path / "run"))
-    assert rows["Rewards: assessor"][0] == "1.0000, 1.0000 (2)"
-    assert rows["Outcomes and format: error found"][0] == "0.000 [0.000, 0.793] (1)"
-    assert rows["Outcomes and format: assessor format kept"][0] == "1.000 [0.207, 1.000] (1)"
+    StepFile(tmp_path / "log.jsonl").append(LOG)
+    rows = tables(tmp_path / "log.jsonl", run(tmp_path / "run"))
+    assert rows["assessor"][0] == "1.0000, 1.0000 (2)"
+    assert rows["error found"][0] == "0.000 [0.000, 0.793] (1)"
+    assert rows["assessor format kept"][0] == "1.000 [0.207, 1.000] (1)"
     for share in ("attacker format kept", "assessor readable", "outcome: void", "valid"):
-        assert rows[f"Outcomes and format: {share}"][0] == NOT_MEASURED
-    assert rows["Speed and memory: seconds per step, median"] == ["20", "2", "0.1"]
+        assert rows[share][0] == NOT_MEASURED
+    assert rows["seconds per step, median"] == ["20", "2", "0.1"]
     for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
-        assert rows[f"Speed and memory: {measure}"][0] == NOT_MEASURED
+        assert rows[measure][0] == NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -111,26 +105,20 @@ def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: 
 
 
 @pytest.mark.parametrize("broken", [GAMES_FILE, METRICS_FILE])
-def test_a_run_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, broken: str) -> None:
-    with (run(tmp_path) / broken).open("a") as file:
+def test_a_run_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, broken: str) -> None:
+    with (run(tmp_path / "run") / broken).open("a") as file:
         file.write("{")
-    with pytest.raises(ValueError, match=rf"{broken}, line \d is not"):
-        read_side(str(tmp_path))
-
-
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run: neither it nor a folder in it holds games"):
-        read_side(str(tmp_path))
-    with pytest.raises(ValueError, match="nonesuch does not exist"):
-        read_side(str(tmp_path / "nonesuch"))
+    (tmp_path / "empty").mkdir()
+    for side, says in (("run", rf"{broken}, line \d is not"), ("empty", "is no run: nei"), ("none", "does not exist")):
+        with pytest.raises(ValueError, match=says):
+            read_side(str(tmp_path / side))
 
 
 def test_the_comparison_is_printed_as_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(Path("a|b<i>"))
     result = invoke("compare", "a|b<i>", "a|b<i>")
-    assert result.exit_code == 0, result.output
-    assert r"| A    | a\|b<i> |" in result.output
+    assert result.exit_code == 0 and r"| A    | a\|b<i> |" in result.output
     assert [line for line in result.output.splitlines() if line.startswith("#")] == [
         *("## Runs", "## Rewards", "## Outcomes and format", "## Speed and memory")
     ]

@@ -52,19 +52,11 @@ def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     return folder
 
 
-def report(*runs: Path, output: Path) -> str:
-    done = invoke("report", *runs, "-o", output)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_profile(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
     for step, words in ((1, "Old: "), (3, "New: ")):
-        for role, name in (("attacker", "adversarial_benign"), ("assessor", "assess")):
-            template = tmp_path / "mine" / role / f"{name}.jinja"
-            template.parent.mkdir(exist_ok=True)
-            template.write_text(words + "{{ note }}")
+        for template in ("attacker/adversarial_benign.jinja", "assessor/assess.jinja"):
+            (tmp_path / "mine" / template).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "mine" / template).write_text(words + "{{ note }}")
         write_prompts(tmp_path, step, PromptProfile(tmp_path / "mine").templates())
         write_prompts(tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates())  # unchanged: nothing is written
     stored = module.prompts_of(tmp_path)
@@ -85,10 +77,8 @@ def reads(game: MedicalRecord, prompts: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir()))
 def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profile: str) -> None:
     stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
-    for category in Category:
-        game = scored(Outcome.UNREADABLE, 1, category=category, profile=profile)
-        assert reads(game, stored) == reads(game, [])
-        assert all(reads(game, stored))
+    games = [scored(Outcome.UNREADABLE, 1, category=category, profile=profile) for category in Category]
+    assert all(reads(game, stored) == reads(game, []) and all(reads(game, [])) for game in games)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +89,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def view(viewed: Callable[..., Any], run: Path, tmp_path: Path) -> Any:
-    report(run, output=tmp_path / "report.html")
-    return viewed(tmp_path / "report.html")
+def view(viewed: Callable[..., Any], run: Path) -> Any:
+    return viewed(run)
 
 
 def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) -> None:
@@ -173,23 +162,22 @@ def test_a_text_too_long_to_be_drawn_at_once_is_cut_with_a_word_on_it(
 ) -> None:
     long = "x" * 1_000_000
     turn = {"response": long, "reasoning": long}
-    game = scored(Outcome.MISSED_ERROR, 1, attack={**turn, "note": long}, assessment={**turn, "sentence": long})
-    report(write_run(tmp_path / "run", [game.model_copy(update={"presented_note": long})]), output=tmp_path / "r.html")
+    answers = {"attack": {**turn, "note": long}, "assessment": {**turn, "sentence": long}, "presented_note": long}
+    run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1, **answers)])
     started = time.monotonic()
-    view = viewed(tmp_path / "r.html")
+    view = viewed(run)
     for fold in view.locator("#game details").all():
         fold.evaluate("fold => fold.open = true")
     assert "980000 more characters stand in the games file" in view.inner_text("#game")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1400, 1000, 600])
 def test_the_page_fits_its_window_in_every_style(
-    viewed: Callable[..., Any], run: Path, tmp_path: Path, width: int, scheme: str
+    viewed: Callable[..., Any], run: Path, width: int, scheme: str
 ) -> None:
-    report(run, output=tmp_path / "report.html")
-    view = viewed(tmp_path / "report.html", "#4", color_scheme=scheme, viewport={"width": width, "height": 900})
+    view = viewed(run, game="#4", color_scheme=scheme, viewport={"width": width, "height": 900})
     assert "invalid attack" in view.inner_text("h2")
     parts = "[...document.querySelectorAll('html, #plots, #list, #game, .row span')]"
     assert view.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)") == []
@@ -208,8 +196,7 @@ def test_several_runs_stand_side_by_side_each_under_its_own_name(
         write_run(tmp_path / name, [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))])
         for name in names
     ]
-    assert "10 games:" in report(*runs, output=tmp_path / "report.html")
-    view = viewed(tmp_path / "report.html")
+    view = viewed(*runs)
     assert ", ".join(names) in view.title()
     figures = view.locator("#plots figure")
     assert figures.count() == 3  # all games ended alike, so there is nothing to cross
@@ -226,16 +213,13 @@ def test_several_runs_stand_side_by_side_each_under_its_own_name(
 
 def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "MOST_GAMES", 6)
-    written = report(run, output=tmp_path / "report.html")
-    assert 0 < int(written.split()[0]) <= 6
+    assert 0 < int(invoke("report", run, "-o", tmp_path / "report.html").output.split()[0]) <= 6
 
 
 def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
-    twice = invoke("report", run, run, "-o", tmp_path / "x.html")
-    assert twice.exit_code == 2 and "named twice" in twice.output
-    empty = invoke("report", tmp_path, "-o", tmp_path / "x.html")
-    assert empty.exit_code == 2 and "does not exist" in empty.output
-    assert not (tmp_path / "x.html").exists()
+    for runs, says in (((run, run), "named twice"), ((tmp_path,), "does not exist")):
+        refused = invoke("report", *runs, "-o", tmp_path / "x.html")
+        assert refused.exit_code == 2 and says in refused.output and not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.slow
