@@ -13,14 +13,14 @@ import platform
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
 import typer
 from omegaconf import OmegaConf
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.progress import Progress
 
 from medserl_agentloop.command_line import errors_in_one_line, say
@@ -38,10 +38,7 @@ from medserl_agentloop.evaluation.score import (
     read_training,
     read_twins,
     report_on,
-    table_of,
     tables,
-    with_interval,
-    words,
 )
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
@@ -49,15 +46,14 @@ from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.scoring.metrics import grade
-from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote, majority, write_submission
-from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Scorer
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"
 _ANY_CATEGORY = Category.VANILLA_BENIGN  # the assessor's prompt does not depend on it
 _PACKAGES = ("medserl-agentloop", "verl", "torch", "transformers")
 _READ = ("verdict", "sentence", "error_type", "correction", "violations")
-_MOVED = ("flag_accuracy", "sentence_accuracy")
 _TWINS = {
     "both_right": (True, False),
     "both_called_wrong": (True, True),
@@ -111,7 +107,9 @@ def evaluate(
                 f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
                 "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
             )
-        sets = note_sets(reference, read_twins(notes) if twins else [], shortcuts)
+        sets = {PUBLISHED: list(reference.notes)} | ({TWINS: read_twins(notes)} if twins else {})
+        for name, change in SHORTCUTS.items() if shortcuts else ():
+            sets[name] = [replace(note, text=change(note)) for note in reference.notes]
         training = read_training(train, reference.notes) if train else ([], 0)
         run = run_config(model)
         trained_with = run.get("selfplay", {}).get("profile")
@@ -138,21 +136,33 @@ def evaluate(
                 f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
                 "or let the notes count as wrong with --allow-missing"
             )
-        read = {name: read_answers(name, asked, replies, samples, prompts.parser) for name, asked in sets.items()}
-        # The notes are in none of the files; answers may quote them.
-        lines = [json.dumps(line) + "\n" for _, of_set in read.values() for line in of_set]
-        (output / ANSWERS).write_text("".join(lines), encoding="utf-8")
-        predictions = {name: said for name, (said, _) in read.items()}
-        settings = {
+        predictions, lines = read_answers(sets, replies, samples, prompts.parser)
+        said = {name: [one for one in of_set if one is not None] for name, of_set in predictions.items()}
+        scorers = NEURAL_SCORERS if neural else SCORERS
+        grades = {name: [grade(reference.notes, said[name], scorers)] for name in sets if name != TWINS}
+        moved = {name: differences(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
+        messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
+        prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
+        results = report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {
             "model": facts,
-            "prompts": prompt_facts(prompts) | {"chat_template": template_kwargs},
+            "prompts": {
+                "profile": prompts.folder.name,
+                "sha256": hashlib.sha256(prompt.encode()).hexdigest(),
+                "chat_template": template_kwargs,
+            },
             "sampling": sampling,
             "requests_without_answer": len(failed),
+            "versions": {"python": platform.python_version()}
+            | {package.name: package.version for package in distributions() if package.name in _PACKAGES},
+            "twins": score_twins(predictions[TWINS]) if twins else None,
+            "shortcuts": {name: {"differences": by_measure} for name, by_measure in moved.items()},
         }
-        scorers = NEURAL_SCORERS if neural else SCORERS
-        shown = conclude(output, reference, predictions, training, scorers, settings)
-    console.print(shown)
-    typer.echo(f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
+        write_submission(output / SUBMISSION, said[PUBLISHED])
+        # The notes are in none of the files; answers may quote them.
+        (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    console.print(tables(results))
+    say(console, f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 
 async def ask(
@@ -239,24 +249,16 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 """By name, the same note with something changed that has nothing to do with medicine."""
 
 
-def note_sets(reference: Reference, twins: Sequence[ReferenceNote], shortcuts: bool) -> dict[str, list[ReferenceNote]]:
-    """All notes to ask about, by what they are asked for."""
-    sets = {PUBLISHED: list(reference.notes)} | ({TWINS: list(twins)} if twins else {})
-    for name, change in SHORTCUTS.items() if shortcuts else ():
-        sets[name] = [replace(note, text=change(note)) for note in reference.notes]
-    return sets
-
-
 def read_answers(
-    name: str, notes: Sequence[ReferenceNote], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
-) -> tuple[list[Prediction | None], list[dict[str, Any]]]:
-    """What the answers on each note of a set say by majority, None without any; and a line on each answer."""
-    predictions: list[Prediction | None] = []
+    sets: Mapping[str, Sequence[ReferenceNote]], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
+) -> tuple[dict[str, list[Prediction | None]], list[dict[str, Any]]]:
+    """What the answers on each note say by majority, by set, None without any; and a line on each answer."""
+    predictions: dict[str, list[Prediction | None]] = {}
     lines = []
-    for note in notes:
+    for name, note in ((name, note) for name, notes in sets.items() for note in notes):
         votes = []
-        for sample, reply in ((sample, replies.get((note.text, sample))) for sample in range(samples)):
-            if reply is None:
+        for sample in range(samples):
+            if (reply := replies.get((note.text, sample))) is None:
                 continue
             read = parser.assessment(reply.text, reply.prefill)
             votes.append(prediction(note, read.verdict, read.sentence, read.correction))
@@ -264,68 +266,5 @@ def read_answers(
             line |= {"tokens": reply.tokens, "truncated": reply.truncated}
             line |= {key: getattr(read, key) for key in _READ}
             lines.append({**line, "sentence_id": quoted_sentence(read.sentence, note.sentences)})
-        predictions.append(majority(votes) if votes else None)
+        predictions.setdefault(name, []).append(majority(votes) if votes else None)
     return predictions, lines
-
-
-def conclude(
-    folder: Path,
-    reference: Reference,
-    predictions: Mapping[str, Sequence[Prediction | None]],
-    training: tuple[Sequence[ReferenceNote], int],
-    scorers: Mapping[str, Scorer],
-    settings: Mapping[str, Any],
-) -> Group:
-    """Score the answers on every set of notes, write submission and results, and return the tables for a terminal.
-
-    ``training`` is as ``read_training`` gives it. ``settings`` say what the results are of: model, prompts, sampling.
-    """
-    given = {name: [one for one in every if one is not None] for name, every in predictions.items()}
-    grades = {name: [grade(reference.notes, given[name], scorers)] for name in given.keys() - {TWINS}}
-    systems = {settings["model"]["name"]: grades[PUBLISHED]}
-    results = report_on(reference, systems, *training, seed=settings["sampling"]["seed"])
-    twins = score_twins(predictions[TWINS]) if TWINS in predictions else None
-    shortcuts = {change: differences(grades[change], grades[PUBLISHED]) for change in SHORTCUTS if change in grades}
-    results |= {
-        **settings,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
-        "twins": twins,
-        "shortcuts": {change: {"differences": moved} for change, moved in shortcuts.items()},
-    }
-    write_submission(folder / SUBMISSION, given[PUBLISHED])
-    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return Group(tables(results), _robustness(twins, shortcuts))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def prompt_facts(profile: PromptProfile) -> dict[str, Any]:
-    """Name and hash of the assessor's prompt."""
-    messages = profile.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
-    text = json.dumps([messages, profile.settings.model_dump(mode="json")], sort_keys=True)
-    return {"profile": profile.folder.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _robustness(twins: dict[str, Any] | None, shortcuts: Mapping[str, Mapping[str, Any]]) -> Group:
-    """What was computed of the two, for a terminal."""
-    parts: list[RenderableType] = []
-    if twins is not None:
-        table = table_of(f"Both notes of {twins['cases']} cases", "", "of cases")
-        for name, share in twins.items():
-            if name == "cases":
-                continue
-            value, low, high = share or (None, None, None)
-            table.add_row(words(name), with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
-        parts += [table, ""]
-    if shortcuts:
-        table = table_of("How far accuracy moves", "", *map(words, _MOVED))
-        for change, by_measure in shortcuts.items():
-            moved = (by_measure[name] for name in _MOVED)
-            table.add_row(change, *(with_interval(m["value"], m["low"], m["high"], "+.3f") for m in moved))
-        parts += [table, ""]
-    return Group(*parts)

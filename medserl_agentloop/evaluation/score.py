@@ -74,57 +74,40 @@ def score(
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
     official: dict[str, dict[str, float | None] | str] = {}
+    grades: dict[str, list[Grades]] = {}
     with errors_in_one_line():
         if official_bugs and len(reference) > 1:
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
         notes = read_reference(reference)
         training = read_training(train, notes.notes) if train else ([], 0)
-        grades: dict[str, list[Grades]] = {}
-        for name, paths in _systems(predictions).items():
+        for system in predictions:
+            name, paths = str(system), sorted(system.rglob("*.txt")) if system.is_dir() else [system]
+            if not paths:
+                raise ValueError(f"{name}: the folder holds no .txt files; give submission files.")
+            if name in grades:
+                raise ValueError(f"{name} is given twice; give each system once.")
             for path in paths:
                 answers, problems = read_submission(path, [note.text_id for note in notes.notes])
                 grades.setdefault(name, []).append(grade(notes.notes, answers.values(), scorers))
                 files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
                 if official_bugs:
-                    try:
-                        official[str(path)] = official_scores(reference[0], path, scorers)
-                    except ValueError as error:
-                        official[str(path)] = str(error)
+                    official[str(path)] = official_scores(reference[0], path, scorers)
         report = report_on(notes, grades, *training, resamples=resamples, seed=seed)
         if output is not None:
             results = report | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     for file, facts in files.items():
-        shown = list(facts["problems"][:_SHOWN_PROBLEMS])
-        if more := len(facts["problems"]) - len(shown):
-            shown.append(f"{more} more problems; --output holds all of them")
-        for problem in shown:
+        more = len(facts["problems"]) - _SHOWN_PROBLEMS
+        rest = [f"{more} more problems; --output holds all of them"] if more > 0 else []
+        for problem in (*facts["problems"][:_SHOWN_PROBLEMS], *rest):
             say(Console(stderr=True), f"{file}: {problem}")
     console = Console()
     console.print(tables(report))
     for file, printed in official.items():
-        if isinstance(printed, str):
-            say(console, printed)
-            continue
-        table = Table("", "value", title=plain(f"By the published script, mistakes included: {file}"))
-        for title, value in printed.items():
-            table.add_row(title, repr(value))
-        console.print(table)
+        lines = [printed] if isinstance(printed, str) else [f"{title}: {value!r}" for title, value in printed.items()]
+        say(console, "\n  ".join([f"by the published script, mistakes included: {file}", *lines]))
     if output is not None:
-        typer.echo(f"results: {output}")
-
-
-def _systems(predictions: list[Path]) -> dict[str, list[Path]]:
-    """The files of each system, by a name for it."""
-    systems: dict[str, list[Path]] = {}
-    for path in predictions:
-        files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"{path}: the folder holds no .txt files; give submission files.")
-        if str(path) in systems:
-            raise ValueError(f"{path} is given twice; give each system once.")
-        systems[str(path)] = files
-    return systems
+        say(console, f"results: {output}")
 
 
 def read_reference(paths: Sequence[Path]) -> Reference:
@@ -233,11 +216,11 @@ def tables(report: Mapping[str, Any]) -> Group:
     parts: list[RenderableType] = [plain(heading), _measures(systems)]
     parts += [_groups(name if len(systems) > 1 else "", scores["groups"]) for name, scores in systems.items()]
     parts += [_comparison(**compared) for compared in report["comparisons"]]
-    parts += _beside(report)
+    parts += [*_beside(report), *_robustness(report)]
     return Group(*(part for each in parts for part in (each, "")))
 
 
-def table_of(title: str, *columns: str) -> Table:
+def _table(title: str, *columns: str) -> Table:
     """An empty table in the style of all scores."""
     table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, column in enumerate(columns):
@@ -245,20 +228,20 @@ def table_of(title: str, *columns: str) -> Table:
     return table
 
 
-def with_interval(value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f") -> str:
+def _with_interval(value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f") -> str:
     """A number, and its interval where it has one."""
     if value is None:
         return "-"
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def words(measure: str) -> str:
+def _words(measure: str) -> str:
     """The name of a measure in tables."""
     return measure.replace("_", " ")
 
 
 def _measures(systems: Mapping[str, Any]) -> Table:
-    table = table_of("Scores with 95 % intervals", "", *systems)
+    table = _table("Scores with 95 % intervals", "", *systems)
     if any(scores["seeds"] > 1 for scores in systems.values()):
         table.add_row("pooled submissions", *(str(scores["seeds"]) for scores in systems.values()))
     for name, title in (("unreadable", "unreadable answers"), ("missing", "notes without an answer")):
@@ -268,13 +251,13 @@ def _measures(systems: Mapping[str, Any]) -> Table:
         measures = [scores["measures"][name] for scores in systems.values()]
         # A composite that is not computed has the reason in the row of its score.
         if not name.endswith("_composite") or any(measure["value"] is not None for measure in measures):
-            table.add_row(words(name), *map(_cell, measures))
+            table.add_row(_words(name), *map(_cell, measures))
     return table
 
 
 def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
     title = f"By kind of note: {system}".removesuffix(": ")
-    table = table_of(title, "", "notes", *map(words, GROUP_MEASURES))
+    table = _table(title, "", "notes", *map(_words, GROUP_MEASURES))
     for kind, groups in kinds.items():
         for label, group in groups.items():
             values = [group["measures"].get(m, {"value": None}) for m in GROUP_MEASURES]
@@ -287,44 +270,61 @@ def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
 
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
     title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
-    table = table_of(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
+    table = _table(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
     for name, one in differences.items():
         if one["value"] is None:
             continue
         tested = one["mcnemar_p"] is not None
         exact = (f"{one['mcnemar_p']:.2g}", f"{one['only_first']} : {one['only_second']}") if tested else ()
         p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
-        table.add_row(words(name), with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
+        table.add_row(_words(name), _with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
     return table
 
 
 def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     quoted = report["published"]
-    table = table_of("Beside floors" + (" and published results" if quoted else ""), "", *map(words, COMPARED))
+    table = _table("Beside floors" + (" and published results" if quoted else ""), "", *map(_words, COMPARED))
     notes: list[Text] = []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
         values = {m: scores["measures"][m]["value"] for m in COMPARED}
-        table.add_row(plain(name), *(with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
-        notes += [plain(f"< {name}, {words(m)}: below {'; '.join(names)}") for m, names in above.items() if names]
+        table.add_row(plain(name), *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
+        notes += [plain(f"< {name}, {_words(m)}: below {'; '.join(names)}") for m, names in above.items() if names]
     table.add_row()
     for floor in report["floors"]:
         title = f"floor: {floor['name']}" + (f" (not computed: {floor['why']})" if floor["why"] else "")
         values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in COMPARED}
-        table.add_row(title, *map(with_interval, values.values()))
+        table.add_row(title, *map(_with_interval, values.values()))
     if quoted:
         table.add_row()
     sources: dict[str, int] = {}
     for published in quoted:
         number = sources.setdefault(f"{published['source']}; {published['differs']}", len(sources) + 1)
-        cells = (with_interval(published["measures"].get(m)) for m in COMPARED)
+        cells = (_with_interval(published["measures"].get(m)) for m in COMPARED)
         table.add_row(Text(f"quoted: {published['system']} [{number}]"), *cells)
     yield table
     yield Group(*notes, *(Text(f"[{number}] {source}") for source, number in sources.items()))
+
+
+def _robustness(report: Mapping[str, Any]) -> Iterator[Table]:
+    """What ``medserl evaluate`` has found with ``--twins`` and ``--shortcuts``."""
+    if twins := report.get("twins"):
+        table = _table(f"Both notes of {twins['cases']} cases", "", "of cases")
+        for name, share in [*twins.items()][1:]:
+            value, low, high = share or (None, None, None)
+            table.add_row(_words(name), _with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
+        yield table
+    if shortcuts := report.get("shortcuts"):
+        measures = ("flag_accuracy", "sentence_accuracy")
+        table = _table("How far accuracy moves", "", *map(_words, measures))
+        for change, moved in shortcuts.items():
+            cells = (moved["differences"][measure] for measure in measures)
+            table.add_row(change, *(_with_interval(one["value"], one["low"], one["high"], "+.3f") for one in cells))
+        yield table
 
 
 def _cell(measure: Mapping[str, Any], form: str = ".3f") -> Text:
     if measure["value"] is None:
         return plain(f"not computed: {measure['why']}")
     spread = "" if measure["spread"] is None else f" sd {measure['spread']:.3f}"
-    return Text(with_interval(measure["value"], measure["low"], measure["high"], form) + spread)
+    return Text(_with_interval(measure["value"], measure["low"], measure["high"], form) + spread)

@@ -120,18 +120,15 @@ _Facts = dict[Any, tuple[str, str, str]]
 
 def official_scores(
     reference: Path, submission: Path, scorers: Mapping[str, Scorer] = SCORERS
-) -> dict[str, float | None]:
-    """What the published script prints of a submission on MEDEC's CSV, under the names it prints.
-
-    A ValueError says how the script stops on this submission.
-    """
+) -> dict[str, float | None] | str:
+    """What the published script prints of a submission on MEDEC's CSV, by its own names, or how it stops."""
     try:
         return _scores(_reference(reference), _submission(submission), scorers)
     except ImportError as error:
-        raise ValueError(_no_package("rouge", "eval", error)) from None
+        return _no_package("rouge", "eval", error)
     except (re.error, AssertionError, ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise ValueError(f"the published script stops on {submission.name} with {reason}") from None
+        return f"the published script stops on {submission.name} with {reason}"
 
 
 def _reference(path: Path) -> _Facts:
