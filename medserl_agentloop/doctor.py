@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow.parquet as pq
 import torch
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -28,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, problems
 from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, tokenizer_of
+from medserl_agentloop.paths import read_parquet
 
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
@@ -235,7 +235,7 @@ def _dry_run(run: RunConfig) -> Findings:
     from medserl_agentloop.testing.tiny import build_agent_loop
 
     tokenizer, file = tokenizer_of(run.config.actor_rollout_ref.model), parquet_files(run, "data.train_files")[0]
-    facts = pq.read_table(file).slice(0, 1).to_pylist()[0]["extra_info"]
+    facts = read_parquet(file).slice(0, 1).to_pylist()[0]["extra_info"]
     engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
 
     async def play() -> Any:

@@ -80,7 +80,7 @@ def regular_file(path: Path) -> Path:
     return path
 
 
-def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
+def read_parquet(path: Path) -> Any:
     """The table of a parquet file, whose texts are measured before they are read into memory.
 
     A long text compresses well, and is stored once for all rows that repeat it: 20 kB can hold gigabytes.
@@ -91,7 +91,7 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
     import pyarrow as pa
 
     try:
-        return _measured_table(path, columns)
+        return _measured_table(path)
     except (OSError, pa.ArrowException) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
         raise ValueError(
@@ -99,7 +99,7 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
         ) from error
 
 
-def _measured_table(path: Path, columns: list[str] | None) -> Any:
+def _measured_table(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(regular_file(path))
@@ -114,10 +114,10 @@ def _measured_table(path: Path, columns: list[str] | None) -> Any:
                 f"column {_LARGEST_CHUNK >> 20} MiB."
             )
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    for batch in pq.ParquetFile(path, read_dictionary=texts).iter_batches(columns=columns):
+    for batch in pq.ParquetFile(path, read_dictionary=texts).iter_batches():
         if (longest := max(map(_longest_text, batch.columns), default=0)) > 4 * _LARGEST_PROMPT:
             raise ValueError(f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} characters.")
-    return pq.read_table(path, columns=columns)
+    return pq.read_table(path)
 
 
 def _longest_text(array: Any) -> int:

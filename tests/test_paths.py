@@ -1,10 +1,13 @@
-"""A file is replaced as a whole or not at all."""
+"""A file is replaced as a whole or not at all, and what is no file is not read."""
 
 import os
 from pathlib import Path
 
 import pytest
+from note_files import SAMPLE
+from typer.testing import CliRunner
 
+from medserl_agentloop.cli import app
 from medserl_agentloop.paths import replacing
 
 
@@ -38,3 +41,34 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(
     with pytest.raises((OSError, ValueError), match="No space left on device"):
         write(path)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "data convert --input {csv} --output out",
+        "data convert --input {sample} --val-input {jsonl} --output out",
+        "data eval --input {csv} --output out.parquet",
+        "data sft --from-games {jsonl} --output out",
+        "data sft --input {sample} --rest-of {parquet} --output out",
+        "data verify {parquet}",
+        "score {csv} --reference {sample}",
+        "score {sample} --reference {csv}",
+        "show {jsonl}",
+        "report {jsonl}",
+        "compare {jsonl} {jsonl}",
+        "play http://127.0.0.1:9 --model none --data {parquet}",
+        "evaluate http://127.0.0.1:9 --model none --notes {csv}",
+    ],
+)
+@pytest.mark.parametrize("device", [False, True])
+def test_a_pipe_or_a_device_is_refused_by_every_command_that_reads_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, device: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {kind: tmp_path / f"input.{kind}" for kind in ("csv", "jsonl", "parquet")}
+    for path in names.values():
+        path.symlink_to("/dev/zero") if device else os.mkfifo(path)
+    result = CliRunner().invoke(app, words.format(sample=SAMPLE, **names).split())
+    refused = "is no regular file" in result.stderr or "holds no games" in result.stderr
+    assert result.exit_code == 2 and refused, result.output

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import from_line
+from medserl_agentloop.paths import regular_file
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -129,7 +130,7 @@ R = TypeVar("R", bound=GameRecord)
 
 def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
     """The game records of a file, in order; a ValueError names file and line of what is none."""
-    with Path(path).open("rb") as file:
+    with regular_file(Path(path)).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.

@@ -14,10 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import pyarrow.parquet as pq
 import typer
 from omegaconf import OmegaConf
-from pyarrow import ArrowException
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -33,6 +31,7 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+from medserl_agentloop.paths import read_parquet
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel
@@ -188,13 +187,9 @@ def start_games(
             f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file here"
         )
     file = Path(files[0])
-    try:
-        columns = [name for name in ("extra_info", "prompt") if name in pq.read_schema(file).names]
-        if "extra_info" not in columns:
-            raise ValueError(f"{file} has no column extra_info; write it with medserl data convert")
-        rows = pq.read_table(file, columns=columns)
-    except (OSError, ArrowException) as error:
-        raise ValueError(f"{file} cannot be read as a parquet file of games: {' '.join(str(error).split())}") from None
+    rows = read_parquet(file)
+    if "extra_info" not in rows.column_names:
+        raise ValueError(f"{file} has no column extra_info; write it with medserl data convert")
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []

@@ -24,6 +24,7 @@ from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import regular_file
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
@@ -81,7 +82,7 @@ def read_side(side: str) -> Side:
 
 def _read(path: Path) -> _MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
-        with path.open("rb") as file:
+        with regular_file(path).open("rb") as file:
             if b'"rewards"' not in file.readline():  # every game record has them
                 return _MeasuredRun(str(path), "", *read_log(path))
     games, schemes = [], set()

@@ -28,7 +28,7 @@ from rich.progress import track
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
-from medserl_agentloop.paths import PACKAGE, replacing
+from medserl_agentloop.paths import PACKAGE, regular_file, replacing
 from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
 
 MOST_GAMES = 20_000
@@ -116,7 +116,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 
 def _lines(file: Path) -> int:
-    with file.open("rb") as lines:
+    with regular_file(file).open("rb") as lines:
         return sum(1 for _ in lines)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from medserl_agentloop.paths import regular_file
+
 NO_CORRECTION = "NA"
 # The lines that the published script reads, with any id; it leaves others out.
 _LINE = re.compile(r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)")
@@ -111,7 +113,7 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
     A ValueError says that the file cannot be read or is about none of these notes.
     """
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
+        lines = regular_file(path).read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
     problems: list[str] = []

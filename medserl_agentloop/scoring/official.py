@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from medserl_agentloop.paths import regular_file
+
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
@@ -148,7 +150,7 @@ def _reference(path: Path) -> _Facts:
 
 def _submission(path: Path) -> _Facts:
     lines: _Facts = {}
-    for line in path.read_text("utf-8").split("\n"):
+    for line in regular_file(path).read_text("utf-8").split("\n"):
         line = line.strip()
         if not _LINE.fullmatch(line):
             continue

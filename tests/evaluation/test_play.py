@@ -101,8 +101,8 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     ("options", "says"),
     [
         (["--games", "13"], "holds 12 rows; --games can be at most that"),
-        (["--data", "/nonesuch.parquet"], "/nonesuch.parquet cannot be read"),
-        (["--data", __file__], "cannot be read as a parquet file"),
+        (["--data", "/nonesuch.parquet"], "/nonesuch.parquet: cannot be read"),
+        (["--data", __file__], "cannot be read as parquet"),
         (["--model", "other"], "does not list the model 'other'"),
         (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),

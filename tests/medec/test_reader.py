@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 
 import pyarrow.parquet as pq
@@ -129,16 +128,6 @@ def test_a_type_of_ones_own_is_kept_and_counted(write_csv, error_row):
     result = read_files([write_csv(error_row(0, Error_Type=" Lab /  Serum value"), error_row(2))])
     assert [case.error_type for case in result.cases] == ["Lab / Serum value", "pharmacotherapy"]
     assert result.reports[0].error_types == {"Lab / Serum value": 1, "pharmacotherapy": 1}
-
-
-@pytest.mark.parametrize("place", ["/dev/zero", "pipe.csv", "folder.csv"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, place):
-    os.mkfifo(tmp_path / "pipe.csv")
-    (tmp_path / "folder.csv").mkdir()
-    (tmp_path / "zero.csv").symlink_to("/dev/zero")
-    path = tmp_path / ("zero.csv" if place == "/dev/zero" else place)
-    with pytest.raises(ValueError, match=f"{path} is no regular file"):
-        read_files([path])
 
 
 def test_key_that_occurs_twice_is_an_error(write_pairs, pair):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 import resource
 from pathlib import Path
@@ -134,11 +133,6 @@ def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(tmp_path: Pa
     with pytest.raises(ValueError, match=r"train\.parquet: .*a note has at most 100,000 characters"):
         verify(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
-
-
-def test_a_pipe_is_no_parquet_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "train.parquet")
-    assert_one_sentence(run("verify_parquet", tmp_path / "train.parquet"), "train.parquet is no regular file")
 
 
 def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -31,7 +30,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
 from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
-from medserl_agentloop.paths import DIFFERS, differs_from_manifest, sha256_of
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file, sha256_of
 
 DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
 """What pyarrow raises for a file that it cannot read."""
@@ -172,8 +171,10 @@ def data(run: RunConfig) -> Iterator[str]:
             continue
         rows, batch = 0, run["data.train_batch_size"] if key == "data.train_files" else 1
         try:
-            for file in parquet_files(run, key):
-                table = pq.read_table(file)
+            for file in map(regular_file, files):
+                if file.suffix != ".parquet":
+                    continue
+                table = read_parquet(file)
                 table.validate(full=True)  # or a damaged text is found where it is used, without the file's name
                 rows += table.num_rows
                 if absent := {"prompt", "extra_info"} - set(table.column_names):
@@ -186,6 +187,8 @@ def data(run: RunConfig) -> Iterator[str]:
         except DAMAGED as error:
             reason = f"{type(error).__name__}: {error}"
             yield f"{key}={file} cannot be read ({reason}): it is damaged, or no parquet file. {CONVERT}."
+        except ValueError as error:
+            yield f"{key}={error}"
         else:
             if files and rows < batch and len(parquet_files(run, key)) == len(run.names(key)):
                 yield f"{key} has {rows} rows, and needs {batch} or more. Name another file or a smaller batch."

@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import LEAST_INFORMATION, ErrorRates, corrected, load_scheme
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
-from medserl_agentloop.paths import replacing
+from medserl_agentloop.paths import regular_file, replacing
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig
@@ -125,7 +125,7 @@ def write_report(report: JudgeReport, path: Path) -> None:
 def read_report(path: str | Path) -> JudgeReport:
     """A report that :func:`write_report` wrote; a ValueError says that there is none in the file."""
     try:
-        return JudgeReport.model_validate_json(Path(path).read_bytes())
+        return JudgeReport.model_validate_json(regular_file(Path(path)).read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValidationError as error:
