@@ -33,7 +33,6 @@ from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, outpu
 from medserl_agentloop.evaluation.score import (
     Neural,
     Train,
-    differences,
     read_reference,
     read_training,
     read_twins,
@@ -45,7 +44,7 @@ from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, Role
-from medserl_agentloop.scoring.metrics import grade
+from medserl_agentloop.scoring.metrics import compare, grade
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
@@ -140,7 +139,7 @@ def evaluate(
         said = {name: [one for one in of_set if one is not None] for name, of_set in predictions.items()}
         scorers = NEURAL_SCORERS if neural else SCORERS
         grades = {name: [grade(reference.notes, said[name], scorers)] for name in sets if name != TWINS}
-        moved = {name: differences(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
+        moved = {name: compare(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
         messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
         prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
         results = report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {

@@ -189,7 +189,7 @@ def report_on(
         "settings": {**draws, "training_notes": len(training), "training_notes_left_out": training_left_out},
         "systems": {name: asdict(of) | {"below_floors": floors_above(of, bounds)} for name, of in scores.items()},
         "comparisons": [
-            {"first": first, "second": name, "differences": differences(systems[first], systems[name], **draws)}
+            {"first": first, "second": name, "differences": compare(systems[first], systems[name], **draws)}
             for name in others
         ],
         "floors": [
@@ -200,11 +200,6 @@ def report_on(
         ],
         "published": PUBLISHED if is_medec else [],
     }
-
-
-def differences(first: Sequence[Grades], second: Sequence[Grades], **draws: Any) -> dict[str, Any]:
-    """Two systems on the same notes, by measure, JSON-able."""
-    return {measure: asdict(difference) for measure, difference in compare(first, second, **draws).items()}
 
 
 def tables(report: Mapping[str, Any]) -> Group:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ _NOTHING_TO_COUNT = {
     "f1": "no note has an error and none is said to have one",
     "false_positive_rate": "every note has an error",
 }
+_DIFFERENCE = ("value", "low", "high", "p_value", "only_first", "only_second", "mcnemar_p")
 _NO_PAIR = "no note has a correction both in the reference and by the system"
 
 _Z = 1.96
@@ -59,19 +60,12 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class _NoteGroup:
-    """Some of the notes and how they were judged."""
-
-    notes: int
-    measures: dict[str, Estimate]
-
-
-@dataclass(frozen=True)
 class Scores:
     """Everything that is said about one system.
 
     Notes with an unreadable answer and notes without any (``missing``) are wrong in everything; both counts are means
-    over the seeds. Groups are by what the notes are told apart by (error type, position), then by name.
+    over the seeds. Groups are by what the notes are told apart by (error type, position), then by name; each has the
+    number of its ``notes``, and ``measures``.
     """
 
     notes: int
@@ -79,24 +73,8 @@ class Scores:
     unreadable: float
     missing: float
     measures: dict[str, Estimate]
-    groups: dict[str, dict[str, _NoteGroup]]
+    groups: dict[str, dict[str, dict[str, Any]]]
     seeds: int = 1
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first system minus the second on the same notes; None where one of the two is not computed.
-
-    McNemar's test is of flags and sentences alone, and not of pools, in which a note has several answers.
-    """
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None  # two-sided, by the paired bootstrap
-    only_first: int | None = None  # notes that only the first system has right
-    only_second: int | None = None
-    mcnemar_p: float | None = None  # exact, two-sided
 
 
 def score(
@@ -194,7 +172,10 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
         measures={name: _measure(seeds, name, weights) for name in names} | absent,
         groups={
             kind: {
-                label: _NoteGroup(int(mask.sum()), {name: _measure(seeds, name, weights, mask) for name in of_groups})
+                label: {
+                    "notes": int(mask.sum()),
+                    "measures": {name: _measure(seeds, name, weights, mask) for name in of_groups},
+                }
                 for label, mask in masks.items()
             }
             for kind, masks in _groups(notes).items()
@@ -205,23 +186,33 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
 
 def compare(
     first: Sequence[Grades], second: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Difference]:
-    """Two systems, each with one submission or several; a ValueError if they were scored on different notes."""
+) -> dict[str, dict[str, Any]]:
+    """The first system minus the second on the same notes, each with one submission or several, by measure; JSON-able.
+
+    ``value`` is None where one of the two is not computed; ``low`` and ``high`` are its 95 % interval and ``p_value``
+    is two-sided, both by the paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or
+    sentence only one of them has right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several
+    answers on a note. A ValueError says that they were scored on different notes.
+    """
     weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
-    differences = {name: Difference(None) for name in sorted(absent)}
-    for name in (name for name in first[0].sums if name not in absent):
+    differences: dict[str, dict[str, Any]] = {}
+    for name in (*sorted(absent), *(name for name in first[0].sums if name not in absent)):
+        differences[name] = one = dict.fromkeys(_DIFFERENCE)
+        if name in absent:
+            continue
         (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
         value, draws = float(a.mean() - b.mean()), drawn_a - drawn_b
         draws = draws[np.isfinite(draws)]
-        differences[name] = Difference(value if np.isfinite(value) else None)
+        if np.isfinite(value):
+            one["value"] = value
         if np.isfinite(value) and len(draws):
-            low, high = np.percentile(draws, [2.5, 97.5]).tolist()
+            one["low"], one["high"] = np.percentile(draws, [2.5, 97.5]).tolist()
             # One is added to both counts: no finite number of draws shows a p value of 0.
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
-            differences[name] = Difference(value, low, high, min(1.0, float(2 * (tail + 1) / (len(draws) + 1))))
-    for name in ("flag_accuracy", "sentence_accuracy") if len(first) == len(second) == 1 else ():
-        differences[name] = replace(differences[name], **_mcnemar(first[0].sums[name][0], second[0].sums[name][0]))
+            one["p_value"] = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
+        if name in ("flag_accuracy", "sentence_accuracy") and len(first) == len(second) == 1:
+            one |= _mcnemar(first[0].sums[name][0], second[0].sums[name][0])
     return differences
 
 
@@ -308,11 +299,9 @@ def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote]
     no_error = [Prediction(note.text_id) for note in reference]
     first, last = ([_copied(note, which) for note in reference] for which in (min, max))
     given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
-    absent: dict[str, str] = {}
-    for name in ("bag of words", "white space and length"):
-        if not training:
-            absent[name] = "--train names no training set"
-            continue
+    classifiers = ("bag of words", "white space and length")
+    absent = {} if training else dict.fromkeys(classifiers, "--train names no training set")
+    for name in classifiers if training else ():
         try:
             classifier = _classifier(name).fit([note.text for note in training], [note.flag for note in training])
             flags = classifier.predict([note.text for note in reference])
@@ -332,13 +321,12 @@ def floor_value(floor: Scores | str, measure: str) -> float | None:
 
 def floors_above(scores: Scores, bounds: Mapping[str, Scores | str]) -> dict[str, tuple[str, ...]]:
     """For each measure that a floor bounds, the floors that a system stays below."""
-
-    def above(measure: str, value: float) -> tuple[str, ...]:
-        theirs = ((name, floor_value(floor, measure)) for name, floor in bounds.items())
-        return tuple(name for name, other in theirs if other is not None and value < other)
-
     values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
-    return {name: above(name, value) for name, value in values.items() if value is not None}
+    return {
+        measure: tuple(name for name, floor in bounds.items() if value < (floor_value(floor, measure) or 0.0))
+        for measure, value in values.items()
+        if value is not None
+    }
 
 
 def _copied(note: ReferenceNote, which: Any) -> Prediction:

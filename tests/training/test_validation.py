@@ -60,7 +60,7 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
         assert metrics[f"val-core/toy_eval/{name}"] == expected.measures[name].value
     for name in ("readable", "precision", "recall", "false_positive_rate"):
         assert metrics[f"val-aux/toy_eval/{name}"] == expected.measures[name].value
-    diagnosis = expected.groups["error type"]["diagnosis"].measures["flag_accuracy"].value
+    diagnosis = expected.groups["error type"]["diagnosis"]["measures"]["flag_accuracy"].value
     assert metrics["val-aux/toy_eval/error_type/diagnosis/flag_accuracy"] == diagnosis
     assert (metrics["val-aux/toy_eval/unreadable"], metrics["val-aux/toy_eval/missing"]) == (1, 1)
     share = sum(not note.flag for note in NOTES) / len(NOTES)

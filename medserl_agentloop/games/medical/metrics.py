@@ -365,7 +365,7 @@ def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> 
     values |= {measure: m.value for measure, m in scores.measures.items()}
     for kind, groups in scores.groups.items():
         for group, of_group in groups.items():
-            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group.measures.items()}
+            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()}
     for title, floor in bounds.items():
         values |= {f"floor/{title}/{measure}": floor_value(floor, measure) for measure in COMPARED}
     metrics = {
