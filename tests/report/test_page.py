@@ -31,17 +31,6 @@ def scored(outcome: Outcome, step: int, session: int = 0, **changes: Any) -> Med
     return paid(outcome, step=step, uid=f"group {step}", session=session, **{"profile": "medserl", **changes})
 
 
-def hostile() -> MedicalRecord:
-    return scored(
-        Outcome.MISSED_ERROR,
-        6,
-        attack={"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE},
-        assessment={"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE},
-        facts={"vignette_id": HOSTILE},
-        presented_note=f"Before. {HOSTILE} After.",
-    )
-
-
 def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
     StepFile(folder / METRICS_FILE).append(
@@ -84,7 +73,11 @@ def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profi
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [scored(o, n, s) for n, o in enumerate(STEPS, start=1) for s in range(2)]
-    records += [scored(Outcome.CORRECT_REJECTION, 5, 2, category="vanilla_benign"), hostile()]
+    records.append(scored(Outcome.CORRECT_REJECTION, 5, 2, category="vanilla_benign"))
+    attack = {"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE}
+    assessment = {"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE}
+    rest = {"facts": {"vignette_id": HOSTILE}, "presented_note": f"Before. {HOSTILE} After."}
+    records.append(scored(Outcome.MISSED_ERROR, 6, attack=attack, assessment=assessment, **rest))
     return write_run(tmp_path_factory.mktemp("runs") / "first", records)
 
 

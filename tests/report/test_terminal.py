@@ -2,6 +2,7 @@
 
 import io
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report import show_run
 
-
-def game(step: int = 1, outcome: Outcome = Outcome.CORRECT_DETECTION, **parts: Any) -> MedicalRecord:
-    return paid(outcome, step=step, **parts)
+game = partial(paid, Outcome.CORRECT_DETECTION, step=1)
 
 
 def shown(folder: Path, records: list[MedicalRecord], width: int = 160, **kwargs: Any) -> str:
@@ -41,11 +40,12 @@ def test_a_game_shows_the_change_the_verdict_and_every_reward_component(tmp_path
 
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     StepFile(tmp_path / METRICS_FILE).append({"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3))
-    text = shown(tmp_path, [game(1), game(2), game(3)])
+    text = shown(tmp_path, [game(step=step) for step in (1, 2, 3)])
     assert "step 1" in text and "step 3" in text and "step 2" not in text.split("metric")[1]
     assert "0.1" in text and "0.3" in text
     StepFile(tmp_path / "of one step" / METRICS_FILE).append([{"step": 4, "actor/grad_norm": 1.0}])
-    assert shown(tmp_path / "of one step", [game(4), game(4)]).count("step 4 ") == 2  # the game's, and one column
+    one = shown(tmp_path / "of one step", [game(step=4)])
+    assert one.count("step 4 ") == 2  # the game's, and one column
 
 
 HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -95,14 +95,10 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
     assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
 
 
-@pytest.mark.parametrize(("number", "title"), [(None, "game 2 of 3"), (1, "game 1 of 3"), (3, "game 3 of 3")])
-def test_the_chosen_game_is_shown_or_the_latest_that_was_decided(
-    tmp_path: Path, number: int | None, title: str
-) -> None:
-    assert title in shown(tmp_path, [game(), game(), game(2, Outcome.INVALID_ATTACK)], number=number)
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_a_game_that_is_not_there_is_an_error_with_the_range(tmp_path: Path, number: int) -> None:
-    with pytest.raises(ValueError, match="holds games 1 to 2"):
-        shown(tmp_path, [game(), game()], number=number)
+def test_the_chosen_game_is_shown_or_the_latest_that_was_decided(tmp_path: Path) -> None:
+    records = [game(), game(), paid(Outcome.INVALID_ATTACK)]
+    for number, title in ((None, "game 2 of 3"), (1, "game 1 of 3"), (3, "game 3 of 3")):
+        assert title in shown(tmp_path / str(number), records, number=number)
+    for wrong in (0, 4):
+        with pytest.raises(ValueError, match="holds games 1 to 3"):
+            shown(tmp_path / str(wrong), records, number=wrong)
