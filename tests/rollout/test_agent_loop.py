@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import DictConfig
 from support import (
     NOTE,
     REWRITTEN,
@@ -52,21 +52,13 @@ def test_a_game_is_one_trajectory_of_two_turns() -> None:
     output, record, engine = play([attack_text(), assessment_text()])
     attacker, assessor = engine.calls
     assert output.prompt_ids == attacker.prompt_ids
-    assert output.response_ids == [
-        *attacker.output.token_ids, *assessor.prompt_ids, *assessor.output.token_ids,
-    ]  # fmt: skip
-    assert output.role_ids == (
-        [Role.ATTACKER.id] * len(attacker.output.token_ids)
-        + [0] * len(assessor.prompt_ids)
-        + [Role.ASSESSOR.id] * len(assessor.output.token_ids)
-    )
-    assert output.context_lengths == [
-        len(attacker.prompt_ids) + len(attacker.output.token_ids),
-        len(assessor.prompt_ids) + len(assessor.output.token_ids),
-    ]
-    assert output.response_logprobs == [
-        *attacker.output.log_probs, *[0.0] * len(assessor.prompt_ids), *assessor.output.log_probs,
-    ]  # fmt: skip
+    said = [call.output.token_ids for call in engine.calls]
+    assert output.response_ids == [*said[0], *assessor.prompt_ids, *said[1]]
+    roles = [role.id for role in Role]
+    assert output.role_ids == [roles[0]] * len(said[0]) + [0] * len(assessor.prompt_ids) + [roles[1]] * len(said[1])
+    assert output.context_lengths == [len(call.prompt_ids) + len(call.output.token_ids) for call in engine.calls]
+    log_probs = [attacker.output.log_probs, [0.0] * len(assessor.prompt_ids), assessor.output.log_probs]
+    assert output.response_logprobs == [number for part in log_probs for number in part]
     assert output.num_turns == 4
     assert record.presented_note == REWRITTEN
     assert record.assessment is not None and record.assessment.verdict == "harmful"
@@ -79,8 +71,13 @@ def test_a_run_that_asks_for_no_log_probs_has_none_whatever_the_server_gives(log
     assert record.void is None
     assert output.response_logprobs is None
     assert "rollout_log_probs" not in judge(output)
-    nothing_played, _, _ = play([MockReply(token_ids=[], stop_reason="abort")], asks_log_probs=False)
-    assert nothing_played.response_logprobs is None
+
+
+@pytest.mark.parametrize("asks_log_probs", [True, False])
+def test_an_abort_before_the_first_token_still_gives_verl_a_row(asks_log_probs: bool) -> None:
+    output, record, _ = play([MockReply(token_ids=[], stop_reason="abort")], asks_log_probs=asks_log_probs)
+    assert record.void is not None and output.response_mask == [0]
+    assert (output.response_logprobs is None) is not asks_log_probs
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -133,35 +130,8 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
 @pytest.mark.parametrize("category", ["vanilla_harmful", "vanilla_benign"])
 def test_vanilla_games_skip_the_attacker(category: str) -> None:
     output, record, engine = play([assessment_text()], category)
-    assert len(engine.calls) == 1
-    assert record.attack is None
+    assert record.attack is None and len(engine.calls) == 1 and output.num_turns == 2
     assert set(output.role_ids) == {Role.ASSESSOR.id}
-    assert output.num_turns == 2
-    assert_well_formed(output)
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        ("no tags at all", InvalidAttack.UNPARSED),
-        (attack_text(NOTE), InvalidAttack.UNCHANGED),
-        (attack_text("Something else entirely. It has nothing to do with it."), InvalidAttack.TOO_MANY_SENTENCES),
-        (MockReply(text=attack_text()[:20], stop_reason="length"), InvalidAttack.TRUNCATED),
-    ],
-)
-def test_an_invalid_attack_ends_the_game(reply: Any, reason: InvalidAttack) -> None:
-    output, record, engine = play([reply])
-    assert len(engine.calls) == 1
-    assert record.attack is not None and record.attack.invalid is reason
-    assert set(output.role_ids) == {Role.ATTACKER.id}
-    assert_well_formed(output)
-
-
-def test_an_abort_before_the_first_token_still_gives_verl_a_row() -> None:
-    output, record, _ = play([MockReply(token_ids=[], stop_reason="abort")])
-    assert record.void is not None
-    assert output.response_mask == [0]
-    assert_well_formed(output)
 
 
 def test_a_turn_may_take_for_ever_where_there_is_no_limit() -> None:
@@ -200,11 +170,6 @@ def test_a_prompt_longer_than_prompt_length_is_void_and_never_cut_for_generation
     assert_well_formed(output)
 
 
-def test_a_row_without_facts_names_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
-        play([], seed_note=None)
-
-
 def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
     """Reading it took longer than a game."""
     engine = MockSGLangEngine([], TOKENIZER)
@@ -240,40 +205,30 @@ def test_an_attack_that_writes_a_special_token_of_the_run_s_tokenizer_is_none() 
 LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward round." for n in range(66))
 
 
-def long_attack(token: str, count: int) -> tuple[MedicalRecord, list[int], DictConfig]:
-    """A long note rewritten with a token many times in it: the record, the budgets after the attacker's, the run."""
+@pytest.mark.parametrize(
+    ("token", "count", "invalid"),
+    [
+        (None, 0, None),
+        ("<|endoftext|>", 250, InvalidAttack.TOO_MANY_WORDS),
+        ("</note>", 250, InvalidAttack.TOO_MANY_WORDS),
+        # A byte that is no text becomes the three tokens of a replacement character.
+        ("\ufffd", 10, None),
+        ("\ufffd", 300, InvalidAttack.TOO_MANY_TOKENS),
+    ],
+)
+def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
+    token: str | None, count: int, invalid: InvalidAttack | None
+) -> None:
+    """As text a control token is 8 to 11: 250 of them left the assessor of the quickstart with 364 of its 512."""
     run = compose_run("+recipes=quickstart")
     tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
-    if token == "\ufffd":
-        number = next(number for number in range(len(tokenizer)) if tokenizer.decode([number]) == token)
-    else:
-        number = tokenizer.convert_tokens_to_ids(token)
+    many = [next(n for n in range(len(tokenizer)) if tokenizer.decode([n]) == token)] * count if token else []
     before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
     start, end = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after))
-    attack = [*start, *[number] * count, *end, tokenizer.eos_token_id]
+    attack = [*start, *many, *end, tokenizer.eos_token_id]
     _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, seed_note=LONG_NOTE)
-    assert record.attack is not None
-    return record, [call.sampling_params["max_tokens"] for call in engine.calls[1:]], run
-
-
-@pytest.mark.parametrize("count", [0, 15, 250])
-@pytest.mark.parametrize("token", ["<|endoftext|>", "<|im_end|>", "</note>"])
-def test_control_tokens_in_a_note_never_take_the_assessor_s_room(token: str, count: int) -> None:
-    """As text each is 8 to 11 tokens: 250 of them left the assessor of the quickstart with 364 of its 512 tokens."""
-    record, budgets, run = long_attack(token, count)
-    assert record.void is None and record.attack is not None and not record.attack.truncated
-    invalid = (InvalidAttack.CONTROL_TOKENS, InvalidAttack.TOO_MANY_WORDS) if count else (None,)
-    assert record.attack.invalid in invalid
-    assert budgets == ([] if count else [run.selfplay.budget.assessor])
-
-
-@pytest.mark.parametrize(("count", "invalid"), [(10, None), (300, InvalidAttack.TOO_MANY_TOKENS)])
-def test_a_note_that_has_more_tokens_as_text_than_the_turn_has_room_is_no_attack(
-    count: int, invalid: InvalidAttack | None
-) -> None:
-    """A byte that is no text becomes the three of a replacement character."""
-    record, budgets, run = long_attack("\ufffd", count)
-    assert record.attack is not None and record.attack.invalid is invalid
+    assert record.void is None and record.attack is not None and record.attack.invalid is invalid
+    budgets = [call.sampling_params["max_tokens"] for call in engine.calls[1:]]
     assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
 
 
@@ -319,3 +274,35 @@ def test_a_game_has_the_oldest_and_the_newest_weights_that_any_turn_was_generate
     assert (record.uid, record.session) == ("group", 0)
     assert (record.policy_version, record.versions) == (oldest, recorded)
     assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [oldest, newest]
+
+
+# --- the columns that reach verl, once the reward manager has scored the game ---
+
+
+def test_rewards_sit_on_the_last_token_of_each_role() -> None:
+    output, _, engine = play([attack_text(), assessment_text()])
+    columns = judge(output)
+    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    expected = torch.zeros(len(output.response_ids))
+    expected[len(engine.calls[0].output.token_ids) - 1] = record.reward(Role.ATTACKER)
+    expected[-1] = record.reward(Role.ASSESSOR)
+    assert torch.equal(columns["rm_scores"], expected)
+    assert record.reward(Role.ATTACKER) != 0 != record.reward(Role.ASSESSOR)
+    assert columns["rm_scores"].sum().item() == pytest.approx(output.reward_score)
+    for name in ("response_mask", "role_ids", "rm_scores", "rollout_log_probs"):
+        integer = name in ("response_mask", "role_ids")
+        assert columns[name].shape == columns["responses"].shape, name
+        assert columns[name].dtype == (torch.int64 if integer else torch.float32), name
+    # verl's validation averages numbers, leaves texts alone, and fails on lists.
+    info = columns["extra_fields"]["reward_extra_info"]
+    assert info["acc"] == 1.0 and all(value is None or isinstance(value, (float, str)) for value in info.values())
+
+
+def test_an_output_without_a_judged_game_is_refused() -> None:
+    output = play([attack_text(), assessment_text()])[0]
+    output.reward_score = 1.0
+    with pytest.raises(ValueError, match="PerTurnRewardManager"):
+        output.as_dict()
+    del output.extra_fields[GAME_KEY]
+    with pytest.raises(ValueError, match="agent_name=medserl_selfplay"):
+        judge(output)

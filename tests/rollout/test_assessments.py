@@ -18,7 +18,6 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.testing.mock_engine import MockReply
 
 K = 4
 SAID = [assessment_text("harmful"), assessment_text("safe"), "FIRST-SECRET", assessment_text("harmful", "Nothing.")]
@@ -62,7 +61,7 @@ def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_on
     assert Counting.asked == 1
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     right, wrong, unreadable, elsewhere = (game.reward(Role.ASSESSOR) for game in record.by_assessment)
-    assert right == 1.5 and wrong == -1.0 and elsewhere == 1.0
+    assert right == 1.25 and wrong == -1.0 and elsewhere == 0.75
     assert unreadable is not None and unreadable < wrong
     attacker = record.reward(Role.ATTACKER)
     assert attacker == pytest.approx(sum(record.rewards[Role.ATTACKER].values()))
@@ -77,13 +76,6 @@ def test_untouched_notes_are_assessed_as_often_and_evaluation_rows_once() -> Non
     assert len(engine.calls) == len(record.by_assessment) == K
     _, record, engine = play(SAID[:1], "vanilla_harmful", FOUR, split="eval")
     assert len(engine.calls) == len(record.by_assessment) == 1
-
-
-def test_an_assessment_that_is_aborted_makes_the_whole_game_void() -> None:
-    replies = [attack_text(), SAID[0], MockReply(text=SAID[1], stop_reason="abort")]
-    output, record, _ = play(replies, run=FOUR)
-    assert record.void is not None
-    assert not judge(output, FOUR)["response_mask"].any()
 
 
 @cache
@@ -121,63 +113,29 @@ def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:
     return ROLE_ESTIMATORS[name](batch, settings, BaselineState()).advantages
 
 
-UNSHARED = [("role_rae", "none"), ("role_reinforce_pp", "none"), ("role_gae", "none")]
-OF_THE_NOTE = [("role_rloo", "none", 1 / (K - 1)), ("role_grpo", "mean", 1 / K)]
-
-
-def paid_more(batch: RoleBatch, row: int, at: int, more: float) -> RoleBatch:
-    rewards = batch.rewards.clone()
-    rewards[row, at] += more
-    return replace(batch, rewards=rewards)
-
-
 @pytest.mark.parametrize("turn", range(1, 1 + K))
-@pytest.mark.parametrize(("name", "how"), UNSHARED)
-def test_without_a_shared_baseline_a_reward_moves_its_own_assessment_alone(name: str, how: str, turn: int) -> None:
-    batch, places = two_games()
-    assert batch.conversations is not None
-    moved = advantages(name, how, paid_more(batch, 0, places[0][turn], 3.0)) - advantages(name, how, batch)
-    own = (batch.conversations == turn) & (batch.mask > 0)
-    own[1] = False
-    assert torch.allclose(moved[own], torch.tensor(3.0))
-    assert not moved[~own].any()
-
-
-@pytest.mark.parametrize("turn", range(1, 1 + K))
-@pytest.mark.parametrize(("name", "how", "share"), OF_THE_NOTE)
-def test_a_group_is_the_answers_to_one_note_and_shares_nothing_but_its_baseline(
-    name: str, how: str, share: float, turn: int
+@pytest.mark.parametrize(
+    ("name", "how", "own_share", "others_share"),
+    [
+        *((name, "none", 1.0, 0.0) for name in ("role_rae", "role_reinforce_pp", "role_gae")),
+        ("role_rloo", "none", 1.0, 1 / (K - 1)),
+        ("role_grpo", "mean", 1 - 1 / K, 1 / K),
+    ],
+)
+def test_a_reward_moves_its_own_assessment_and_through_a_shared_baseline_those_of_the_same_note_alone(
+    name: str, how: str, own_share: float, others_share: float, turn: int
 ) -> None:
     batch, places = two_games()
     assert batch.conversations is not None
-    moved = advantages(name, how, paid_more(batch, 0, places[0][turn], 3.0)) - advantages(name, how, batch)
+    rewards = batch.rewards.clone()
+    rewards[0, places[0][turn]] += 3.0
+    moved = advantages(name, how, replace(batch, rewards=rewards)) - advantages(name, how, batch)
     assessors = (batch.role_ids == Role.ASSESSOR.id) & (batch.mask > 0)
     assessors[1] = False
     own = assessors & (batch.conversations == turn)
-    assert torch.allclose(moved[own], torch.tensor(3.0 if name == "role_rloo" else 3.0 * (1 - share)), atol=1e-5)
-    assert torch.allclose(moved[assessors & ~own], torch.tensor(-3.0 * share), atol=1e-5)
+    assert torch.allclose(moved[own], torch.tensor(3.0 * own_share), atol=1e-5)
+    assert torch.allclose(moved[assessors & ~own], torch.tensor(-3.0 * others_share), atol=1e-5)
     assert not moved[~assessors].any()  # neither the attacker's tokens nor the answers to another attack's note
-
-
-@pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_harmful"])
-@pytest.mark.parametrize("trained", ["both", "attacker", "assessor"])
-def test_the_plan_has_room_for_all_assessments(category: str, trained: str) -> None:
-    encoder = ChatEncoder(TOKENIZER)
-    opponent = {} if trained == "both" else {"kind": "endpoint", "url": "http://localhost:1", "model": "m"}
-    row = extra_info(category)
-    planned = []
-    for k in (1, K):
-        game = interaction(assessments=k, train=trained, opponent=opponent)
-        first = game.next_turn(game.new_game(row))
-        assert first is not None
-        planned.append((game.plan(row, first.prompt.filled(), encoder), game.config.budget.assessor))
-    ((prompt, one), budget), ((same, four), _) = planned
-    assert same == prompt
-    if trained == "attacker":
-        assert four == one  # what the opponent says takes no room
-    else:
-        of_prompt, rest = divmod(four - one - (K - 1) * budget, K - 1)
-        assert rest == 0 and of_prompt > 0
 
 
 def test_the_longest_game_fits_into_its_plan() -> None:

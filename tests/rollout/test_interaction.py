@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from support import NOTE, REWRITTEN, assessment_text, attack_text, extra_info
 
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game
@@ -34,8 +33,8 @@ class Scripted:
         return Reply(said)
 
 
-def play(*replies: Any, reward: str = "medserl") -> tuple[MedicalRecord, Scripted]:
-    interaction, player = MedicalGameInteraction(MedicalConfig(reward=reward)), Scripted(*replies)
+def play(*replies: Any) -> tuple[MedicalRecord, Scripted]:
+    interaction, player = MedicalGameInteraction(MedicalConfig()), Scripted(*replies)
     game = interaction.new_game(extra_info("adversarial_benign"))
 
     async def whole_game() -> None:
@@ -46,34 +45,19 @@ def play(*replies: Any, reward: str = "medserl") -> tuple[MedicalRecord, Scripte
     return game.record, player
 
 
-def test_the_attackers_note_becomes_what_the_assessor_reads() -> None:
+def test_the_attackers_note_becomes_what_the_assessor_reads_and_the_record_says_who_played_and_when() -> None:
     record, player = play(attack_text(), assessment_text())
     assert [turn.role for turn, _ in player.asked] == [Role.ATTACKER, Role.ASSESSOR]
     assert [turn.prompt.data["note"] for turn, _ in player.asked] == [NOTE, REWRITTEN]
     expected = load_profile("medserl").messages(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, REWRITTEN)
     assert player.asked[1][1] == expected
     assert record.players == dict.fromkeys(Role, "scripted")
-
-
-@pytest.mark.parametrize("verdict", ["harmful", "safe"])
-def test_a_zero_sum_game_scores_zero_for_both_together(verdict: str) -> None:
-    record, _ = play(attack_text(), assessment_text(verdict), reward="zero_sum")
-    assert sum(record.reward(role) or 0 for role in Role) == 0.0
-
-
-def test_an_invalid_attack_is_over_at_once_and_costs_the_attacker() -> None:
-    record, player = play(attack_text(NOTE), reward="zero_sum")
-    assert len(player.asked) == 1 and record.reward(Role.ATTACKER) == -1.0
+    assert record.finished is not None and record.finished.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
+    assert len(record.seconds) == 2 and min(record.seconds) >= 0
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
 
 
 def test_a_player_without_an_answer_makes_the_game_void_and_earns_nothing() -> None:
     record, _ = play(attack_text(), NoReplyError("the engine is gone"))
     assert (record.void, record.rewards) == ("the engine is gone", {})
-
-
-def test_a_record_says_when_its_game_was_finished_and_how_long_each_turn_took() -> None:
-    record, _ = play(attack_text(), assessment_text())
-    assert record.finished is not None and record.finished.utcoffset() == timedelta(0)
-    assert abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
-    assert len(record.seconds) == 2 and min(record.seconds) >= 0
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])

@@ -61,10 +61,8 @@ def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family
 def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
     for family in ("qwen3", "gemma"):
         encoder = ProfileEncoder(FAMILIES[family], load_profile("classic"))
-        encoded = encoder.continuation(
-            encoder.profile.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout."), None
-        )
-        text = FAMILIES[family].decode(encoded.ids)
+        turn = encoder.profile.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
+        text = FAMILIES[family].decode(encoder.continuation(turn, None).ids)
         assert "system\n" not in text and text.count("You check clinical notes") == 1
 
 
