@@ -1,4 +1,4 @@
-"""``medserl judge serve``: the /judge protocol answered from labels or from a language model."""
+"""``medserl judge serve``: the /judge protocol over a real socket, for our clients and the original's."""
 
 import json
 import re
@@ -8,36 +8,36 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
+from invoking import invoke
 from judges.games import played, reward_all, reward_manager
-from judges.local_server import Status, serving
+from judges.local_server import Status, harmful, serving
 from judges.test_llm import PAIR, PRESENT
 from serving import completion
 from serving import serving as serving_app
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app as medserl
 from medserl_agentloop.games.medical.config import JudgeServer
-from medserl_agentloop.games.medical.judges import Judge, LabelJudge
+from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, create_app
-from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
+from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
-
-JSON = {"content-type": "application/json"}
-
-
-def judge_server(backend: Judge, token: str = "") -> AbstractContextManager[str]:
-    return serving_app(create_app(backend, token))
+TYPES = {name: type(value) for name, value in harmful().items()}
+"""The answer about one game, as the original server declares it: nothing is left out, nothing is null."""
 
 
-def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> Any:
-    return httpx.post(f"{url}/judge", json={"queries": list(queries)}, timeout=timeout).json()
+def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> dict[int, Any]:
+    """What the original client does with an answer (its remote_judge.py): its keys are game numbers."""
+    answer = httpx.post(f"{url}/judge", json={"queries": queries, "score_key": "labels"}, timeout=timeout)
+    answer.raise_for_status()
+    return {int(index): labels for index, labels in answer.json().items()}
 
 
 @contextmanager
@@ -68,28 +68,23 @@ def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_c
     categories = list(Category)
     games = [played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(200)]
     server = JudgeServer(url=labels_command)
-    by_http = reward_all(reward_manager("http", server), games)
-    by_labels = reward_all(reward_manager("labels", server), games)
-    assert Counter(g.outcome for g in by_http) == Counter(g.outcome for g in by_labels)
-    assert [g.rewards for g in by_http] == [g.rewards for g in by_labels]
-    assert all(g.void is None for g in by_http)
-    judges = Counter(g.judgement.judge for g in by_http if g.judgement)
-    assert judges == {"http": 120, "labels": 80}
+    by_http, by_labels = (reward_all(reward_manager(judge, server), games) for judge in ("http", "labels"))
+    assert [(g.outcome, g.rewards) for g in by_http] == [(g.outcome, g.rewards) for g in by_labels]
+    assert Counter(g.judgement.judge for g in by_http if g.judgement) == {"http": 120, "labels": 80}
     assert {g.judgement.realistic for g in by_http if g.judgement} == {None}
 
 
 @pytest.mark.parametrize("category", Category)
 def test_labels_answer_by_category(labels_command: str, category: Category) -> None:
-    answer = ask(labels_command, {**QUERY, "game_category": category.value})["7"]
-    harmful = category.default_target_label == "harmful"
-    assert answer == {
+    present = category.default_target_label == "harmful"
+    assert ask(labels_command, {**QUERY, "game_category": category.value})[7] == {
         "error_detected": False,
-        "error_present": harmful,
+        "error_present": present,
         "error_realistic": True,
-        "assessor_correct": not harmful,
+        "assessor_correct": not present,
         "is_parsing_error": False,
         "judge_reasoning": "",
-        "actual_harm": "Harmful" if harmful else "Safe",
+        "actual_harm": "Harmful" if present else "Safe",
         "abstained": False,
         "realism_judged": False,
     }
@@ -97,54 +92,93 @@ def test_labels_answer_by_category(labels_command: str, category: Category) -> N
 
 @pytest.mark.parametrize(
     ("assessment", "detected"),
-    [
-        ("Harmful", True),
-        ("safe\n", False),
-        ("maybe", False),
-        ("<answer>\nverdict: harmful\n</answer>", True),
-    ],
+    [("Harmful", True), ("safe\n", False), ("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
 )
 def test_what_the_assessor_said_is_read_from_its_words(labels_command: str, assessment: str, detected: Any) -> None:
-    answer = ask(labels_command, {**QUERY, "assessment": assessment})["7"]
+    answer = ask(labels_command, {**QUERY, "assessment": assessment})[7]
     assert (answer["error_detected"], answer["assessor_correct"]) == (detected, detected)
 
 
-def test_an_unknown_category_or_a_long_note_costs_its_game_alone(labels_command: str) -> None:
-    too_long = {**QUERY, "game_idx": 9, "medical_note": "x " * 60_000}
-    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, "game_category": "nonesuch"}, too_long)
-    assert answers["7"]["error_present"] is True
-    assert answers["8"]["is_parsing_error"] is True and answers["8"]["error_present"] is False
-    assert "nonesuch" in answers["8"]["judge_reasoning"]
-    assert "longer than 100000 characters" in answers["9"]["judge_reasoning"]
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"game_category": "nonesuch"}, "nonesuch"),
+        ({"game_category": None}, "names no game_category"),  # for labels it is no question
+        ({"medical_note": "x " * 60_000}, "longer than 100000 characters"),
+    ],
+)
+def test_a_query_that_cannot_be_answered_costs_its_game_alone(
+    labels_command: str, change: dict[str, Any], reason: str
+) -> None:
+    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, **change})
+    assert answers[7]["error_present"] is True
+    assert answers[8]["is_parsing_error"] is True and answers[8]["error_present"] is False
+    assert reason in answers[8]["judge_reasoning"]
 
 
-def test_two_games_of_one_index_are_refused(labels_command: str) -> None:
-    answer = httpx.post(f"{labels_command}/judge", json={"queries": [QUERY, QUERY]})
-    assert answer.status_code == 422 and "occurs twice" in answer.text
+class Says:
+    """A judge that always says the same, or fails."""
+
+    def __init__(self, name: str, said: Judgement | None) -> None:
+        self.name, self.said = name, said
+
+    async def judge(self, record: MedicalRecord) -> Judgement:
+        if self.said is None:
+            raise RuntimeError("out of order")
+        return self.said
 
 
-def test_a_language_model_answers_for_the_clients_of_the_protocol() -> None:
+BACKENDS = (
+    LabelJudge(),
+    Says("sceptic", Judgement(judge="sceptic", label=Label.HARMFUL, realistic=False, reason="absurd")),
+    Says("abstainer", Judgement(judge="abstainer", label=None, reason="no dose is given")),
+    Says("broken", None),
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("assessment", ["Harmful", ""])
+def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -> None:
+    with serving_app(create_app(backend)) as url:
+        labels = ask(url, {**QUERY, "original_note": "He takes 1 g.", "assessment": assessment})[7]
+    failed = backend.name in ("abstainer", "broken")
+    assert {name: type(labels[name]) for name in TYPES} == TYPES
+    assert labels["is_parsing_error"] is failed is not labels["error_present"]
+    assert labels["error_realistic"] is (backend.name != "sceptic")
+    assert labels["error_detected"] is labels["assessor_correct"] is (assessment == "Harmful" and not failed)
+
+
+@pytest.mark.parametrize("nulls", [("error_realistic",), ("error_realistic", "error_detected")])
+def test_nulls_of_an_older_server_are_read(nulls: tuple[str, ...]) -> None:
+    older = harmful(abstained=False, **dict.fromkeys(nulls))
+    with serving(lambda number, body: {"labels": {"7": older}}) as server:
+        labels = create_medical_judge_remote_function(server.url)("", [QUERY])[7]
+    assert {name: type(labels[name]) for name in TYPES} == TYPES
+    assert not labels["is_parsing_error"] and labels["error_realistic"]
+    assert labels["error_detected"] is ("error_detected" not in nulls)
+
+
+def test_a_language_model_reads_changed_notes_whatever_their_category_and_no_others() -> None:
     def reply(number: int, body: Any) -> Any:
         text = body["messages"][0]["content"]
         if "BROKEN" in text:
             return completion("no JSON")
         return completion(PRESENT.replace("present", "abstain") if "UNCLEAR" in text else PRESENT)
 
-    with serving(reply) as model, judge_server(LlmJudge(model.model_options(), PAIR)) as url:
-        queries = [
-            {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
-            {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
-            {**QUERY, "game_idx": 2, "medical_note": "UNCLEAR"},
-            {**QUERY, "game_idx": 3, "game_category": "vanilla_benign"},
-        ]
+    queries = [
+        {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
+        {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
+        {**QUERY, "game_idx": 2, "medical_note": "UNCLEAR"},
+        {**QUERY, "game_idx": 3, "game_category": "vanilla_benign"},  # the original's default, also of changed notes
+        {**QUERY, "game_idx": 4, "original_note": "He takes 1 g.", "game_category": "vanilla_benign"},
+    ]
+    with serving(reply) as model, serving_app(create_app(LlmJudge(model.model_options(), PAIR))) as url:
         answers = ask(url, *queries)
-        assert len(model.requests) == 3  # an untouched note is decided by its label
-        shown = [body["messages"][0]["content"] for body in model.requests]
-    assert any("O1*| He takes 1 g." in text and "E1*| He takes 9 g." in text for text in shown)
-    assert (answers["0"]["error_present"], answers["0"]["judge_reasoning"]) == (True, "the dose is too high")
-    assert answers["1"]["is_parsing_error"] and not answers["1"]["abstained"]
-    assert answers["2"]["is_parsing_error"] and answers["2"]["abstained"]
-    assert answers["3"]["error_present"] is False
+    assert len(model.requests) == 4  # an untouched note is decided by its label
+    assert any("O1*| He takes 1 g." in str(body) and "E1*| He takes 9 g." in str(body) for body in model.requests)
+    assert (answers[0]["error_present"], answers[0]["judge_reasoning"]) == (True, "the dose is too high")
+    assert [(answers[n]["is_parsing_error"], answers[n]["abstained"]) for n in (1, 2)] == [(True, False), (True, True)]
+    assert [answers[n]["error_present"] for n in (3, 4)] == [False, True]
 
 
 def test_health_tells_that_the_model_is_down() -> None:
@@ -152,26 +186,11 @@ def test_health_tells_that_the_model_is_down() -> None:
         raise Status(500)
 
     with serving(reply) as model:
-        backend = LlmJudge(model.model_options(retries=0, breaker_failures=1), PAIR)
-        with judge_server(backend) as url:
+        backend = LlmJudge(model.model_options(breaker_failures=1), PAIR)
+        with serving_app(create_app(backend)) as url:
             assert httpx.get(f"{url}/health").status_code == 200
-            assert ask(url, QUERY)["7"]["is_parsing_error"]
+            assert ask(url, QUERY)[7]["is_parsing_error"]
             assert httpx.get(f"{url}/health").status_code == 503
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "needs --url and --model"),
-        (["--model", "m", "--set", "votes=3"], "votes is not a key of this node"),
-        (["--model", "m", "--url", "http://anna:hunter2/@host"], "expected http://host:port"),
-    ],
-)
-def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message: str) -> None:
-    command = ["judge", "serve", "--backend", "llm", "--url", "http://localhost/v1", *options]
-    result = CliRunner().invoke(medserl, command)
-    assert result.exit_code == 2
-    assert message in result.output and "hunter2" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -181,27 +200,24 @@ def test_an_llm_backend_that_cannot_work_is_refused(options: list[str], message:
         ('{"queries": "\\ud800"}', 422),
         ('{"queries": ' + "[" * 100_000, 400),
         (b"\xff\xfe", 422),
+        (json.dumps({"queries": [QUERY, QUERY]}), 422),  # two games of one index
         (json.dumps({"queries": [{**QUERY, "medical_note": "x" * MAX_BYTES}]}), 413),
+        (iter([b"{}"]), 411),  # without a length
     ],
 )
-def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: str, status: int) -> None:
-    answer = httpx.post(f"{labels_command}/judge", content=body, headers=JSON)
+def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: Any, status: int) -> None:
+    answer = httpx.post(f"{labels_command}/judge", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status and answer.json()["detail"]
-
-
-def test_a_request_without_a_length_is_refused(labels_command: str) -> None:
-    assert httpx.post(f"{labels_command}/judge", content=iter([b"{}"])).status_code == 411
 
 
 def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_TEST_KEY", "t0ken")
-    with judge_server(LabelJudge(), token="t0ken") as url:
+    with serving_app(create_app(LabelJudge(), token="t0ken")) as url:
         assert httpx.get(f"{url}/health").status_code == 200
         for wrong in (b"", b"Bearer token", b"Basic t0ken", b"\xe9"):
             refused = httpx.post(f"{url}/judge", json={"queries": []}, headers={"authorization": wrong})
             assert refused.status_code == 401
-        by_password = url.replace("//", "//anyone:t0ken@")
-        assert httpx.post(f"{by_password}/judge", json={"queries": []}).status_code == 200
+        assert ask(url.replace("//", "//anyone:t0ken@")) == {}
         server = JudgeServer(url=url, api_key_env="JUDGE_TEST_KEY")
         (game,) = reward_all(reward_manager("http", server), [played()])
     assert game.judgement and game.judgement.judge == "http"
@@ -210,14 +226,17 @@ def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in"),
-        (["--host", "judge.example"], "name an environment variable that holds a key in --token-env"),
-        (["--token-env", "sk-PASTED"], "--token-env names an environment variable that is not set"),
+        ("labels --host 0.0.0.0", "--host 0.0.0.0 lets other machines in"),
+        ("labels --host judge.example", "name an environment variable that holds a key in --token-env"),
+        ("labels --token-env sk-SECRET", "--token-env names an environment variable that is not set"),
+        ("llm --url http://localhost/v1", "needs --url and --model"),
+        ("llm --url http://localhost/v1 --model m --set votes=3", "votes is not a key of this node"),
+        ("llm --url http://anna:SECRET/@host --model m", "expected http://host:port"),
     ],
 )
-def test_other_machines_are_let_in_with_a_token_only(words: list[str], message: str) -> None:
-    result = CliRunner().invoke(medserl, ["judge", "serve", "--backend", "labels", *words])
-    assert result.exit_code == 2 and message in result.output and "PASTED" not in result.output
+def test_a_server_that_cannot_work_or_lets_anybody_in_is_refused(words: str, message: str) -> None:
+    result = invoke("judge", "serve", "--backend", *words.split())
+    assert result.exit_code == 2 and message in result.output and "SECRET" not in result.output
 
 
 LIMITS = """
@@ -236,6 +255,6 @@ def test_400_half_open_requests_keep_nobody_out_and_the_server_from_stopping_nei
         for number in range(400):
             peer = open_sockets.enter_context(socket.create_connection((parts.host, parts.port)))
             peer.sendall(HALF[number % 3])
-        assert ask(url, QUERY, timeout=20)["7"]["error_present"] is True
+        assert ask(url, QUERY, timeout=20)[7]["error_present"] is True
         process.terminate()
         process.wait(30)
