@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +70,6 @@ def recalled(folder: str | Path, about: str, reason: str = "") -> tuple[Judgemen
         return Judgement(judge="llm", label=Label.SAFE, reason=reason)
 
     return asyncio.run(AnswerCache(str(folder), Judgement).recall((about,), ask))
-
-
-def _write(folder: str, writer: int, start: Any) -> None:
-    start.wait()
-    for number in range(50):
-        recalled(folder, f"{writer}-{number}", f"{writer}-{number}")
-        recalled(folder, f"common-{number}", f"common-{number}")
-
-
-def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")  # spawn would import torch three times
-    start = context.Event()
-    writers = [context.Process(target=_write, args=(str(tmp_path), writer, start)) for writer in range(3)]
-    for process in writers:
-        process.start()
-    start.set()
-    for process in writers:
-        process.join(30)
-    assert [process.exitcode for process in writers] == [0, 0, 0]
-    for about in (f"{writer}-{number}" for writer in (0, 1, 2, "common") for number in range(50)):
-        found, cached = recalled(tmp_path, about)
-        assert cached and found.reason == about
 
 
 def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

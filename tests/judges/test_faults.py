@@ -77,20 +77,4 @@ def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no
         assert outcomes(judged) == {Outcome.VOID: 50, Outcome.CORRECT_DETECTION: 25, Outcome.FALSE_POSITIVE: 25}
         voided = [game for game in judged if game.outcome is Outcome.VOID]
         assert all(game.judgement is None and "judge failed: Unreachable: " in str(game.void) for game in voided)
-
-
-def test_an_open_circuit_asks_nothing_until_a_trial_and_one_success_closes_it() -> None:
-    with serving(raising(500, times=3)) as server:
-        manager = reward_manager(
-            "http", server.options(retries=0, batch_size=1, breaker_failures=2, breaker_seconds=1.0, concurrency=1)
-        )
-        reward_all(manager, [played(n) for n in range(10)])
-        assert len(server.requests) == 2  # the other eight were not made
-        time.sleep(1.05)
-        reward_all(manager, [played(n) for n in range(10)])
-        assert len(server.requests) == 3  # the trial, which fails
-        time.sleep(1.05)
-        (trial,) = reward_all(manager, [played()])
-        assert trial.outcome is Outcome.CORRECT_DETECTION
-        games = reward_all(manager, [played(n) for n in range(10)])
-    assert outcomes(games) == {Outcome.CORRECT_DETECTION: 10}
+    assert all("requests in a row and counts as down" in str(game.void) for game in voided)

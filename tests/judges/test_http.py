@@ -1,13 +1,11 @@
 """The /judge protocol: what is asked, which answers count, and that one bad answer costs one game."""
 
 import asyncio
-import threading
-import time
 from collections import Counter
 from typing import Any
 
 import pytest
-from judges.games import judged_by, played, reward_all, reward_manager
+from judges.games import judged_by, played
 from judges.local_server import by_index, harmful, serving
 
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
@@ -59,18 +57,6 @@ def test_games_of_a_moment_share_a_request_and_keep_their_own_answers() -> None:
     assert labels == [n == 2 for n in range(10)]
 
 
-def test_no_more_requests_are_in_flight_than_allowed() -> None:
-    gate = threading.Barrier(3)  # the server answers only when three requests are there at once
-
-    def reply(number: int, body: Any) -> Any:
-        gate.wait(timeout=60)
-        time.sleep(0.02)  # a fourth would arrive now
-        return by_index(body)
-
-    _, server = judged_by("http", [played(n) for n in range(12)], reply, batch_size=1, concurrency=3)
-    assert (len(server.requests), server.most_at_once) == (12, 3)
-
-
 def last_is(*answer: Any) -> Any:
     """Answers of which the last one is another, or missing."""
 
@@ -100,15 +86,6 @@ def test_a_bad_answer_voids_its_game_and_no_other(reply: Any, reason: str) -> No
     assert len(server.requests) == 1  # a wrong answer is not asked for again
     assert [g.outcome for g in games] == [Outcome.CORRECT_DETECTION] * 3 + [Outcome.VOID]
     assert games[3].void is not None and games[3].void.startswith("judge failed: ") and reason in games[3].void
-
-
-@pytest.mark.parametrize("content", [b"{", b"null", b'{"labels": []}'])
-def test_a_body_that_is_no_object_of_answers_voids_its_batch(content: bytes) -> None:
-    with serving(lambda number, body: content if number == 0 else by_index(body)) as server:
-        manager = reward_manager("http", server.options())
-        first, second = (reward_all(manager, [played(n) for n in range(3)]) for _ in range(2))
-    assert all(g.void and g.void.startswith("judge failed: ") for g in first)
-    assert all(g.outcome is Outcome.CORRECT_DETECTION for g in second)
 
 
 def test_an_abstention_is_told_apart_from_a_failure() -> None:
