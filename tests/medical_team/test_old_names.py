@@ -96,8 +96,11 @@ def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for
     assert ("frobnication" in system["content"]) == (game_type == "harmful")  # the others put no error in
     others = [query([], "attacker", "the note", other)[0] for other in PHRASES if other != game_type]
     assert query([], "attacker", "the note", game_type)[0] not in others
-    _, user = query([{"content": "the attack"}], "assessor", "the note", game_type)
+    system, user = query([{"content": "the attack"}], "assessor", "the note", game_type, {"error_types": ["frobnic"]})
     assert user["content"].startswith("Classify this medical note") and user["content"].endswith("\n\nthe attack")
+    assert "the note" not in user["content"] and "frobnic" not in system["content"]
+    with pytest.raises(ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"):
+        query([], "attacker", "note", "odd")
 
 
 class Judge:

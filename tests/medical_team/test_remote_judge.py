@@ -38,27 +38,20 @@ def test_every_shape_of_the_answer_is_read(judge: LocalServer, shape: Any, under
     }
 
 
-@pytest.mark.parametrize("answer", [b"<html>", [], "text", {"labels": "none"}, {}], ids=repr)
-def test_an_answer_that_cannot_be_used_leaves_all_games_out(judge: LocalServer, answer: Any) -> None:
-    judge.reply = lambda number, body: answer
+HALVES = (None, {"error_detected": "false", "error_present": True}, {"error_present": True}, {"is_parsing_error": True})
+
+
+@pytest.mark.parametrize(
+    ("answer", "lost"),
+    [*((answer, {0, 7}) for answer in (b"<html>", [], "text", {"labels": "none"}, {})), *((h, {7}) for h in HALVES)],
+)
+def test_what_cannot_be_used_leaves_its_games_out(judge: LocalServer, answer: Any, lost: set[int]) -> None:
+    judge.reply = lambda number, body: answer if 0 in lost else {**verdicts(body), "7": answer}
     labels = ask(judge)
     assert set(labels) == {0, 7}
-    assert all(one["is_parsing_error"] and one["judge_reasoning"] for one in labels.values())
-
-
-HALVES = [{"error_detected": "false", "error_present": True}, {"error_present": True}, {"is_parsing_error": True}]
-
-
-@pytest.mark.parametrize("broken", [None, *HALVES])
-def test_a_game_that_the_answer_holds_in_another_shape_is_left_out_alone(judge: LocalServer, broken: Any) -> None:
-    judge.reply = lambda number, body: {**verdicts(body), "7": broken}
-    labels = ask(judge)
-    assert (labels[0]["is_parsing_error"], labels[7]["is_parsing_error"]) == (False, True)
-
-
-def test_no_games_no_request(judge: LocalServer) -> None:
-    assert create_medical_judge_remote_function(judge.url)("", []) == {}
-    assert judge.requests == []
+    assert {game for game, one in labels.items() if one["is_parsing_error"] and one["judge_reasoning"]} == lost
+    assert create_medical_judge_remote_function(judge.url)("", []) == {}  # no games, no request
+    assert len(judge.requests) == 1
 
 
 def test_a_judge_is_connected_and_waited_for_until_it_is_healthy(judge: LocalServer) -> None:

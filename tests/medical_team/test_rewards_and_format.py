@@ -1,7 +1,6 @@
 """The baseline's functions give what its table says, and what the scheme of the core gives."""
 
 import re
-from typing import Any
 
 import pytest
 from game.builders import any_game
@@ -13,7 +12,6 @@ from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
-    convert_medical_game_history_to_messages,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
     get_medical_error_realism_reward,
@@ -107,29 +105,3 @@ def test_an_answer_is_never_made_of_what_stands_outside_answer_tags(response: st
     (_, answer), violated = medical_cot_format_check_and_extract(response)
     assert not answer or re.search(rf"<answer>\s*{re.escape(answer)}\s*</answer>", response)
     assert violated or answer
-
-
-# --- prompts ---
-
-
-class Recorder:
-    def apply_chat_template(self, messages: list[dict[str, str]], **kwargs: Any) -> str:
-        self.messages = messages
-        return ""
-
-
-def test_the_assessor_reads_the_first_turn_s_note_and_nothing_else() -> None:
-    recorder = Recorder()
-    history = [{"game_role": "attacker", "content": "the rewritten note"}]
-    prompt = convert_medical_game_history_to_messages(
-        history, "assessor", "the seed note", "harmful", {"error_types": ["dosage"]}, recorder
-    )
-    assert prompt == "<think>"
-    assert [m["role"] for m in recorder.messages] == ["system", "user"]
-    assert recorder.messages[1]["content"].endswith("the rewritten note")
-    assert "seed" not in str(recorder.messages) and "dosage" not in str(recorder.messages)
-
-
-def test_a_game_type_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"):
-        convert_medical_game_history_to_messages([], "attacker", "note", "odd", None, Recorder())
