@@ -1,13 +1,7 @@
 """``medserl evaluate`` from its options to its files, with a model behind a local server and in folders."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,20 +103,9 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
     assert predictions["toy-val-4"].correction == "He was given amoxicillin 2 mg for it."
     answers = lines(tmp_path / "answers.jsonl")
     assert [answer["text_id"] for answer in answers] == [note.text_id for note in reference.notes]
-    assert answers[0] | {"response": ""} == {
-        "notes": "as published",
-        "text_id": "toy-val-0",
-        "sample": 0,
-        "response": "",
-        "tokens": 12,
-        "truncated": False,
-        "verdict": "harmful",
-        "sentence": "He was given warfarin 0 mg for it.",
-        "sentence_id": 1,
-        "error_type": "causalOrganism",
-        "correction": "He was given amoxicillin 0 mg for it.",
-        "violations": [],
-    }
+    first = {"verdict": "harmful", "sentence": "He was given warfarin 0 mg for it.", "sentence_id": 1, "sample": 0}
+    first |= {"correction": "He was given amoxicillin 0 mg for it.", "violations": [], "tokens": 12, "truncated": False}
+    assert answers[0].items() >= first.items()
 
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
@@ -151,34 +134,6 @@ def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path,
     assert len(server.requests) == 3 * 2 * CASES == len(lines(tmp_path / "answers.jsonl"))
     assert len({body["seed"] for body in server.requests}) == 3 * 2 * CASES
     assert {body["temperature"] for body in server.requests} == {0.7}
-
-
-@pytest.mark.slow
-def test_a_killed_evaluation_goes_on_and_repeats_no_request(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    def holds(role: Role, prompt: str) -> str:
-        if len(server.requests) > 5:
-            released.wait()
-        return knows(role, prompt)
-
-    released, server.answer = threading.Event(), holds
-    options = [server.url, "--notes", notes, "--output", tmp_path, "--model", MODEL, "--concurrency", 1]
-    code = "from medserl_agentloop.cli import app; app()"
-    with subprocess.Popen([sys.executable, "-c", code, "evaluate", *map(str, options)], cwd=tmp_path) as process:
-        deadline = time.monotonic() + 120
-        cache = tmp_path / "cache.jsonl"
-        while not (len(server.requests) == 6 and cache.exists() and len(cache.read_bytes().splitlines()) == 5):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-    with cache.open("ab") as file:
-        file.write(b'{"key": "half a li')
-    answered = asked(server)[:5]
-    released.set()
-    assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1.0
-    again = asked(server)[6:]
-    assert len(again) == 2 * CASES - 5 and not set(again) & set(answered)
-    results(server, notes, tmp_path)
-    assert len(asked(server)) == 6 + len(again)
 
 
 def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
@@ -218,6 +173,8 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unrea
     assert "toy-val-9 " in submission and "toy-val-11 " not in submission  # the format has no word for it
     assert len(server.requests) == 2 * CASES + 2
     server.answer = knows
+    with (tmp_path / "cache.jsonl").open("ab") as cache:
+        cache.write(b'{"key": "half a li')  # as a killed process leaves it
     assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1 - 2 / (2 * CASES)
     assert len(server.requests) == 2 * CASES + 4
 

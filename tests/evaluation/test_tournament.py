@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from game.builders import finished
 from invoking import invoke
 from typer.testing import Result
 
-from experiments.clinic import inject_error, sample_clean_note
+from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.paths import resource
 
 ORACLE = "experiments.clinic:OracleJudge"
@@ -32,21 +31,8 @@ SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 
 def specs(count: int) -> list[GameSpec]:
     """As many cases, each untouched with and without its error, and as a clean note to attack."""
-    rng, found = random.Random(5), []
-    for number in range(count):
-        clean = sample_clean_note(rng)
-        error, index = inject_error(rng, clean)
-        for category in (Category.ADVERSARIAL_BENIGN, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL):
-            found.append(
-                GameSpec(
-                    category=category,
-                    target_label=category.default_target_label,
-                    seed_note=error.text if category.seed_label is Label.HARMFUL else clean.text,
-                    error_sentence=error.sentences[index].text,
-                    index=number,
-                )
-            )
-    return found
+    kinds = (Category.ADVERSARIAL_BENIGN, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
+    return [spec_of(case, kind, n) for n, case in enumerate(held_out_cases(count, seed=5)) for kind in kinds]
 
 
 def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
