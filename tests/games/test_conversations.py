@@ -89,16 +89,13 @@ def test_a_turn_s_reward_stands_on_its_own_last_token() -> None:
 
 def test_the_certificate_takes_conversations_of_two_roles_where_there_are_two() -> None:
     one, same, other = (Turn(role, Prompt(({"role": "user", "content": role},)), 1) for role in ("a", "a", "b"))
+    dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
+
+    def pair_of(turns: list[Turn]) -> list[Turn]:
+        game: Any = SimpleNamespace(sample_turns=lambda _: turns, new_game=lambda _: SimpleNamespace(record=None))
+        return _short_samples(game, dataset, 1)[1][0]
+
     assert pair_of([one, same, other]) == [one, other]
     assert pair_of([one, same]) == [one, same]
     with pytest.raises(CertificateError, match="fewer than two conversations"):
         pair_of([one])
-
-
-def pair_of(turns: list[Turn]) -> list[Turn]:
-    interaction: Any = SimpleNamespace(
-        sample_turns=lambda facts: turns, new_game=lambda facts: SimpleNamespace(record=None)
-    )
-    dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
-    _, (pair,) = _short_samples(interaction, dataset, 1)
-    return pair

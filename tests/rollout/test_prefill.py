@@ -51,9 +51,6 @@ def test_the_prefill_is_what_template_and_profile_begin_the_turn_with(
 def test_a_thought_quoted_in_a_prompt_is_no_prefill() -> None:
     """The medserl prompt shows ``<think>…</think>`` as part of the format."""
     assert opening(FAMILIES["qwen3"], "medserl")[1] == ""
-    assert ProfileEncoder(FAMILIES["llama3"], load_profile("medserl")).of(
-        Role.ASSESSOR, Category.VANILLA_BENIGN, "</think><think>"
-    ).prefill == ""  # fmt: skip
 
 
 @PROFILES

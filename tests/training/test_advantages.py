@@ -1,6 +1,5 @@
 """The estimators on batches small enough to compute by hand, and on those that have nothing to compute."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -161,19 +160,6 @@ def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(name: s
     before = starting_state().to_dict()
     role = next(role for role in Role if role.id == untrained)
     assert state.to_dict().get(role.value) == before[role.value]
-
-
-def test_baselines_survive_json_to_the_last_bit() -> None:
-    state = starting_state()
-    for seed in range(5):
-        estimate("role_rae", random_batch(seed, dense=True), state=state)
-    restored = BaselineState()
-    restored.load_dict(json.loads(json.dumps(state.to_dict())))
-    assert restored.values == state.values
-    batch = random_batch(9)
-    resumed = estimate("role_rae", batch, state=restored)
-    assert torch.equal(resumed.advantages, estimate("role_rae", batch, state=state).advantages)
-    assert restored.values == state.values
 
 
 @estimators

@@ -196,15 +196,6 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
         check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
 
 
-def test_the_plan_of_a_copied_game_holds_the_copy_and_the_note_itself() -> None:
-    spec = GameSpec.from_extra_info(extra_info("vanilla_benign"))
-    prompt, response = plan_row(spec, COPY, ENCODER, VanillaAttacker.COPY)
-    attack = ENCODER.of(Role.ATTACKER, spec.category, NOTE)
-    second = len(ENCODER.of(Role.ASSESSOR, spec.category, NOTE).ids)
-    assert prompt == len(attack.ids)
-    assert response == COPY.budget.attacker(attack.data_tokens) + second + COPY.budget.assessor
-
-
 def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> None:
     for role in ("attacker", "assessor"):
         (tmp_path / role).mkdir()

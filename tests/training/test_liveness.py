@@ -1,4 +1,7 @@
-"""A process whose games cannot end is found and named; a living one and a busy one are not."""
+"""A process whose games cannot end is found and named; a living one and a busy one are not.
+
+A node that is lost is in test_main_ppo_nodes.py.
+"""
 
 import asyncio
 import multiprocessing
@@ -14,15 +17,7 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.core.liveness import (
-    Liveness,
-    ProcessDied,
-    dead_processes,
-    game_processes,
-    lost_nodes,
-    nodes_alive,
-    watched,
-)
+from medserl_agentloop.core.liveness import Liveness, ProcessDied, dead_processes, game_processes, watched
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
 pytestmark = pytest.mark.slow
@@ -111,32 +106,3 @@ def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of
             ray.get(waiting, timeout=20)
         [line] = dead_processes(servers)
     assert line.startswith("rollout server 0 died")
-
-
-def test_a_node_that_is_gone_is_named_if_the_run_began_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def node(name: str, alive: bool) -> dict[str, Any]:
-        return {"NodeID": name * 8, "NodeManagerHostname": name, "NodeManagerAddress": "10.0.0.7", "Alive": alive}
-
-    monkeypatch.setattr(ray, "nodes", lambda: [node("head", True), node("gpu7", True), node("old", False)])
-    known = nodes_alive()
-    assert lost_nodes(known) == []
-    monkeypatch.setattr(ray, "nodes", lambda: [node("head", True), node("gpu7", False), node("old", False)])
-    assert lost_nodes(known) == ["node gpu7 (10.0.0.7, Ray's id gpu7gpu7) was lost"]
-
-
-def test_a_node_whose_processes_are_seen_dead_before_it_is_the_one_that_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Any] = []
-
-    def lost(known: Any) -> list[str]:
-        asked.append(known)
-        return ["node gpu7 was lost"] if len(asked) > 2 else []
-
-    monkeypatch.setattr("medserl_agentloop.core.liveness.lost_nodes", lost)
-    monkeypatch.setattr("medserl_agentloop.core.liveness.dead_processes", lambda *_: ["rollout server 0 died"])
-    monkeypatch.setattr("medserl_agentloop.core.liveness.nodes_alive", lambda: {"head", "gpu7"})
-    liveness = Liveness(list, lambda: "in step 7.")
-    liveness.start()
-    with pytest.raises(ProcessDied, match=r"^node gpu7 was lost in step 7\."):
-        liveness.check()

@@ -69,28 +69,17 @@ def everything() -> list[MedicalRecord]:
         for error_type in ErrorType
     ]
     games += [finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack]
-    for reason in (
-        "judge abstained",
-        "error not knowable: found in 0 of 1 readings of the note alone",
-        "no room for the assessor's turn",
-        "assessor: generation aborted",
+    reasons = (
+        *("judge abstained", "error not knowable: found in 0 of 1 readings of the note alone", "else"),
+        *("no room for the assessor's turn", "assessor: generation aborted", "assessor: 0 log-probs for 5 tokens"),
         "assessor: generation timed out after 3600.0 s",
-        "assessor: 0 log-probs for 5 tokens",
-        "else",
-    ):
-        games.append(finished(Outcome.VOID).model_copy(update={"void": reason}))
-    games.append(
-        finished(Outcome.MISSED_ERROR).model_copy(
-            update={"judgement": Judgement(judge="llm", label=Label.HARMFUL, realistic=True)}
-        )
     )
-    read = Judgement(judge="llm", label=Label.HARMFUL, knowable=True, readings=[Reading(found=True)])
-    games.append(finished(Outcome.MISSED_ERROR).model_copy(update={"judgement": read}))
-    for note, sentence in (
-        ("It is right. It is wrong.", "It is wrong."),
-        ("It is wrong. And it is much longer.", "It is wrong."),
-    ):
-        at_the_end_and_not = {"presented_note": note, "error_sentences": [sentence]}
+    games += [finished(Outcome.VOID).model_copy(update={"void": reason}) for reason in reasons]
+    judged = Judgement(judge="llm", label=Label.HARMFUL)
+    for changes in ({"realistic": True}, {"knowable": True, "readings": [Reading(found=True)]}):
+        games.append(finished(Outcome.MISSED_ERROR, judgement=judged.model_copy(update=changes)))
+    for note in ("It is right. It is wrong.", "It is wrong. And it is much longer."):
+        at_the_end_and_not = {"presented_note": note, "error_sentences": ["It is wrong."]}
         games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(update=at_the_end_and_not))
     for game in games:
         game.rewards = SCHEMES["medserl"](game)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from game.builders import game
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import build_eval_rows
@@ -17,7 +16,6 @@ from medserl_agentloop.games.medical.metrics import (
     official_scores,
     prediction,
     quoted_sentence,
-    validation_numbers,
 )
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
@@ -78,21 +76,6 @@ def test_several_samples_of_a_note_are_a_vote() -> None:
     assert metrics["val-core/toy_eval/flag_accuracy"] == 0.0
     of_games = [{**row, "extra_info": {**row["extra_info"], "split": "val"}} for row in ROWS]
     assert scored(of_games, [("safe", None)] * len(ROWS)) == ({}, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"), [("<answer>\nverdict: safe\n</answer>", "safe"), ("no answer at all", UNREADABLE), ("", None)]
-)
-def test_an_answer_travels_as_texts_that_verl_leaves_alone_and_a_void_game_has_none(
-    text: str, verdict: str | None
-) -> None:
-    played = game("vanilla_harmful", text_id="toy-1")
-    if text:
-        played.play(text)
-    else:
-        played.record.void = "assessor: generation aborted"
-    numbers = validation_numbers(played.record)
-    assert [numbers[name] for name in TEXTS] == ["toy-1", verdict, None, None]
 
 
 SENTENCES = {
