@@ -58,12 +58,8 @@ def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Categ
 def test_the_assessor_is_told_the_words_that_are_read_as_verdicts_and_the_prompt_is_none(name: str) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    verdicts = {
-        "baseline": ("Safe", "Harmful"),
-        "medserl": ("safe", "harmful"),
-        "classic": ('"CORRECT"', '"INCORRECT"'),
-    }
-    assert all(word in prompt for word in verdicts[name])
+    words = {"baseline": "Safe Harmful", "medserl": "safe harmful", "classic": '"CORRECT" "INCORRECT"'}
+    assert all(word in prompt for word in words[name].split())
     assert profile.parser.assessment(prompt).verdict is None
 
 
@@ -86,11 +82,6 @@ def test_any_note_arrives_as_it_is(note: str) -> None:
     assert all(prompt.endswith(f":\n{note}") for prompt in prompts)
 
 
-def test_white_space_around_a_note_is_kept_in_a_line_of_other_words(tmp_path: Path) -> None:
-    note = "  \n\nHb 10\r\n\t"
-    assert assess(profile_in(tmp_path, assessor__assess="[{{ note }}]"), note) == f"[{note}]"
-
-
 @pytest.mark.parametrize("path", ["./mine", "mine/", "{tmp_path}/mine"])
 def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +93,9 @@ def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
         load_profile("mine")
 
 
-def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(tmp_path: Path) -> None:
+def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     (tmp_path / "profile.yaml").write_text(
         "parser: medserl_agentloop.games.medical.parsing:CLASSIC\n"
@@ -113,20 +106,10 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
         {"role": "system", "content": "You are terse."},
         {"role": "user", "content": NOTE},
     ]
+    assert "imports a module" in caplog.text and "CLASSIC" in caplog.text
     assert profile.parser is load_profile("classic").parser
     assert profile.settings.assistant_prefix == "Well: "
     assert profile.settings.stop == {Role.ASSESSOR: ["###"]}
-
-
-@pytest.mark.parametrize(
-    ("parser", "says"), [("classic", ""), ("medserl_agentloop.games.medical.parsing:CLASSIC", "imports a module")]
-)
-def test_a_profile_says_that_its_parser_imports_a_module(
-    tmp_path: Path, parser: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "profile.yaml").write_text(f"parser: {parser}")
-    PromptProfile(tmp_path)
-    assert says in caplog.text and bool(says) == (parser in caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -148,22 +131,13 @@ def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text:
     assert str(tmp_path / "profile.yaml") in str(error.value)
 
 
-SHIPPED = sorted(folder.name for folder in resource("prompts").iterdir() if folder.is_dir())
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        *((name, "no prompt profile") for name in ("", ".", "./empty", "./nothing-here")),
-        ("nowhere", "no prompt profile 'nowhere'.*" + ".*".join(SHIPPED)),
-    ],
-)
+@pytest.mark.parametrize("name", ["", ".", "./empty", "./nothing-here", "nowhere"])
 def test_what_is_no_profile_is_refused_with_those_there_are(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, medserl"):
         load_profile(name)
     assert load_profile().folder == load_profile("medserl").folder == resource("prompts") / "medserl"
 

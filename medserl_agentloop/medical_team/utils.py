@@ -8,13 +8,7 @@ from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels
 from medserl_agentloop.games.medical.parsing import BASELINE
-from medserl_agentloop.games.medical.rewards import (
-    GENERAL_SUM,
-    GeneralSumTerms,
-    detection_reward,
-    format_reward,
-    realism_reward,
-)
+from medserl_agentloop.games.medical.rewards import GENERAL_SUM, GeneralSumTerms, detection_reward
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.prompts import (
     ASSESSOR_REQUEST,
@@ -149,7 +143,7 @@ def get_medical_error_realism_reward(
         return 0.0, set()
     outcome = MedicalGameOutcome
     seen = outcome.ATTACKER_REALISTIC_ERROR if error_realistic else outcome.ATTACKER_UNREALISTIC_ERROR
-    return realism_reward(error_realistic, _terms(reward_coeff_config)), {seen}
+    return _terms(reward_coeff_config).realism[error_realistic is not False], {seen}
 
 
 def get_medical_game_reward_general_sum(
@@ -165,8 +159,8 @@ def get_medical_game_reward_general_sum(
 
 def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
     """What a role earns by the form of its turn."""
-    terms = GeneralSumTerms(format=MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"])
-    return format_reward(cot_format_violation, terms)
+    reward: float = MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"][not cot_format_violation]
+    return reward
 
 
 def _terms(name: str) -> GeneralSumTerms:

@@ -35,27 +35,25 @@ def mutations(seed: int, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> Ite
 def _mutated(rng: random.Random, data: bytes, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> bytes:
     start = rng.randrange(len(data) + 1)
     end = min(len(data), start + rng.choice([0, 1, 2, 5, 20, 80]))
-    what = rng.randrange(10)
-    if what == 0:
-        return data[:start] + data[end:]
-    if what == 1:
-        return data[:end] + data[start:end] * rng.choice([1, 2, 5]) + data[end:]
-    if what == 2:
-        return data[:start] + rng.choice(pieces) + data[end:]
-    if what == 3:
-        return data[:start] + rng.choice(pieces) + data[start:]
-    if what == 4:
-        return data[:start] + chr(rng.randrange(0x110000)).encode(errors="surrogatepass") + data[start:]
-    if what == 5:
-        return data[:start] + data[start:end].swapcase() + data[end:]
-    if what == 6:
-        return data[:start] + rng.choice(seeds)[rng.randrange(100) :]
-    if what == 7:
-        other = rng.choice(seeds)
-        return data + other[rng.randrange(len(other) + 1) :]
-    if what == 8:
-        return data[:start] + rng.randbytes(rng.randrange(1, 4)) + data[end:]
-    return data[:start] if rng.random() < 0.3 else data[start:end] + data[:start] + data[end:]
+    before, inside, after = data[:start], data[start:end], data[end:]
+
+    def other(most: int | None = None) -> bytes:
+        seed = rng.choice(seeds)
+        return seed[rng.randrange(most or len(seed) + 1) :]
+
+    kinds = (
+        lambda: before + after,
+        lambda: before + inside + inside * rng.choice([1, 2, 5]) + after,
+        lambda: before + rng.choice(pieces) + after,
+        lambda: before + rng.choice(pieces) + inside + after,
+        lambda: before + chr(rng.randrange(0x110000)).encode(errors="surrogatepass") + inside + after,
+        lambda: before + inside.swapcase() + after,
+        lambda: before + other(100),
+        lambda: data + other(),
+        lambda: before + rng.randbytes(rng.randrange(1, 4)) + after,
+        lambda: before if rng.random() < 0.3 else inside + before + after,
+    )
+    return rng.choice(kinds)()
 
 
 def main(

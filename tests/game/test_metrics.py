@@ -6,10 +6,11 @@ Whatever a batch holds: no NaN, no infinity, shares are shares, and no name is m
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, attack_record, finished
+from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, attack_record, finished
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,61 +119,34 @@ def test_what_a_batch_holds_no_game_for_is_left_out(games: list[MedicalRecord], 
     assert not [name for name in metrics if name.removeprefix("selfplay/").startswith(absent)]
 
 
-def test_a_fooled_assessor_is_a_success_on_harmful_notes_only() -> None:
-    games = [finished(Outcome.MISSED_ERROR), finished(Outcome.FALSE_POSITIVE, category="decoy_benign")]
-    assert role_metrics(games)["selfplay/attacker/success_rate"] == 1.0
-
-
-def test_the_judge_s_label_decides_what_is_a_false_positive() -> None:
-    harmless = finished(Outcome.FALSE_POSITIVE, category="adversarial_benign")
-    assert role_metrics([harmless])["selfplay/assessor/false_positive_rate"] == 1.0
-
-
-def test_recall_by_type_reads_untouched_notes_only() -> None:
-    rewritten = finished(Outcome.MISSED_ERROR, category="adversarial_harmful", facts=TYPED)
-    untouched = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", facts=TYPED)
-    metrics = role_metrics([rewritten, untouched])
-    assert metrics["selfplay/assessor/recall/diagnosis"] == 1.0
-
-
-free_text = st.text(max_size=20)
-rewards = st.dictionaries(st.sampled_from(["game", "format", "sentence"]), st.floats(-3, 3), max_size=3)
-attacks = st.builds(
-    attack_record,
-    tokens=st.integers(0, 3),
-    changed_words=st.integers(0, 3),
-    changed_sentences=st.lists(st.sampled_from(["She is well.", "He is ill.", ".", "\ud800"]) | free_text, max_size=2),
-    violations=st.lists(st.sampled_from(["no_note", "truncated"]) | free_text, max_size=3),
-    invalid=st.sampled_from([None, None, *InvalidAttack]),
+@pytest.mark.parametrize(
+    ("name", "games"),
+    [
+        ("attacker/success_rate", [(Outcome.MISSED_ERROR, ""), (Outcome.FALSE_POSITIVE, "decoy_benign")]),
+        ("assessor/false_positive_rate", [(Outcome.FALSE_POSITIVE, "")]),  # by the judge's label, not the row's
+        ("assessor/recall/diagnosis", [(Outcome.MISSED_ERROR, ""), (Outcome.CORRECT_DETECTION, "vanilla_harmful")]),
+    ],
 )
-judgements = st.builds(
-    Judgement,
-    judge=free_text,
-    label=st.sampled_from([None, *Label]),
-    realistic=st.sampled_from([None, True, False]),
-    reason=free_text,
-)
+def test_a_rate_is_of_the_games_that_it_is_about(name: str, games: list[tuple[Outcome, str]]) -> None:
+    played = [finished(outcome, category=kind or "adversarial_benign", facts=TYPED) for outcome, kind in games]
+    assert role_metrics(played)[f"selfplay/{name}"] == 1.0
 
 
 @st.composite
 def records(draw: st.DrawFn) -> MedicalRecord:
-    category = draw(st.sampled_from(Category))
-    outcome = draw(st.sampled_from([o for o in Outcome if category.has_attack or o is not Outcome.INVALID_ATTACK]))
-    facts = {
-        "error_type": draw(st.sampled_from([None, *ErrorType])),
-        "vignette_id": draw(st.sampled_from(["", "a", "b"])),
-    }
-    record = finished(outcome, category=category, facts=facts, uid=draw(st.sampled_from(["", "g", "h"])))
-    record.rewards = draw(st.dictionaries(st.sampled_from(Role), rewards))
-    if draw(st.booleans()):
-        record.judgement = draw(st.none() | judgements)
-    if draw(st.booleans()):
-        record.attack = draw(st.none() | attacks)
-    if draw(st.integers(0, 9)) == 0:
-        record.assessment = None
-    if draw(st.integers(0, 3)) == 0:
-        record.void = draw(st.sampled_from(["judge failed: TimeoutError", "judge abstained"]) | free_text)
-    return record
+    """Any game with free text where free text may be, in a group and of a case of several games."""
+    free_text = st.text(max_size=20)
+    game = draw(any_game())
+    spec = replace(game.spec, vignette_id=draw(st.sampled_from(["", "a", "b"])))
+    void = draw(st.sampled_from([game.void, game.void, "judge failed: TimeoutError", "judge abstained"]) | free_text)
+    rewards = draw(st.dictionaries(st.sampled_from(Role), st.dictionaries(st.just("game"), st.floats(-3, 3))))
+    for turn in (game.attack, game.assessment):
+        if turn is not None:
+            turn.violations += draw(st.lists(free_text, max_size=2))
+    if game.attack is not None:
+        game.attack.changed_sentences = draw(st.lists(st.sampled_from([".", "\ud800"]) | free_text, max_size=2))
+    uid = draw(st.sampled_from(["", "g", "h"]))
+    return game.model_copy(update={"spec": spec, "uid": uid, "void": void, "rewards": rewards})
 
 
 NO_SHARES = re.compile(

@@ -195,16 +195,6 @@ def detection_reward(
     return terms.attacker_detection[not error_detected] if error_present else 0.0
 
 
-def realism_reward(realistic: bool | None, terms: GeneralSumTerms = GENERAL_SUM) -> float:
-    """What the attacker earns by its error's realism; realistic where the judge does not say."""
-    return terms.realism[realistic is not False]
-
-
-def format_reward(violated: bool, terms: GeneralSumTerms = GENERAL_SUM) -> float:
-    """What a role earns by the form of its turn."""
-    return terms.format[not violated]
-
-
 def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_SUM) -> Rewards:
     """Detection, realism (attacker) and format, added up.
 
@@ -222,9 +212,10 @@ def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_
             continue
         parts = {"detection": detection_reward(role, error_present=present, error_detected=detected, terms=terms)}
         if role is Role.ATTACKER:
-            parts["realism"] = realism_reward(record.judgement.realistic if record.judgement else None, terms)
+            # Realistic where the judge does not say.
+            parts["realism"] = terms.realism[record.judgement is None or record.judgement.realistic is not False]
         if terms.chain_of_thought:
-            parts["format"] = format_reward(bool(turn.violations), terms)
+            parts["format"] = terms.format[not turn.violations]
         rewards[role] = parts
     return rewards
 
