@@ -28,7 +28,7 @@ from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, Spli
 from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
@@ -146,12 +146,14 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str]:
         f'I change the sentence "{right}" to "{wrong}". '
         f"That makes the {kind} wrong, and the rest of the note stays as it is."
     )
-    write, role = profile.parser.write_assessment, Role.ASSESSOR
+    write, role = profile.parser.write, Role.ASSESSOR
+    error: dict[str, Any] = {"sentence": wrong, "error_type": error_type, "correction": right}
     try:
-        safe = write(nothing, Label.SAFE, prefill=prefix)
-        harmful = write(wrong_here, Label.HARMFUL, wrong, error_type, right, prefill=prefix)
+        safe = write(AssessmentRecord(verdict=Label.SAFE, reasoning=nothing), Label.SAFE, prefix)
+        found = AssessmentRecord(verdict=Label.HARMFUL, reasoning=wrong_here, **error)
+        harmful = write(found, Label.HARMFUL, prefix)
         role = Role.ATTACKER
-        attack = profile.parser.write_attack(changed, case.error_note, label=Label.HARMFUL, prefill=prefix)
+        attack = write(AttackRecord(note=case.error_note, reasoning=changed), Label.HARMFUL, prefix)
     except UnwritableTurn as error:
         raise ValueError(
             f"case {case.case_id!a}: the {role.value}'s answer would break the output format "

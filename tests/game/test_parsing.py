@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from examples import examples
@@ -18,6 +19,7 @@ from medserl_agentloop.games.medical.parsing import (
     UnwritableTurn,
     load_parser,
 )
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
@@ -299,10 +301,15 @@ def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened:
 texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
 
 
+def assessed(reasoning: str, verdict: Label, *error: Any) -> AssessmentRecord:
+    located = dict(zip(("sentence", "error_type", "correction"), error, strict=False))
+    return AssessmentRecord(verdict=verdict, reasoning=reasoning, **located)
+
+
 def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> bool:
     """Whether the format wrote the turn; it must then read the same."""
     try:
-        text = turns.write_attack(reasoning, note, prefill=prefill)
+        text = turns.write(AttackRecord(note=note, reasoning=reasoning), HARMFUL, prefill)
     except UnwritableTurn:
         return False
     turn = turns.attack(text, prefill)
@@ -324,7 +331,7 @@ def test_a_turn_is_read_as_it_was_written_or_not_written(
     for turns in PARSERS.values():
         read_back(turns, prefill, reasoning, note)
         try:
-            text = turns.write_assessment(reasoning, verdict, *error, prefill=prefill)
+            text = turns.write(assessed(reasoning, verdict, *error), verdict, prefill)
         except UnwritableTurn:
             continue
         turn = turns.assessment(text, prefill)
@@ -338,9 +345,9 @@ def test_a_turn_is_read_as_it_was_written_or_not_written(
 def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: str) -> None:
     turns = PARSERS[name]
     assert read_back(turns, prefill, "the dose", CLEAN_NOTE)
-    assert turns.write_assessment("fits", SAFE, prefill=prefill)
-    assert turns.write_assessment("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not.", prefill=prefill)
-    opened = turns.write_attack("the dose", CLEAN_NOTE, prefill=OPEN)
+    assert turns.write(assessed("fits", SAFE), SAFE, prefill)
+    assert turns.write(assessed("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not."), HARMFUL, prefill)
+    opened = turns.write(AttackRecord(note=CLEAN_NOTE, reasoning="the dose"), HARMFUL, OPEN)
     assert "<think>" not in opened and opened.startswith("the dose</think>")
 
 
@@ -358,9 +365,9 @@ NO_WRITER = TurnFormat(MEDSERL.attack, MEDSERL.assessment)
 )
 def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
     with pytest.raises(UnwritableTurn, match=why):
-        turns.write_attack("plan", note)
+        turns.write(AttackRecord(note=note, reasoning="plan"), HARMFUL)
     with pytest.raises(UnwritableTurn, match="cannot write"):
-        NO_WRITER.write_assessment("a", SAFE)
+        NO_WRITER.write(assessed("a", SAFE), SAFE)
 
 
 @pytest.mark.parametrize(

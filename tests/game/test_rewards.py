@@ -136,12 +136,6 @@ def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(scheme: R
 
 
 @each_scheme
-def test_an_unreadable_assessment_does_not_hide_a_failed_attack(scheme: RewardScheme) -> None:
-    record = finished(Outcome.UNREADABLE, judgement=Judgement(judge="llm", label=Label.SAFE))
-    assert "game" not in scheme(record)[Role.ATTACKER]
-
-
-@each_scheme
 @pytest.mark.parametrize("outcome", [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION])
 def test_who_only_copied_the_note_has_no_part_in_the_game(scheme: RewardScheme, outcome: Outcome) -> None:
     record = finished(outcome, category="vanilla_harmful").model_copy(update={"attack": attack_record()})

@@ -11,7 +11,6 @@ from game.builders import (
     CORRECTED_SENTENCE,
     ERROR_NOTE,
     ERROR_SENTENCE,
-    HARMFUL_ANSWER,
     SAFE_ANSWER,
     SUBTLE_NOTE,
     WORSENED_NOTE,
@@ -27,7 +26,7 @@ from pydantic import ValidationError
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
@@ -93,17 +92,6 @@ def test_the_attack_is_recorded_with_its_size() -> None:
     assert (record.note, record.reasoning, record.violations) == (SUBTLE_NOTE, "dose", [])
     assert record.changed_sentences == ["She receives heparin 5000 units."]
     assert (record.changed_words, record.edit_share) == (1, 0.25)
-
-
-def test_the_assessment_is_recorded_as_it_was_read() -> None:
-    played = game("vanilla_harmful")
-    played.play(HARMFUL_ANSWER, tokens=31, truncated=True)
-    record = played.record.assessment
-    assert record is not None
-    assert (record.response, record.tokens, record.truncated) == (HARMFUL_ANSWER, 31, True)
-    assert (record.verdict, record.error_type) == (Label.HARMFUL, ErrorType.PHARMACOTHERAPY)
-    assert (record.sentence, record.correction) == (ERROR_SENTENCE, CORRECTED_SENTENCE)
-    assert record.violations == ["truncated"]
 
 
 def test_a_void_game_is_over_and_has_no_result() -> None:

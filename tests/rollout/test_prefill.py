@@ -10,7 +10,7 @@ from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.parsing import PARSERS
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop
@@ -61,11 +61,10 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     prefill = opening(FAMILIES["qwen3"], profile, enable_thinking=thinking)[1]
     # Where thinking is off and the profile opens no thought of its own, the model answers at once.
     thought = "" if prefill == EMPTY_THOUGHT else "it reads oddly"
-    error = ("Culture grew giardia.", ErrorType.CAUSAL_ORGANISM, "Culture grew candida.")
-    answers = [
-        turns.write_attack(thought, REWRITTEN, prefill=prefill),
-        turns.write_assessment(thought, Label.HARMFUL, *error, prefill=prefill),
-    ]
+    assessment = AssessmentRecord(verdict=Label.HARMFUL, reasoning=thought, sentence="Culture grew giardia.",
+                                  error_type=ErrorType.CAUSAL_ORGANISM, correction="Culture grew candida.")  # fmt: skip
+    said = (AttackRecord(note=REWRITTEN, reasoning=thought), assessment)
+    answers = [turns.write(turn, Label.HARMFUL, prefill) for turn in said]
     run = run_with(selfplay__profile=profile, selfplay__context=context)
     run.data.apply_chat_template_kwargs = {"enable_thinking": thinking}
     engine = MockSGLangEngine(answers, FAMILIES["qwen3"])

@@ -26,23 +26,17 @@ IGNORABLE = re.compile(f"[{_IGNORABLE}]")
 """A character that fonts show as nothing."""
 
 _UNSEEN = re.compile(f"[{_IGNORABLE}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
-_BULLETS = "\u2022\u2023\u2043\u25aa\u25cf\u25e6\u2800"  # the last one is a blank that counts as a symbol
-_MIDDLE_DOTS = "\u00b7\u2219\u2027\u22c5"
+# Bullets, middle dots, and a blank that counts as a symbol.
+_BLANKS = "\u2022\u2023\u2043\u25aa\u25cf\u25e6\u00b7\u2219\u2027\u22c5\u2800"
 _SPELLING = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4\u275b\u275c", "'"),
-        **dict.fromkeys(
-            "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2039\u203a\u275d\u275e\u300c\u300d\u301d\u301e",
-            '"',
-        ),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb\u2039\u203a\u275d\u275e\u300c\u300d", '"'),
         **dict.fromkeys("\u2010\u2011\u2012\u2212", "-"),
         **dict.fromkeys("\u2014\u2015", "\u2013"),
-        **dict.fromkeys(_BULLETS + _MIDDLE_DOTS, " "),
+        **dict.fromkeys(_BLANKS, " "),
         **dict.fromkeys("\u2122\u00ae\u00a9\u2120", None),  # trade marks
-        "\u00ba": "\u00b0",
-        "\u00d7": "x",
-        "\u2264": "<=",
-        "\u2265": ">=",
+        **{"\u00ba": "\u00b0", "\u00d7": "x", "\u2264": "<=", "\u2265": ">="},
     }
 )
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
@@ -138,7 +132,6 @@ _PHRASES: dict[str, list[tuple[list[str], list[str]]]] = defaultdict(list)  # by
 for _short, _long in sorted(_FULL.items(), key=lambda pair: -len(pair[0].split())):
     _PHRASES[_short.split()[0]].append((_short.split(), _long.split()))
 
-
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
     r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
@@ -201,7 +194,7 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
             token = _in_base_unit(words, token)
         token = _NUMBER_WORDS.get(token, token)
         words.append(token)
-        counts = token[0].isdigit() or token == "per"
+        counts = token[0].isdecimal() or token == "per"
     return _spelt_out(words)
 
 
@@ -266,7 +259,7 @@ def _in_base_unit(words: list[str], unit: str) -> str:
     if not base or (per and (base != "ml" or not words[-2:-1] or not words[-2].isalpha())):
         return unit
     before = words[:-2] if per else words
-    if not before or not before[-1][0].isdigit() or len(before[-1]) > _LONGEST_NUMBER or _is_range(before):
+    if not before or not before[-1][0].isdecimal() or len(before[-1]) > _LONGEST_NUMBER or _is_range(before):
         return unit
     number = Fraction(before[-1])
     words[len(before) - 1] = str(number / factor if per else number * factor)
@@ -276,7 +269,7 @@ def _in_base_unit(words: list[str], unit: str) -> str:
 def _is_range(words: list[str]) -> bool:
     """Whether the last of ``words`` is the second of two numbers that belong together."""
     before = words[-3:-1] if words[-2:-1] and words[-2] in _BETWEEN_NUMBERS else words[-2:-1]
-    return bool(before) and before[0][0].isdigit()
+    return bool(before) and before[0][0].isdecimal()
 
 
 def _spelt_out(words: list[str]) -> list[str]:

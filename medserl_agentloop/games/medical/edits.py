@@ -158,8 +158,8 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
 
 
 def _hidden(new: str, old: str) -> bool:
-    more = Counter(new) - Counter(old)
-    return any(map(_is_invisible, more)) or _longest_gap(new) > max(_LONGEST_GAP, _longest_gap(old))
+    gap, usual = (max(map(len, _GAP.findall(text)), default=0) for text in (new, old))
+    return gap > max(_LONGEST_GAP, usual) or any(map(_is_invisible, Counter(new) - Counter(old)))
 
 
 def _is_invisible(character: str) -> bool:
@@ -167,10 +167,6 @@ def _is_invisible(character: str) -> bool:
         return False
     hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == _BRAILLE_BLANK
     return hidden or IGNORABLE.match(character) is not None
-
-
-def _longest_gap(text: str) -> int:
-    return max((len(gap) for gap in _GAP.findall(text)), default=0)
 
 
 # -- injections: what could be meant for the machine that reads a note, rather than for a clinician ----------------

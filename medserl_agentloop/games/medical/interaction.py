@@ -182,12 +182,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     @classmethod
     def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
         """Both turns with changes and quotes marked, and what the judge said."""
-        seed, attack, judgement, presented = (
-            record.spec.seed_note,
-            record.attack,
-            record.judgement,
-            record.presented_note,
-        )
+        seed, presented = record.spec.seed_note, record.presented_note or ""
+        attack, judgement = record.attack, record.judgement
         if attack is None:
             sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
         else:
@@ -196,16 +192,11 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER, seed))]
         for each in (game.assessment for game in record.by_assessment if game.assessment is not None):
             verdict = each.verdict.value if each.verdict else "unreadable"
-            note, read = (
-                marked_quote(presented or "", each.sentence),
-                _read(record, prompts, Role.ASSESSOR, presented or ""),
-            )
-            sections.append(_turn(Role.ASSESSOR, verdict, each, note, read))
+            read = _read(record, prompts, Role.ASSESSOR, presented)
+            sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read))
         if judgement is not None:
-            facts = {
-                "intended": record.spec.target_label.value,
-                "wrong in this note": " | ".join(record.error_sentences),
-            }
+            wrong = " | ".join(record.error_sentences)
+            facts = {"intended": record.spec.target_label.value, "wrong in this note": wrong}
             facts |= judgement.model_dump(mode="json", exclude={"judge", "label", "cached", "seconds"})
             label = judgement.label.value if judgement.label else "abstains"
             sections.append(Section(f"judge {judgement.judge}: {label}", "judge", facts=facts))

@@ -44,43 +44,28 @@ class TurnFormat:
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
     locates: bool = False
 
-    def write_attack(self, reasoning: str, note: str, *, label: Label = Label.HARMFUL, prefill: str = "") -> str:
-        """An attacker's turn that is read back as it is given here; ``prefill`` is not repeated in it.
+    def write(self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "") -> str:
+        """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
-        An UnwritableTurn says that the format cannot hold these texts, e.g. because they hold its own tags.
+        It is read back as ``turn`` is, as far as the format says it. An UnwritableTurn says that the format cannot hold
+        these texts, e.g. because they hold its own tags.
         """
-        turn = AttackRecord(note=note, reasoning=reasoning)
-        return _written(turn, self.compose_attack, self.attack, label, prefill, "reasoning", "note")
-
-    def write_assessment(
-        self,
-        reasoning: str,
-        verdict: Label,
-        sentence: str | None = None,
-        error_type: ErrorType | None = None,
-        correction: str | None = None,
-        *,
-        prefill: str = "",
-    ) -> str:
-        """An assessor's turn that is read back as it is given here, as far as the format says it; or UnwritableTurn."""
-        error: dict[str, Any] = {"sentence": sentence, "error_type": error_type, "correction": correction}
-        turn = AssessmentRecord(verdict=verdict, reasoning=reasoning, **error)
-        names = ("reasoning", "verdict", *(error if self.locates else ()))
-        return _written(turn, self.compose_assessment, self.assessment, verdict, prefill, *names)
-
-
-def _written(turn: Any, compose: Any, read: Callable[..., Any], label: Label, prefill: str, *names: str) -> str:
-    """The turn as text, if it is read back with what these ``names`` hold."""
-    if compose is None:
-        raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
-    text: str = compose(turn, label, prefill)
-    parsed = read(text, prefill)
-    if parsed.violations:
-        raise UnwritableTurn(", ".join(parsed.violations))
-    for name in names:
-        if getattr(turn, name) != getattr(parsed, name):
-            raise UnwritableTurn(f"the {name} is not read back as it was written")
-    return text
+        read: Callable[..., Any] = self.attack
+        compose: Callable[..., str] | None = self.compose_attack
+        names = ["reasoning", "note"]
+        if isinstance(turn, AssessmentRecord):
+            read, compose = self.assessment, self.compose_assessment
+            names = ["reasoning", "verdict", *(("sentence", "error_type", "correction") if self.locates else ())]
+        if compose is None:
+            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
+        text = compose(turn, label, prefill)
+        parsed = read(text, prefill)
+        if parsed.violations:
+            raise UnwritableTurn(", ".join(parsed.violations))
+        for name in names:
+            if getattr(turn, name) != getattr(parsed, name):
+                raise UnwritableTurn(f"the {name} is not read back as it was written")
+        return text
 
 
 # -- what the formats share ----------------------------------------------------------------------------------------
